@@ -1,0 +1,23 @@
+"""Layout and algorithm autotuner for transformer training.
+
+configuration = autotuner.tune("bert-encoder:tiny")
+layer = autotuner.apply(layer, configuration)
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotuner.api import apply as apply
+    from autotuner.api import check as check
+    from autotuner.api import load_configuration as load_configuration
+    from autotuner.api import save_configuration as save_configuration
+    from autotuner.api import tune as tune
+
+__all__ = ["apply", "check", "load_configuration", "save_configuration", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("autotuner.api"), name)
+    raise AttributeError(f"autotuner has no {name!r}; it offers {', '.join(__all__)}")

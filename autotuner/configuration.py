@@ -1,0 +1,279 @@
+"""The answer: one candidate per operator and one form per tensor, with where it comes from and how good it is."""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.graph import Graph
+from autotuner.graph.autodiff import training_graph
+from autotuner.kernels import KERNELS
+from autotuner.kernels.conversion import conversion
+from autotuner.layout import Form
+from autotuner.models import Model
+from autotuner.records import LETTERS, Call, Candidate, TensorType, digest
+
+SCHEMA = 1
+
+PLAIN_FIELDS = (
+    "schema",
+    "graph_key",
+    "environment",
+    "environment_key",
+    "counts",
+    "bytes_moved",
+    "created_at",
+    "versions",
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call of a training step.
+
+    Args:
+        operators: what it computes, in the kernel's order; () for a conversion.
+        recomputed: forward operators that it repeats inside.
+        phase: "forward" or "backward".
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
+        kernel, params: the candidate.
+        adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
+        predicted_us: median of its measurement.
+        bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
+    """
+
+    operators: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    phase: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    adjacent: tuple[tuple[str, ...], ...]
+    predicted_us: float
+    bound_us: float
+
+    @property
+    def is_conversion(self) -> bool:
+        return not self.operators
+
+    def call(self, graph: Graph) -> Call:
+        """Return the name-free record of this step: what its kernel's builder gets."""
+        names = [name for name, _ in (*self.inputs, *self.outputs)]
+        forms = tuple(
+            str(Form.parse(text).nameless().renamed(graph.tensors[name].axes, LETTERS[: len(graph.tensors[name].axes)]))
+            for name, text in (*self.inputs, *self.outputs)
+        )
+        if self.is_conversion:
+            tensor = graph.tensors[names[0]]
+            subgraph = conversion(TensorType(graph.shape(tensor.name), tensor.dtype))
+        else:
+            named = {operator.name: operator for operator in graph.operators}
+            members = [named[name] for name in self.recomputed + self.operators]
+            subgraph = graph.subgraph(members, [n for n, _ in self.inputs], [n for n, _ in self.outputs])
+        return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A set of operators that one kernel could compute: whether that was chosen, and what was measured.
+
+    Args:
+        operators: what it covers.
+        kernel: the fastest measured for it, "" where none works.
+        best_us: that kernel's time in its best forms, None where none works.
+        instead_us: what the chosen steps take for the same operators; a step's time is shared evenly by its operators.
+        chosen: whether a step of the configuration covers exactly this set.
+    """
+
+    operators: tuple[str, ...]
+    kernel: str
+    best_us: float | None
+    instead_us: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is, in microseconds: its predicted total, a lower bound, and who solved it.
+
+    `lower_bound_us` is the sum of each operator's best, no conversion paid; `baseline_us` is the paper's strategy on
+    the same costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
+    `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
+    """
+
+    solver: str
+    predicted_us: float
+    lower_bound_us: float
+    gap: float
+    baseline_us: float | None = None
+    default_us: float | None = None
+    noise_floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The plan timed end to end, forward and backward, interleaved with its peers in one run: medians in microseconds.
+
+    `overhead_us` is the plan's step with its kernels left out: staging, autograd, Python. `ratios` are peer over plan:
+    above 1, the plan is faster.
+    """
+
+    plan_us: float
+    overhead_us: float
+    peers_us: Mapping[str, float]
+    samples: int
+
+    def predicted_over_measured(self, kernels_us: float) -> float:
+        """Return how far the sum of the kernels' own timings and the overhead is from the whole, as a share of it."""
+        return (kernels_us + self.overhead_us) / self.plan_us - 1
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        return {name: peer / self.plan_us for name, peer in self.peers_us.items()}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A solution with provenance, ready to run."""
+
+    model: Model
+    graph_key: str
+    environment: Mapping[str, Any]
+    environment_key: str
+    steps: tuple[Step, ...]
+    certificate: Certificate
+    fusions: tuple[Fusion, ...]
+    counts: Mapping[str, int]
+    bytes_moved: Mapping[str, int]
+    created_at: str
+    versions: Mapping[str, str]
+    measured: Measured | None = None
+    schema: int = field(default=SCHEMA)
+
+    def graph(self) -> Graph:
+        """Return the training graph that the steps compute."""
+        return training_graph(self.model.graph())
+
+    @property
+    def key(self) -> str:
+        """Key of what runs: model and steps, without dates and timings."""
+        steps = [(s.operators, s.inputs, s.outputs, s.kernel, s.params) for s in self.steps]
+        return digest([self.graph_key, steps])
+
+    def with_measured(self, measured: Measured) -> "Configuration":
+        return replace(self, measured=measured)
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS}
+        value |= {
+            "model": self.model.to_json(),
+            "steps": [asdict(step) for step in self.steps],
+            "certificate": asdict(self.certificate),
+            "fusions": [asdict(fusion) for fusion in self.fusions],
+            "measured": asdict(self.measured) if self.measured else None,
+        }
+        normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+        return normal
+
+    @classmethod
+    def from_json(cls, value: Any, origin: str = "configuration") -> "Configuration":
+        """Read a configuration and check it against its schema and its own graph.
+
+        Raises:
+            ConfigurationError: another schema version, a value that the schema forbids, or steps of another graph.
+        """
+        given = value.get("schema") if isinstance(value, dict) else None
+        if given != SCHEMA:
+            raise ConfigurationError(f"{origin}: its schema version is {given!r}; this version reads {SCHEMA}")
+        try:
+            jsonschema.validate(value, json_schema())
+        except jsonschema.ValidationError as error:
+            raise ConfigurationError(f"{origin}: {error.json_path}: {error.message}") from error
+        try:
+            model = Model.from_json(value["model"])
+            found = cls(
+                model=model,
+                steps=tuple(_step(step) for step in value["steps"]),
+                certificate=Certificate(**value["certificate"]),
+                fusions=tuple(Fusion(**{**f, "operators": tuple(f["operators"])}) for f in value["fusions"]),
+                measured=Measured(**value["measured"]) if value["measured"] else None,
+                **{name: value[name] for name in PLAIN_FIELDS},
+            )
+            graph = found.graph()
+        except (AutotunerError, TypeError) as error:
+            raise ConfigurationError(f"{origin}: {error}") from error
+        if graph.key != found.graph_key:
+            raise ConfigurationError(
+                f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}"
+            )
+        covered = [name for step in found.steps for name in step.operators]
+        if sorted(covered) != sorted(operator.name for operator in graph.operators):
+            odd = set(covered) ^ {operator.name for operator in graph.operators}
+            raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
+        return found
+
+
+def _step(value: Mapping[str, Any]) -> Step:
+    return Step(
+        operators=tuple(value["operators"]),
+        recomputed=tuple(value["recomputed"]),
+        phase=value["phase"],
+        inputs=tuple((name, form) for name, form in value["inputs"]),
+        outputs=tuple((name, form) for name, form in value["outputs"]),
+        kernel=value["kernel"],
+        params=tuple((name, scalar) for name, scalar in value["params"]),
+        adjacent=tuple(tuple(names) for names in value["adjacent"]),
+        predicted_us=value["predicted_us"],
+        bound_us=value["bound_us"],
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the published JSON Schema of a configuration."""
+    text = resources.files("autotuner").joinpath("configuration.schema.json").read_text()
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def save_configuration(configuration: Configuration, path: str | Path) -> None:
+    """Write a configuration as JSON, whole or not at all.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    text = json.dumps(configuration.to_json(), indent=1) + "\n"
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise ConfigurationError(
+            f"{path}: cannot be written ({error.strerror}); name a file in a folder that can"
+        ) from error
+
+
+def load_configuration(path: str | Path) -> Configuration:
+    """Read a configuration from a JSON file.
+
+    Raises:
+        ConfigurationError: no such file, not JSON, another schema version, damaged, or of another graph.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: this is no configuration, it is not JSON ({error})") from error
+    return Configuration.from_json(value, str(path))

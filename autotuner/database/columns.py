@@ -1,0 +1,86 @@
+"""Columns: how values are written into rows, and made again from them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Row
+
+from autotuner.database.job import Job, JobState
+from autotuner.database.tables import EnvironmentRow, JobRow, MeasurementRow
+from autotuner.records import Call, Environment, Measurement
+
+ENVIRONMENT = (EnvironmentRow.device_type, EnvironmentRow.device_name, EnvironmentRow.facts, EnvironmentRow.policy)
+MEASUREMENT = (
+    MeasurementRow.status,
+    MeasurementRow.median_us,
+    MeasurementRow.low_us,
+    MeasurementRow.high_us,
+    MeasurementRow.samples_us,
+    MeasurementRow.workspace_bytes,
+    MeasurementRow.message,
+)
+JOB = (
+    JobRow.id,
+    JobRow.model,
+    JobRow.graph_key,
+    JobRow.request_key,
+    JobRow.request,
+    EnvironmentRow.key.label("environment_key"),
+    JobRow.state,
+    JobRow.counts,
+    JobRow.started_at,
+    JobRow.finished_at,
+    JobRow.message,
+)
+
+
+def call_columns(call: Call) -> dict[str, Any]:
+    return {
+        "call_key": call.key,
+        "signature": call.subgraph.signature,
+        "kernel": call.candidate.kernel,
+        "kinds": joined(call.subgraph.kinds),
+        "call": call.to_json(),
+    }
+
+
+def measurement_columns(measurement: Measurement) -> dict[str, Any]:
+    return {**measurement.to_json(), "message": storable(measurement.message)}
+
+
+def measurement_of(row: Row[*tuple[Any, ...]]) -> Measurement:
+    """Return the measurement in a row that has the columns `MEASUREMENT`, and perhaps others."""
+    return Measurement(
+        row.status,
+        row.median_us,
+        row.low_us,
+        row.high_us,
+        tuple(row.samples_us),
+        row.workspace_bytes,
+        row.message,
+    )
+
+
+def environment_of(row: Row[*tuple[Any, ...]]) -> Environment:
+    """Return the environment in a row that has the columns `ENVIRONMENT`; it has the key that it was stored with."""
+    return Environment(row.device_type, row.device_name, tuple(row.facts.items()), tuple(row.policy.items()))
+
+
+def job_of(row: Row[*tuple[Any, ...]]) -> Job:
+    """Return the job in a row that has the columns `JOB`."""
+    return Job(**row._mapping)
+
+
+def ending(state: JobState, message: str) -> dict[str, Any]:
+    """Return what changes in a job that ends now."""
+    return {"state": state, "finished_at": datetime.now(UTC), "message": storable(message)}
+
+
+def joined(kinds: Sequence[str]) -> str:
+    return "+".join(kinds)
+
+
+def storable(message: str) -> str:
+    """Return a message as any database can keep it: a failure's own words never stop it from being stored."""
+    return message.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

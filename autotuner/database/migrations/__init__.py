@@ -1,0 +1,1 @@
+"""Migrations, run from `autotuner.database.migrating`; a new one also moves `HEAD` there."""

@@ -1,0 +1,14 @@
+"""What Alembic runs: the migrations, on the connection and in the transaction that it is given."""
+
+from alembic import context
+
+from autotuner.database.migrating import VERSION_TABLE
+from autotuner.database.tables import Tables
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Tables.metadata,
+    version_table=VERSION_TABLE,
+    render_as_batch=True,  # SQLite alters a table by copying it
+)
+context.run_migrations()

@@ -1,0 +1,124 @@
+"""Opening: from a URL or a path to an engine whose transactions begin and wait as the queries need it."""
+
+import json
+import os
+import re
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import SQLAlchemyError, StatementError
+
+from autotuner.errors import DatabaseError
+from autotuner.settings import DATABASE_KINDS, database_url
+
+BUSY_TIMEOUT_S = 30
+WRITES = {"autotuner_writes": True}
+"""Execution options of a connection that reads in order to write."""
+
+
+def read_url(url_or_path: str | Path) -> URL:
+    """Return the URL of a database that this product can use.
+
+    Raises:
+        DatabaseError: another kind of database, one in memory, or no URL at all.
+    """
+    text = database_url(url_or_path)
+    valid = "give the path of an SQLite file, sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+    try:
+        url = make_url(text)
+    except (SQLAlchemyError, ValueError) as error:
+        raise DatabaseError(f"{re.sub(':[^:/@]*@', ':***@', text)!r} is no database URL: {valid}") from error
+    if url.get_backend_name() not in DATABASE_KINDS or (is_sqlite(url) and url.host):
+        raise DatabaseError(f"{shown(url)} is no database that can be used: {valid}")
+    if is_sqlite(url) and url.database in (None, "", ":memory:"):
+        raise DatabaseError(f"{shown(url)} names no file, so nothing measured would be kept: {valid}")
+    return url
+
+
+def is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def shown(url: URL) -> str:
+    """Return how messages name a database: the file of an SQLite one, the URL without password of another."""
+    return f"database {url.database}" if is_sqlite(url) and url.database else f"database {url}"
+
+
+def make_engine(url: URL) -> Engine:
+    """Return an engine; on SQLite with WAL, foreign keys, a busy timeout, and explicit BEGIN.
+
+    `synchronous=NORMAL` does not sync at each commit: what is committed survives the death of the process, and the last
+    commits may be lost, undamaged, when the machine loses power.
+
+    Raises:
+        DatabaseError: the driver of the URL is not installed.
+    """
+    arguments: dict[str, Any] = {"json_serializer": _json}
+    if is_sqlite(url):
+        arguments["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
+    try:
+        engine = create_engine(url, **arguments)
+    except (ImportError, SQLAlchemyError) as error:
+        raise DatabaseError(f"{shown(url)} needs a driver that cannot be loaded: {error}") from error
+    if is_sqlite(url):
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def explained(error: SQLAlchemyError, url: URL) -> DatabaseError:
+    """Return the error that a user gets: which database, what was wrong, and what would be valid."""
+    original = error.orig if isinstance(error, StatementError) else None
+    if isinstance(original, DatabaseError):
+        return original
+    cause = str(original or error).strip()
+    reason = _sqlite_reason(cause, Path(str(url.database))) if is_sqlite(url) else None
+    return DatabaseError(f"{shown(url)} {reason or 'refused: ' + cause}")
+
+
+def _sqlite_reason(cause: str, file: Path) -> str | None:
+    directory = file.absolute().parent
+    if file.is_dir():
+        return f"is a directory: give a file in it, such as {file / 'autotuner.sqlite'}"
+    if not directory.is_dir():
+        return f"cannot be made, there is no directory {directory}: make it, or give a file in one that exists"
+    if "not a database" in cause or "malformed" in cause:
+        return f"is damaged or no SQLite file ({cause}): give another path, or an SQLite file"
+    if "unable to open" in cause or "readonly" in cause:
+        return f"cannot be written ({cause}): give a file that can be written, in a directory that can be written"
+    if "locked" in cause:
+        return f"was locked by another process for {BUSY_TIMEOUT_S} s: end that process, or give another file"
+    return None
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DatabaseError(f"a {type(value).__name__} cannot be stored as JSON: {error}") from error
+
+
+def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # the driver would begin late and only before some statements: see `_begin`
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    give_up_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                connection.execute("PRAGMA journal_mode=WAL")  # stays as it is where shared memory is not to be had
+            return
+        except sqlite3.OperationalError as error:
+            # Switching raises a read lock to a write lock, where SQLite does not wait for another writer: of four
+            # processes that open one new file in the same moment, up to 7 % are refused (SQLite 3.40).
+            if "locked" not in str(error) or time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.01 + 0.01 * (os.getpid() % 7))
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("autotuner_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,147 @@
+"""The tables, as SQLAlchemy models. Migrations make them; a test holds the two equal.
+
+Keys are sha256 in hex; times of day are in UTC. JSON is kept as text with its order (not as PostgreSQL's `jsonb`), so
+that values come back exactly as they went in, floats included.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+KEY = String(64)
+NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only where the type is INTEGER
+NAMES = {
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+}
+
+
+class Utc(TypeDecorator[datetime]):
+    """A time of day in UTC; SQLite would forget the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        return value.astimezone(UTC) if value else None
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Tables(DeclarativeBase):
+    """What all tables share: how Python's types and the names of constraints are written in SQL."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map = {  # noqa: RUF012 (read by SQLAlchemy, never changed)
+        str: Text,
+        float: Double,
+        datetime: Utc,
+        dict[str, Any]: JSON,
+        list[float]: JSON,
+    }
+
+
+class EnvironmentRow(Tables):
+    __tablename__ = "environment"
+    __table_args__ = (UniqueConstraint("key"),)
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    key: Mapped[str] = mapped_column(KEY)
+    device_type: Mapped[str]
+    device_name: Mapped[str]
+    facts: Mapped[dict[str, Any]]
+    policy: Mapped[dict[str, Any]]
+
+
+class MeasurementRow(Tables):
+    """What a call cost in an environment; signature, kernel and kinds repeat what `call` says, for filtering."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        UniqueConstraint("call_key", "environment_id"),
+        Index(None, "environment_id", "status"),
+        Index(None, "environment_id", "kernel"),
+        Index(None, "signature"),
+        CheckConstraint("(status = 'ok') = (median_us IS NOT NULL)", name="ok_has_a_time"),
+    )
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    call_key: Mapped[str] = mapped_column(KEY)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    signature: Mapped[str] = mapped_column(KEY)
+    kernel: Mapped[str]
+    kinds: Mapped[str]
+    call: Mapped[dict[str, Any]]
+    status: Mapped[str] = mapped_column(String(16))
+    median_us: Mapped[float | None]
+    low_us: Mapped[float | None]
+    high_us: Mapped[float | None]
+    samples_us: Mapped[list[float]]
+    workspace_bytes: Mapped[int] = mapped_column(BigInteger)
+    message: Mapped[str]
+    measured_at: Mapped[datetime]
+
+
+class JobRow(Tables):
+    __tablename__ = "job"
+    __table_args__ = (Index(None, "request_key", "environment_id"), Index(None, "state"))
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    model: Mapped[str]
+    graph_key: Mapped[str] = mapped_column(KEY)
+    request_key: Mapped[str] = mapped_column(KEY)
+    request: Mapped[dict[str, Any]]
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    state: Mapped[str] = mapped_column(String(16))
+    counts: Mapped[dict[str, Any]]
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    message: Mapped[str]
+
+
+class ConfigurationRow(Tables):
+    __tablename__ = "configuration"
+    __table_args__ = (Index(None, "request_key", "environment_id"), Index(None, "graph_key"))
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    graph_key: Mapped[str] = mapped_column(KEY)
+    request_key: Mapped[str] = mapped_column(KEY)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    document: Mapped[dict[str, Any]]
+    total_us: Mapped[float]
+    measured_us: Mapped[float | None]
+    created_at: Mapped[datetime]
+
+
+class FactRow(Tables):
+    """A constant that was measured once for an environment, such as its noise floor."""
+
+    __tablename__ = "fact"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
+    measured_at: Mapped[datetime]

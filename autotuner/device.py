@@ -1,0 +1,164 @@
+"""What can be tuned on this machine, and the facts that make two of its timings comparable."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from autotuner.errors import DeviceError
+from autotuner.records import Environment, Scalar
+
+VECTOR_FLAGS = ("avx2", "avx512_bf16", "avx512f", "amx_bf16", "asimd", "bf16", "sve")
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that kernels run on. `index` tells devices of one type apart."""
+
+    device_type: str
+    name: str
+    index: int = 0
+
+
+def devices() -> list[Device]:
+    """Return what is here: the CPU, always first, and the CUDA devices that torch sees."""
+    return [Device("cpu", cpu_name()), *_cuda_devices()]
+
+
+def environment(
+    device_type: str = "cpu", threads: int | None = None, policy: Mapping[str, Scalar] | None = None
+) -> Environment:
+    """Return what makes timings on a device comparable; for the CPU without importing torch.
+
+    Args:
+        threads: how many a kernel may use; None for all cores that this process may use.
+        policy: how timings are taken.
+
+    Raises:
+        DeviceError: there is no such device here, or it has fewer cores than threads are asked for.
+    """
+    taken = tuple(sorted((policy or {}).items()))
+    if device_type == "cpu":
+        return Environment("cpu", cpu_name(), tuple(sorted(_cpu_facts(usable_threads(threads)).items())), taken)
+    here = devices()
+    found = next((device for device in here if device.device_type == device_type), None)
+    if found is None:
+        known = ", ".join(f"{device.device_type} ({device.name})" for device in here)
+        raise DeviceError(f"no device {device_type!r} here; what is here: {known}")
+    return Environment(found.device_type, found.name, tuple(sorted(_cuda_facts(found).items())), taken)
+
+
+def usable_threads(threads: int | None) -> int:
+    """Return how many threads a kernel uses: those asked for, or one for each core.
+
+    Raises:
+        DeviceError: fewer than 1, or more than there are cores.
+    """
+    here = cores()
+    if threads is not None and not 1 <= threads <= here:
+        raise DeviceError(f"{threads} threads asked for; this process may use {here} cores: ask for 1 to {here}")
+    return threads or here
+
+
+def cores() -> int:
+    """Return how many cores this process may keep busy: its affinity, or its container's quota where that is less."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota()
+    return allowed if quota is None else max(1, min(allowed, ceil(quota)))
+
+
+def cache_bytes(level: int) -> int | None:
+    """Return the capacity of one data cache of a level, as the first core sees it, or None where that is not known."""
+    for place in sorted(_CACHES.glob("index*")):
+        if _text(place / "level") == str(level) and _text(place / "type") != "Instruction":
+            number, unit = _text(place / "size")[:-1], _text(place / "size")[-1:]
+            return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
+    return None
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_facts(threads: int) -> dict[str, Scalar]:
+    info = _cpuinfo()
+    flags = set(info.get("flags", info.get("Features", "")).split())
+    facts: dict[str, Scalar] = {
+        "cores": cores(),
+        "flags": " ".join(flag for flag in VECTOR_FLAGS if flag in flags),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "machine": platform.machine(),
+        "microarchitecture": "-".join(info[key] for key in ("cpu family", "model", "stepping") if key in info),
+        "python": ".".join(str(part) for part in sys.version_info[:2]),
+        "system": platform.system(),
+        "threads": threads,
+        "torch": _torch_version(),
+    }
+    quota = _quota()
+    if quota is not None:
+        facts["cpu_quota"] = quota
+    for level in (2, 3):
+        size = cache_bytes(level)
+        if size is not None:
+            facts[f"l{level}_bytes"] = size
+    return facts
+
+
+def _cuda_devices() -> list[Device]:
+    if importlib.util.find_spec("torch") is None:
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [Device("cuda", torch.cuda.get_device_name(i), i) for i in range(torch.cuda.device_count())]
+
+
+def _cuda_facts(device: Device) -> dict[str, Scalar]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device.index)
+    return {
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": str(torch.version.cuda),
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "python": ".".join(str(part) for part in sys.version_info[:2]),
+        "torch": _torch_version(),
+    }
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Return the first core's entries in /proc/cpuinfo, nothing where there is no such file."""
+    entries = _text(_CPUINFO).split("\n\n")[0].splitlines()
+    pairs = (line.partition(":") for line in entries)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _quota() -> float | None:
+    """Return how many cores' worth of time the control group grants, or None where it sets no limit."""
+    limit, _, period = _text(_CPU_QUOTA).partition(" ")
+    return int(limit) / int(period) if limit.isdigit() and period.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,78 @@
+"""Every error that the product raises on purpose, as one tree.
+
+A message says what was given and what would be valid. `exit_code` is what the command line ends with.
+"""
+
+
+class AutotunerError(Exception):
+    """Base of every error raised on purpose."""
+
+    exit_code = 1
+
+
+class InputError(AutotunerError):
+    """Something that the user gave is not valid."""
+
+    exit_code = 2
+
+
+class LayoutError(InputError):
+    """A text that is no layout or no form, or a form that does not fit its tensor."""
+
+
+class GraphError(InputError):
+    """An operator, spec or graph that contradicts itself."""
+
+
+class ModelError(InputError):
+    """A model file, preset, extent or option that cannot be used."""
+
+
+class SpaceError(InputError):
+    """A search space file that cannot be used."""
+
+
+class KernelError(InputError):
+    """A kernel name that is taken or unknown."""
+
+
+class ProblemError(InputError):
+    """A problem that contradicts itself."""
+
+
+class SettingsError(InputError):
+    """An environment variable with a value that cannot be used."""
+
+
+class ConfigurationError(InputError):
+    """A configuration that is corrupt, of another schema version, or of another graph."""
+
+
+class DeviceError(AutotunerError):
+    """A device that is asked for and is not here."""
+
+    exit_code = 3
+
+
+class DatabaseError(AutotunerError):
+    """A database that cannot be opened, read, written or migrated."""
+
+    exit_code = 4
+
+
+class InfeasibleError(AutotunerError):
+    """No assignment satisfies every factor of a problem."""
+
+    exit_code = 5
+
+
+class MeasureError(AutotunerError):
+    """The measuring process could not be started or kept alive."""
+
+    exit_code = 6
+
+
+class CheckError(AutotunerError):
+    """A configuration ran, and its results are not those of the framework."""
+
+    exit_code = 7

@@ -1,0 +1,85 @@
+"""Attention as one kernel, and layer norm's whole backward as one."""
+
+from collections.abc import Iterator
+
+from autotuner.kernels.elementwise import same_layouts, statistics_too_narrow
+from autotuner.kernels.geometry import forms_by_number, operand_letters
+from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.records import Candidate, Subgraph
+
+_IMPLEMENTATION = "autotuner.kernels.torch_cpu.attention"
+
+FORWARD = ("contraction", "scale", "softmax", "contraction")
+BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
+
+
+def attention_letters(subgraph: Subgraph) -> str:
+    """Return the axes of a head-wise operand in the order that the library wants: batch, heads, rows, features."""
+    query, key, scores = operand_letters(subgraph.nodes[0])
+    batch = [letter for letter in query if letter in key and letter in scores]
+    rows = next(letter for letter in query if letter not in key)
+    features = next(letter for letter in query if letter not in scores)
+    return "".join((*batch, rows, features))
+
+
+def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate what the library's flash attention reads as it lies: query, key and value with rows or heads first.
+
+    What it writes, and what backward reads of that, is as declared: batch, rows, heads, features.
+    """
+    projected = subgraph.inputs[1:4] if backward_of(subgraph) else subgraph.inputs[:3]
+    for layout in ("abcd", "acbd"):
+        yield tuple(layout if n in projected else subgraph.tensors[n].axes for n in subgraph.boundary)
+
+
+def backward_of(subgraph: Subgraph) -> bool:
+    """Tell attention's backward, whose first input is the gradient of its output, from its forward."""
+    return len(subgraph.nodes) > len(FORWARD)
+
+
+def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why the library's flash attention would copy an operand, or None if it takes all as they lie."""
+    forms = forms_by_number(subgraph, candidate)
+    for node in subgraph.nodes:
+        for number in node.inputs:
+            if number in forms and len(subgraph.tensors[number].axes) == 4:
+                tensor = subgraph.tensors[number]
+                strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
+                if strides[-1] != 1:
+                    return f"flash attention copies tensor {number}: features are not contiguous in {forms[number]}"
+    gradient = subgraph.inputs[0]
+    if backward_of(subgraph) and str(forms[gradient]) != subgraph.tensors[gradient].axes:
+        return f"flash attention copies its output's gradient: it lies as {forms[gradient]}, not as it is declared"
+    return None
+
+
+def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate as for one of its two members: every layout of the wide operands."""
+    first = subgraph.nodes[0]
+    alone = Subgraph((first,), subgraph.tensors, first.inputs, first.outputs)
+    for row in same_layouts(alone):
+        forms = dict(zip(alone.boundary, row, strict=True))
+        wide = forms[first.inputs[0]]
+        yield tuple(
+            forms.get(n, wide if len(subgraph.tensors[n].axes) == len(wide) else subgraph.tensors[n].axes)
+            for n in subgraph.boundary
+        )
+
+
+for _name, _kinds, _function, _consistent in (
+    ("torch_flash_attention", FORWARD, "forward", ""),
+    ("torch_flash_attention_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
+):
+    KERNELS.add(
+        Kernel(
+            _name, _kinds, f"{_IMPLEMENTATION}:{_function}", features_scattered, consistent=_consistent,
+            layouts=attention_layouts, anchors=True, merges=False, pitched=True,
+        )
+    )  # fmt: skip
+KERNELS.add(
+    Kernel(
+        "torch_layer_norm_grad", ("layer_norm_grad_input", "layer_norm_grad_parameters"),
+        "autotuner.kernels.torch_cpu.elementwise:layer_norm_grad", statistics_too_narrow,
+        layouts=layer_norm_grad_layouts,
+    )
+)  # fmt: skip

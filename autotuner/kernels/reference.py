@@ -1,0 +1,221 @@
+"""Reference of every operator kind in plain torch: what all kernels are verified against.
+
+It computes in the dtype of its inputs, so a caller that wants more digits upcasts first. Every function is made of
+functional aten operators, so that a subgraph can be traced and compiled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from autotuner.errors import GraphError
+from autotuner.records import Node, Scalar, Subgraph, TensorType
+
+Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+def evaluate(
+    subgraph: Subgraph, inputs: Sequence[Tensor | None], given: Mapping[int, Tensor] | None = None
+) -> list[Tensor | None]:
+    """Run a subgraph node by node and return its boundary outputs in order.
+
+    Args:
+        subgraph: what to run.
+        inputs: one per boundary input, axes in declared order; None where an optional one is absent.
+        given: tensors by number that stand in for what a node would make (a mask that a kernel drew, say).
+
+    Raises:
+        GraphError: an operator kind without a reference.
+    """
+    known: dict[int, Tensor | None] = dict(zip(subgraph.inputs, inputs, strict=True))
+    given = given or {}
+    known.update(given)
+    read = {number for node in subgraph.nodes for number in node.inputs} | set(subgraph.outputs)
+    for node in subgraph.nodes:
+        if node.kind not in REFERENCE:
+            raise GraphError(f"kind {node.kind!r} has no reference; known: {', '.join(REFERENCE)}")
+        if all(number in given for number in node.outputs):
+            continue
+        operands = [known.get(number) for number in node.inputs] or [_blank(subgraph.tensors[node.outputs[0]], known)]
+        made = REFERENCE[node.kind](_without_unread(node, read), operands)  # type: ignore[arg-type]
+        for number, tensor in zip(node.outputs, made, strict=False):
+            known.setdefault(number, tensor)
+    return [known[number] for number in subgraph.outputs]
+
+
+def _blank(wanted: TensorType, known: Mapping[int, Tensor | None]) -> Tensor:
+    """Return an empty tensor that says shape, dtype and device to a node without inputs."""
+    like = next((t for t in known.values() if t is not None and t.is_floating_point()), None)
+    dtype = getattr(torch, wanted.dtype) if like is None else like.dtype
+    return torch.empty(wanted.extents, dtype=dtype, device=None if like is None else like.device)
+
+
+def _without_unread(node: Node, read: set[int]) -> Node:
+    """Return a node without its last outputs where nothing reads them, so that they need not be computed."""
+    count = max((i for i, number in enumerate(node.outputs, start=1) if number in read), default=1)
+    return replace(node, outputs=node.outputs[:count])
+
+
+def _axes(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    left, right = node.spec.split("->")
+    return tuple(left.split(",")), tuple(right.split(","))
+
+
+def _number(node: Node, attribute: str) -> float:
+    return float(_attribute(node, attribute))
+
+
+def _attribute(node: Node, name: str) -> Scalar:
+    return dict(node.attributes)[name]
+
+
+def _places(part: str, whole: str) -> list[int]:
+    """Return the place in `whole` of each axis of `part`."""
+    return [whole.index(axis) for axis in part]
+
+
+def _onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
+    """Return a view of a tensor that broadcasts onto a tensor with the axes `whole`."""
+    ordered = tensor.permute([axes.index(axis) for axis in whole if axis in axes])
+    return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
+
+
+def _sum_onto(tensor: Tensor, whole: str, axes: str) -> Tensor:
+    """Sum over the axes of `whole` that `axes` lacks, and return the rest in the order of `axes`."""
+    missing = [place for place, axis in enumerate(whole) if axis not in axes]
+    rest = "".join(axis for axis in whole if axis in axes)
+    return (tensor.sum(missing) if missing else tensor).permute([rest.index(axis) for axis in axes])
+
+
+def _contraction(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.einsum(node.spec, *tensors),)
+
+
+def _bias(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, axes), _ = _axes(node)
+    x, bias = tensors
+    return (x + _onto(bias, axes, whole),)
+
+
+def _bias_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole,), (axes,) = _axes(node)
+    return (_sum_onto(tensors[0], whole, axes),)
+
+
+def _scale(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (tensors[0] * _number(node, "factor"),)
+
+
+def _softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (x,) = tensors
+    axis = _axes(node)[0][0].index(str(_attribute(node, "axis")))
+    weights = torch.softmax(x, axis)
+    return (weights,) if len(node.outputs) == 1 else (weights, torch.logsumexp(x, axis))
+
+
+def _softmax_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    grad, weights = tensors[:2]
+    axis = _axes(node)[0][0].index(str(_attribute(node, "axis")))
+    return (weights * (grad - (grad * weights).sum(axis, keepdim=True)),)
+
+
+def _gelu_erf(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.gelu(tensors[0], approximate="none"),)
+
+
+def _gelu_tanh(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.gelu(tensors[0], approximate="tanh"),)
+
+
+def _relu(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.relu(tensors[0]),)
+
+
+def _gelu_erf_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.ops.aten.gelu_backward(*tensors, approximate="none"),)
+
+
+def _gelu_tanh_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.ops.aten.gelu_backward(*tensors, approximate="tanh"),)
+
+
+def _relu_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.ops.aten.threshold_backward(*tensors, 0),)
+
+
+def _dropout_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Draw in the raw format. The one tensor that it gets says shape, dtype and device."""
+    (blank,) = tensors
+    p = _number(node, "p")
+    kept = torch.rand(blank.shape, device=blank.device) >= p
+    return (kept.to(blank.dtype) * (1.0 / (1.0 - p)),)
+
+
+def _dropout(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    x, mask = tensors
+    return (x * mask * (1.0 / (1.0 - _number(node, "p"))) if mask.dtype == torch.bool else x * mask,)
+
+
+def _conversion(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (have,), (want,) = _axes(node)
+    return (tensors[0].permute(_places(want, have)),)
+
+
+def _add(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    x, y = tensors
+    return (x + y,)
+
+
+def _layer_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, normalised, shift), (_, rest, _) = _axes(node)
+    x, scale, bias = tensors
+    places = _places(normalised, whole)
+    mean = x.mean(places)
+    centred = x - _onto(mean, rest, whole)
+    reciprocal_deviation = torch.rsqrt((centred * centred).mean(places) + _number(node, "epsilon"))
+    y = centred * _onto(reciprocal_deviation, rest, whole) * _onto(scale, normalised, whole) + _onto(bias, shift, whole)
+    return y, mean, reciprocal_deviation
+
+
+def _layer_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, _, normalised, rest, _), _ = _axes(node)
+    grad, x, scale, mean, reciprocal_deviation = tensors
+    places = _places(normalised, whole)
+    deviation = _onto(reciprocal_deviation, rest, whole)
+    normal = (x - _onto(mean, rest, whole)) * deviation
+    scaled = grad * _onto(scale, normalised, whole)
+    along = (scaled * normal).mean(places, keepdim=True)
+    return (deviation * (scaled - scaled.mean(places, keepdim=True) - normal * along),)
+
+
+def _layer_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, _, rest, _), (normalised, _) = _axes(node)
+    grad, x, mean, reciprocal_deviation = tensors
+    normal = (x - _onto(mean, rest, whole)) * _onto(reciprocal_deviation, rest, whole)
+    return _sum_onto(grad * normal, whole, normalised), _sum_onto(grad, whole, normalised)
+
+
+REFERENCE: Mapping[str, Function] = {
+    "contraction": _contraction,
+    "bias": _bias,
+    "bias_grad": _bias_grad,
+    "scale": _scale,
+    "mask": _bias,
+    "softmax": _softmax,
+    "softmax_grad": _softmax_grad,
+    "gelu_erf": _gelu_erf,
+    "gelu_erf_grad": _gelu_erf_grad,
+    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh_grad": _gelu_tanh_grad,
+    "relu": _relu,
+    "relu_grad": _relu_grad,
+    "dropout_mask": _dropout_mask,
+    "dropout": _dropout,
+    "conversion": _conversion,
+    "add": _add,
+    "layer_norm": _layer_norm,
+    "layer_norm_grad_input": _layer_norm_grad_input,
+    "layer_norm_grad_parameters": _layer_norm_grad_parameters,
+}

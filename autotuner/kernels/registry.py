@@ -1,0 +1,102 @@
+"""The registry of kernels.
+
+An implementation is a builder, named by dotted path so that a registry can be read without torch:
+
+    build(call, inputs, outputs) -> run
+
+`inputs` and `outputs` are tensors in the order of the subgraph's boundary, axes in declared order; a layout shows only
+in their strides; an absent one is None. The builder makes its views once; `run()` does the work. It writes every
+element of every output and copies no operand in secret.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotuner.errors import KernelError
+from autotuner.records import Candidate, Subgraph
+
+Builder = Callable[..., Callable[[], Any]]
+
+
+def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
+    """Say why this candidate cannot run, or None if it can: it always can."""
+    return None
+
+
+def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate one assignment: every tensor as it is declared."""
+    yield tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation, covering one operator or several.
+
+    Args:
+        name: unique; what a search space and a candidate call it.
+        covers: operator kinds in graph order, or () where `autotuner.fusion` chooses connected sets for it.
+        runs: dotted path of the builder, "package.module:function".
+        refuses: says in a sentence why a candidate cannot run, or None.
+        version: raised when what it computes or how it is timed changes, so that older measurements are not used.
+        compiles: building it invokes a compiler, so it is built ahead of timing.
+        consistent: dotted path of a function (subgraph, inputs) -> None that fills in inputs which depend on others
+            (a log-sum-exp, say) when inputs are made up for measuring; "" where any values do.
+        numerics: "exact" up to rounding, or "unbiased" where it draws random numbers.
+        layouts: enumerates the forms of the boundary tensors that it can take, as texts in boundary order.
+        anchors: its layouts say which ones are worth having; other kernels follow the layouts that anchors leave.
+        merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
+        pitched: it takes slices of stacked tensors, whose rows lie further apart than their length.
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    runs: str
+    refuses: Callable[[Subgraph, Candidate], str | None] = never_refuses
+    version: int = 1
+    compiles: bool = False
+    consistent: str = ""
+    numerics: str = "exact"
+    layouts: Callable[[Subgraph], Iterator[tuple[str, ...]]] = declared_layouts
+    anchors: bool = False
+    merges: bool = True
+    pitched: bool = False
+
+    def builder(self) -> Builder:
+        """Import and return the implementation."""
+        return load(self.runs)  # type: ignore[no-any-return]
+
+
+def load(path: str) -> Any:
+    """Import "package.module:function"."""
+    module, _, function = path.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+class Registry:
+    """Kernels by name: a taken name raises, a missing one lists what is known."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernel] = {}
+
+    def add(self, kernel: Kernel) -> Kernel:
+        if kernel.name in self._kernels:
+            running = self._kernels[kernel.name].runs
+            raise KernelError(f"kernel {kernel.name!r} is registered already, running {running}")
+        self._kernels[kernel.name] = kernel
+        return kernel
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            raise KernelError(f"no kernel {name!r}; known: {', '.join(sorted(self._kernels))}")
+        return self._kernels[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kernels
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self._kernels.values())
+
+
+KERNELS = Registry()

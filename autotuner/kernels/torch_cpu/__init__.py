@@ -1,0 +1,1 @@
+"""Implementations on torch for the CPU; imported only where they run."""

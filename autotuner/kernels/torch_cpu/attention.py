@@ -1,0 +1,95 @@
+"""Flash attention on the CPU, forward and backward, through torch's own operator.
+
+It offers no out-variants; copying what it made into the given outputs is part of its time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels.attention import attention_letters
+from autotuner.kernels.geometry import operand_letters
+from autotuner.records import Call, Node, Subgraph
+
+aten = torch.ops.aten
+
+
+def _turn(letters: str, node: Node, operand: int) -> list[int]:
+    """Return the permutation that brings an operand into (batch, heads, rows, features)."""
+    own = operand_letters(node)[operand]
+    wanted = [letter for letter in letters if letter in own]
+    if len(wanted) < len(own):  # keys and values have columns where queries have rows
+        wanted = [letter if letter in own else next(x for x in own if x not in letters) for letter in letters]
+    return [own.index(letter) for letter in wanted]
+
+
+def _factor(subgraph: Subgraph) -> float:
+    return float(dict(next(node for node in subgraph.nodes if node.kind == "scale").attributes)["factor"])
+
+
+def _back(turn: Sequence[int]) -> list[int]:
+    return [list(turn).index(axis) for axis in range(len(turn))]
+
+
+def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """softmax(factor * query key^T) value, and the log-sum-exp that backward needs."""
+    subgraph = call.subgraph
+    by_number = dict(zip(subgraph.inputs, inputs, strict=True))
+    scores, context = subgraph.nodes[0], subgraph.nodes[3]
+    letters = attention_letters(subgraph)
+    turns = [_turn(letters, scores, 0), _turn(letters, scores, 1), _turn(_value_letters(context), context, 1)]
+    query, key, value = (
+        by_number[number].permute(turn) for number, turn in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
+    )
+    back = _back(_turn(_value_letters(context), context, 2))
+    factor = _factor(subgraph)
+
+    def run() -> None:
+        out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=factor)
+        outputs[0].copy_(out.permute(back))
+        if len(outputs) > 1:
+            outputs[1].copy_(log_sum_exp)
+
+    return run
+
+
+def _value_letters(context: Node) -> str:
+    """Return batch, heads, rows, features in the letters of the second contraction."""
+    weights, value, out = operand_letters(context)
+    batch = [letter for letter in weights if letter in value and letter in out]
+    rows = next(letter for letter in weights if letter not in value)
+    features = next(letter for letter in value if letter not in weights)
+    return "".join((*batch, rows, features))
+
+
+def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside."""
+    grad, query, key, value, out, log_sum_exp = _backward_operands(inputs)
+    factor = _factor(call.subgraph)
+
+    def run() -> None:
+        made = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, log_sum_exp, 0.0, False, scale=factor
+        )
+        for target, gradient in zip(outputs, made, strict=True):
+            target.copy_(gradient.permute(0, 2, 1, 3))
+
+    return run
+
+
+def _backward_operands(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradient, query, key, value, output (as batch, heads, rows, features) and log-sum-exp.
+
+    The boundary's inputs are in that order, and each is declared as batch, rows, heads, features.
+    """
+    return [*(tensor.permute(0, 2, 1, 3) for tensor in inputs[:5]), inputs[5]]
+
+
+def fill_in_statistics(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """Make output and log-sum-exp those of the given query, key and value."""
+    _, query, key, value, out, log_sum_exp = _backward_operands(inputs)
+    made, statistics = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=_factor(subgraph))
+    out.copy_(made)
+    log_sum_exp.copy_(statistics)

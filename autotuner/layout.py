@@ -1,0 +1,121 @@
+"""Axes, layouts and forms: how a tensor lies in memory."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from string import ascii_lowercase
+
+from autotuner.errors import LayoutError
+
+Extents = Mapping[str, int]
+
+STACK_AXIS = "*"
+_FORM = re.compile(r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Layout:
+    """A memory order of named axes, slowest first: "bhk" keeps `k` contiguous."""
+
+    axes: str
+
+    def __post_init__(self) -> None:
+        letters = self.axes.replace(STACK_AXIS, "", 1)
+        if len(set(letters)) != len(letters) or not set(letters) <= set(ascii_lowercase):
+            raise LayoutError(f"{self.axes!r} is no layout: write each axis once, as one of a-z")
+
+    def strides(self, extents: Extents) -> dict[str, int]:
+        """Return the distance, in elements, between neighbours along each axis."""
+        strides: dict[str, int] = {}
+        step = 1
+        for axis in reversed(self.axes):
+            strides[axis] = step
+            step *= extents[axis]
+        return strides
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Stack:
+    """The place of a tensor among those that share one buffer along a stacking axis.
+
+    `group` names the members in order, joined by "+"; it is empty in name-free records.
+    """
+
+    index: int
+    count: int
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise LayoutError(f"slice {self.index} of a stack of {self.count}: the index must be below the count")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Form:
+    """How a tensor exists in memory: a layout, a storage format, and its place in a stack if it is a slice.
+
+    Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
+    not materialised, because a fused kernel keeps the value inside.
+    """
+
+    layout: Layout
+    storage: str = "raw"
+    stack: Stack | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage not in ("raw", "byte", "absent"):
+            raise LayoutError(f"{self.storage!r} is no storage format: write raw, byte or absent")
+        if (STACK_AXIS in self.layout.axes) != (self.stack is not None):
+            raise LayoutError(f"{self.layout.axes!r}: a stacking axis `*` and a slice `@index/count` go together")
+
+    @classmethod
+    def parse(cls, text: str) -> "Form":
+        """Read a form from its text; see the class for the grammar."""
+        if text == "absent":
+            return ABSENT
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise LayoutError(f'{text!r} is no form: write a layout like "blh", with ":byte" or "@1/3" if it applies')
+        index, count = match["index"], match["count"]
+        stack = Stack(int(index), int(count), match["group"] or "") if index is not None else None
+        return cls(Layout(match["layout"]), match["storage"] or "raw", stack)
+
+    def __str__(self) -> str:
+        if self.storage == "absent":
+            return "absent"
+        storage = "" if self.storage == "raw" else f":{self.storage}"
+        stack = f"@{self.stack.index}/{self.stack.count}" if self.stack else ""
+        group = f"#{self.stack.group}" if self.stack and self.stack.group else ""
+        return f"{self.layout.axes}{storage}{stack}{group}"
+
+    def renamed(self, old: str, new: str) -> "Form":
+        """Return this form with each axis of `old` written as the one at the same place in `new`."""
+        return Form(Layout(self.layout.axes.translate(str.maketrans(old, new))), self.storage, self.stack)
+
+    def nameless(self) -> "Form":
+        """Return this form without the names of its stack's members."""
+        return Form(self.layout, self.storage, self.stack and Stack(self.stack.index, self.stack.count))
+
+    def placed(self, axes: str, extents: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
+        """Return strides in the order of `axes`, offset and buffer length, all in elements.
+
+        Args:
+            axes: the tensor's declared axes, e.g. "blh".
+            extents: elements along each of them.
+
+        Raises:
+            LayoutError: this form's axes are not a permutation of `axes`.
+        """
+        letters = self.layout.axes.replace(STACK_AXIS, "")
+        if sorted(letters) != sorted(axes):
+            raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
+        sizes = dict(zip(axes, extents, strict=True))
+        if self.stack:
+            sizes[STACK_AXIS] = self.stack.count
+        strides = self.layout.strides(sizes)
+        offset = self.stack.index * strides[STACK_AXIS] if self.stack else 0
+        return tuple(strides[axis] for axis in axes), offset, prod(sizes.values())
+
+
+ABSENT = Form(Layout(""), "absent")

@@ -1,0 +1,52 @@
+"""Measures calls, and says how. What stands here is what happens; the numbers are in `policy`, `race` and `tolerance`.
+
+Process
+    One child process per device: a fresh interpreter in a session and process group of its own, which the system kills
+    when its parent (exactly: the thread that started it) ends, and which leaves when its pipe closes. Messages are
+    JSON; no tensor travels. It computes with the stated number of threads on as many cores, gradients and the garbage
+    collector off. `timeout_s` counts from the moment that work on a call begins in the child (once for setting it up
+    and verifying it, again for each sample), read from memory that both share, so that nothing wakes up beside a kernel
+    that is being timed; the parent looks once a second. Work of the harness itself (float64 references) may take 20
+    times as long. Past it the process group is killed. A call that ends the child or is late is left out of its race,
+    the rest of which runs again in a new child; then it is tried once more, alone, and its status is stored. A child
+    killed by the system while its count of out-of-memory kills rises is `out_of_memory`; the child offers itself first
+    for that. A lock file per device and user keeps two tunings from timing at once; compiling shares it.
+    Kernels that compile are built ahead of timing by `prepare`, one process per core, which never overlaps with timing.
+
+Truth
+    Inputs are normal random numbers from a seed made of the subgraph's signature, the same for all its candidates;
+    dropout masks keep with 1 - p; what must be positive or consistent is. Every call is verified before it is timed, in
+    the child, against float64: outputs are poisoned (NaN; boolean ones with a pattern, run again with the opposite one
+    and the same seed); every element must be written, finite where the reference is, within tolerance, in the shape and
+    strides of the candidate's form; inputs must be unchanged and nothing written beside the outputs. Drawn dropout
+    masks must hold only 0 and 1, or 0 and 1 / (1 - p), keep 1 - p within six standard deviations, repeat with torch's
+    seed and change with it; the reference takes them as given. What fails is `wrong`, and never timed.
+
+A sample
+    Each call gets up to 16 operand sets, as many as make their sum exceed `rotate_bytes`; where that is not stated, up
+    to 64 sets and four times the second-level caches in use. So operands come from beyond the second level, as a
+    training step finds what an earlier operator left. Slices of one stack share a buffer. A sample is the mean of calls
+    over the sets that last 200 us or more together, or one call where that takes above 20 ms. Calls shorter than 1 ms
+    are timed one by one, each after small operators of other kinds, untimed: a kernel that follows itself finds its own
+    instructions at hand, which in a step it does not (8 us a call for a tiny layer in bfloat16). Every
+    candidate is called untimed first, up to once per set; its first timed samples, the look, are not kept unless they
+    are all that there is. Where operand sets take more than a quarter of memory, they make room and are filled again.
+    A kept sample in which threads of the child waited for a core for more than 5 % of its time (another process ran
+    there; Linux counts that per thread) is taken again after a pause, up to 10 times or until 0.1 s are gone; then the
+    least counts. On a busy machine this is the difference between 36 us and 14 ms for a kernel of two threads.
+
+Racing
+    See `Race`: a look each (the least of three samples), then 3 to 10 samples in rounds; above 2, 1.5 and 1.2 times the
+    incumbent a candidate waits aside; enough is a 95 % interval of the median below max(1 %, 0.5 us), or 5 seconds of
+    sampling. Whoever is out is still `ok`, with what it has shown.
+    A canary (a small matrix product) is timed every two seconds and at the end of each race, before its timings are
+    handed out: if it differs by more than 10 % from last time, what the race sampled in between is taken again, once.
+    `noise_floor` is the median difference of five races between two identical calls.
+
+Not measured: workspace. Torch tells a CPU's allocations only through its profiler, at 15 ms a call.
+"""
+
+from autotuner.measure.measurer import Measurer, Result
+from autotuner.measure.policy import Policy, cpu_policy
+
+__all__ = ["Measurer", "Policy", "Result", "cpu_policy"]

@@ -1,0 +1,206 @@
+"""Races calls in the measuring process: operands, verification, samples, and what came of each as a measurement."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from time import monotonic
+
+from torch import Tensor
+
+from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.measure.operands import Buffers, Values, boundary_bytes
+from autotuner.measure.policy import Policy
+from autotuner.measure.race import Race, interval
+from autotuner.measure.sampling import Canary, Neighbours, Run, Sampler
+from autotuner.measure.verification import References, fault
+from autotuner.records import Call, Measurement, Status
+
+CANARY_S = 2.0
+DRIFT_SHARE = 0.10
+NOISE_RACES = 5
+MESSAGE_CHARACTERS = 600
+
+Operands = Sequence[Tensor | None]
+Emit = Callable[[int, Measurement], None]
+Begin = Callable[[int, bool], None]
+
+
+@dataclass
+class Contestant:
+    """A call in a race. `sampler` is None before its first look and after its operand sets had to make room."""
+
+    call: Call
+    kernel: Kernel
+    verified: bool = False
+    sampler: Sampler | None = None
+
+
+class Bench:
+    """What the measuring process keeps between races: values, operand sets and references of the current subgraphs."""
+
+    def __init__(self, policy: Policy, held_bytes: int) -> None:
+        self._policy, self._held_bytes = policy, held_bytes
+        self._values: dict[tuple[str, str], Values] = {}
+        self._buffers, self._references = Buffers(), References()
+        self._canary = Canary(policy)
+        self._neighbours = Neighbours()
+        self._canary_at = monotonic()
+
+    def race(self, calls: Sequence[Call], begin: Begin, emit: Emit) -> None:
+        """Race calls and emit a measurement for each: a failure at once, timings when no drift was seen behind them.
+
+        Args:
+            begin: told which call is worked on, and whether the work is the bench's own (a float64 reference).
+            emit: told the place of a call and what came of it.
+        """
+        signatures = {call.subgraph.signature for call in calls}
+        if {signature for signature, _ in self._values} - signatures:
+            self._forget()
+        contestants: list[Contestant | None] = [None] * len(calls)
+        race = Race(
+            len(calls),
+            samples_min=self._policy.samples_min,
+            samples_max=self._policy.samples_max,
+            limit_us=self._policy.race_s * 1e6,
+        )
+        window, taken_again = race.copy(), False
+        while True:
+            index = race.next()
+            if index is None or monotonic() - self._canary_at > CANARY_S:
+                begin(-1, True)
+                self._canary_at = monotonic()
+                if self._canary.drifted(DRIFT_SHARE) and not taken_again:
+                    race, taken_again = race.back_to(window), True
+                    continue
+                window = race.copy()
+                if index is None:
+                    break
+            begin(index, False)
+            try:
+                contestant = contestants[index] or self._admitted(calls[index], index, begin)
+                contestants[index] = contestant
+                if contestant.sampler is None:
+                    self._seat(contestant, contestants)
+                assert contestant.sampler is not None
+                if race.runners[index].look_us is None:
+                    race.add(index, contestant.sampler.look())
+                else:
+                    race.add(index, *contestant.sampler.sample())
+                for place, runner in enumerate(race.runners):
+                    dropped = contestants[place]
+                    if runner.out and dropped is not None:
+                        dropped.sampler = None
+            except Exception as error:
+                race.fail(index)
+                contestants[index] = None
+                emit(index, failure(error))
+        for index, runner in enumerate(race.runners):
+            if contestants[index] is not None:
+                low_us, high_us = interval(runner.kept_us)
+                emit(index, Measurement("ok", median(runner.kept_us), low_us, high_us, tuple(runner.kept_us)))
+
+    def noise_floor(self) -> float:
+        """Race two identical calls a few times and return the median of their relative differences."""
+        differences = []
+        for _ in range(NOISE_RACES):
+            pair = [Sampler([self._canary.run], self._policy) for _ in range(2)]
+            race = Race(2, samples_min=self._policy.samples_min, samples_max=self._policy.samples_max, limit_us=1e6)
+            while (index := race.next()) is not None:
+                race.add(index, *pair[index].sample())
+            one, other = (median(runner.kept_us) for runner in race.runners)
+            differences.append(abs(one - other) / min(one, other))
+        return median(differences)
+
+    def build(self, call: Call) -> None:
+        """Build a call's kernel once, so that what it compiles is in the compiler's cache.
+
+        Raises:
+            RefusalError: the kernel refuses the call.
+        """
+        self._forget()
+        kernel = self._kernel(call)
+        values = self._values_of(call, kernel)
+        self._built(call, kernel, values, 0)
+        self._forget()
+
+    def _admitted(self, call: Call, index: int, begin: Begin) -> Contestant:
+        """Return a call that may race, or raise what keeps it out."""
+        kernel = self._kernel(call)
+        begin(index, True)
+        values = self._values_of(call, kernel)
+        self._references.prepare(call, kernel, values)
+        begin(index, False)
+        return Contestant(call, kernel)
+
+    def _kernel(self, call: Call) -> Kernel:
+        kernel = KERNELS[call.candidate.kernel]
+        reason = kernel.refuses(call.subgraph, call.candidate)
+        if reason:
+            raise RefusalError(reason)
+        return kernel
+
+    def _values_of(self, call: Call, kernel: Kernel) -> Values:
+        key = (call.subgraph.signature, kernel.consistent)
+        if key not in self._values:
+            self._values[key] = Values(call.subgraph, kernel.consistent)
+        return self._values[key]
+
+    def _seat(self, contestant: Contestant, contestants: Sequence[Contestant | None]) -> None:
+        """Build a contestant on its operand sets, after verifying it if that was not done; make room if need be."""
+        call, kernel = contestant.call, contestant.kernel
+        values = self._values_of(call, kernel)
+        set_bytes = boundary_bytes(call)
+        sets = min(self._policy.sets, ceil((self._policy.rotate_bytes + 1) / max(1, set_bytes)))
+        if self._buffers.held_bytes + sets * set_bytes > self._held_bytes:
+            for other in contestants:
+                if other is not None:
+                    other.sampler = None
+            self._buffers.clear()
+        runs = []
+        for number in range(sets):
+            run = self._built(call, kernel, values, number)
+            if not contestant.verified:
+                inputs, outputs = self._operands(call, values, 0)
+                reason = fault(call, kernel, run, values, self._references, inputs, outputs)
+                if reason:
+                    self._buffers.clear()
+                    raise WrongError(reason)
+                contestant.verified = True
+            runs.append(run)
+        contestant.sampler = Sampler(runs, self._policy, self._neighbours.run)
+
+    def _operands(self, call: Call, values: Values, number: int) -> tuple[Operands, Operands]:
+        return self._buffers.inputs(call, values, number), self._buffers.outputs(call, values, number)
+
+    def _built(self, call: Call, kernel: Kernel, values: Values, number: int) -> Run:
+        inputs, outputs = self._operands(call, values, number)
+        return kernel.builder()(call, inputs, outputs)
+
+    def _forget(self) -> None:
+        self._values.clear()
+        self._references.clear()
+        self._buffers.clear()
+
+
+class RefusalError(Exception):
+    """A kernel's own sentence on why it cannot run a call."""
+
+
+class WrongError(Exception):
+    """What is wrong with a kernel's results."""
+
+
+def failure(error: BaseException) -> Measurement:
+    """Return what an exception says about a call."""
+    text = str(error)[:MESSAGE_CHARACTERS]
+    lowered = text.lower()
+    status: Status = "error"
+    message = f"{type(error).__name__}: {text}"
+    if isinstance(error, RefusalError | WrongError):
+        status, message = ("refused" if isinstance(error, RefusalError) else "wrong"), text
+    elif isinstance(error, MemoryError) or any(
+        words in lowered for words in ("out of memory", "can't allocate memory", "bad_alloc", "cannot allocate memory")
+    ):
+        status = "out_of_memory"
+    return Measurement(status, message=message)

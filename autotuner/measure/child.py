@@ -1,0 +1,167 @@
+"""The measuring process: reads requests from a pipe, one at a time, until its parent is gone."""
+
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from mmap import mmap
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from autotuner.records import Call, Measurement
+
+PULSE = struct.Struct("<qdd")
+PR_SET_PDEATHSIG = 1
+NOBODY = -1
+OWN_WORK_FACTOR = 20.0
+HELD_SHARE = 4
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class Pulse:
+    """What the child works on, since when, and for how long it may: memory shared with the parent.
+
+    The parent looks only when time may be up, so that nothing wakes up beside a kernel that is being timed.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._memory = mmap(file, PULSE.size)
+
+    def write(self, index: int, allowance_s: float) -> None:
+        self._memory[:] = PULSE.pack(index, monotonic(), allowance_s)
+
+    def read(self) -> tuple[int, float, float]:
+        """Return the call's place (-1 for none), when work on it began, and seconds that it may take."""
+        while True:
+            seen = bytes(self._memory)
+            if seen == bytes(self._memory):
+                index, began, allowance_s = PULSE.unpack(seen)
+                return index, began, allowance_s
+
+
+def load_modules(modules: list[str]) -> None:
+    """Import what registers kernels: dotted names, or paths of files, each known by its stem from then on."""
+    for module in modules:
+        if not module.endswith(".py"):
+            importlib.import_module(module)
+            continue
+        name = Path(module).stem
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, module)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{module} is no Python file")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+
+
+def main(pipe: int, pulse: int, parent: int) -> None:
+    """Serve one parent: `pipe` and `pulse` are inherited file descriptors, `parent` its process number."""
+    die_with(parent)
+    connection = Connection(pipe)
+    try:
+        serve(connection, Pulse(pulse))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        sys.exit(0)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent goes, and offer it first where memory runs out."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+def serve(connection: Connection, pulse: Pulse) -> None:
+    """Answer requests until the pipe closes."""
+    start = json.loads(connection.recv_bytes())
+    timeout_s = float(start["timeout_s"])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start["threads"])
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = start["cache_dir"]
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    pin(start["threads"])
+    import torch
+
+    from autotuner.measure.bench import Bench, failure
+    from autotuner.measure.policy import Policy
+
+    torch.set_num_threads(start["threads"])
+    torch.set_grad_enabled(False)
+    load_modules(start["modules"])
+    bench = Bench(Policy(**start["policy"]), held_bytes())
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+    def begin(index: int, own_work: bool) -> None:
+        pulse.write(index, timeout_s * OWN_WORK_FACTOR if own_work or index == NOBODY else timeout_s)
+
+    def emit(index: int, measurement: Measurement) -> None:
+        send(connection, {"index": index, "measurement": measurement.to_json()})
+
+    send(connection, {"ready": True})
+    while True:
+        gc.collect()
+        pulse.write(NOBODY, inf)
+        request = json.loads(connection.recv_bytes())
+        calls = [Call.from_json(value) for value in request.get("calls", ())]
+        with locked(start["lock"], alone=request["do"] != "build"):
+            begin(NOBODY, True)
+            if request["do"] == "race":
+                bench.race(calls, begin, emit)
+                send(connection, {"done": True})
+            elif request["do"] == "noise":
+                send(connection, {"noise": bench.noise_floor()})
+            else:
+                begin(0, False)
+                try:
+                    bench.build(calls[0])
+                except Exception as error:
+                    emit(0, failure(error))
+                send(connection, {"done": True})
+
+
+def send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def pin(threads: int) -> None:
+    """Stay on as many cores as there are threads: the last ones, since interrupts tend to the first."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+
+
+def held_bytes() -> int:
+    """Return how much memory operand sets may take before they make room for each other: a quarter of it all."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = MEMORY_LIMIT.read_text().strip()
+    except OSError:
+        limit = ""
+    return min(memory, int(limit) if limit.isdigit() else memory) // HELD_SHARE
+
+
+@contextmanager
+def locked(path: str, *, alone: bool) -> Iterator[None]:
+    """Hold the device: alone to time on it, together with others to compile beside them."""
+    import fcntl
+
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield

@@ -1,0 +1,221 @@
+"""What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from autotuner.device import cores, environment, usable_threads
+from autotuner.errors import DeviceError, InputError, MeasureError
+from autotuner.kernels.registry import KERNELS
+from autotuner.measure.child import NOBODY, load_modules
+from autotuner.measure.policy import cpu_policy
+from autotuner.measure.process import Child, DiedError
+from autotuner.records import Call, Environment, Measurement
+
+CATALOGUE = ("autotuner.kernels.catalogue",)
+COMPILE_FACTOR = 4.0
+LOST_MAX = 3
+MAX_WAIT_S = 1.0
+
+Result = tuple[Call, Measurement]
+
+
+class Measurer:
+    """Measures calls on one device; see `autotuner.measure` for how. A context manager: leaving it ends the process.
+
+    Args:
+        threads: how many a kernel may use; None for all cores.
+        timeout_s: how long one call may take to be set up and verified, or to be sampled once.
+        device_type: "cpu".
+        rotate_bytes: what operand sets of one call must add up to; None for four times the second-level caches.
+        cache_dir: where compiled kernels are kept; made if need be.
+        modules: what registers kernels when imported: dotted names, or paths of files.
+
+    Raises:
+        DeviceError: no such device, or one that cannot be measured.
+        InputError: a timeout that is not above 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        timeout_s: float = 30.0,
+        device_type: str = "cpu",
+        rotate_bytes: int | None = None,
+        cache_dir: Path | str,
+        modules: Sequence[str] = CATALOGUE,
+    ) -> None:
+        if not 0 < timeout_s < float("inf"):
+            raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
+        if device_type != "cpu":
+            environment(device_type)
+            raise DeviceError(f"a {device_type!r} device cannot be measured yet; what can be: cpu")
+        policy = cpu_policy(threads, rotate_bytes)
+        self._environment = environment(device_type, threads, policy.facts())
+        cache = Path(cache_dir).expanduser().resolve()
+        cache.mkdir(parents=True, exist_ok=True)
+        self._start: dict[str, Any] = {
+            "threads": usable_threads(threads),
+            "timeout_s": timeout_s,
+            "cache_dir": str(cache / "inductor"),
+            "modules": list(modules),
+            "policy": policy.facts(),
+            "lock": str(Path(tempfile.gettempdir()) / f"autotuner-{device_type}-{os.getuid()}.lock"),
+        }
+        self._child: Child | None = None
+        load_modules(list(modules))
+
+    def __enter__(self) -> "Measurer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def environment(self) -> Environment:
+        """What makes this measurer's timings comparable with others."""
+        return self._environment
+
+    @property
+    def process_id(self) -> int | None:
+        """The measuring process's number, None while there is none."""
+        return self._child.process_id if self._child else None
+
+    def close(self) -> None:
+        """End the measuring process. The next request starts another."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+        """Race calls and yield what came of each as soon as it is known; each distinct call of a race once.
+
+        A race's order is the order of its first looks: put what is likely fast first. The measuring process rests while
+        the caller handles a result of a race that is over. A call that ends the process, or makes it late, is left out
+        of its race and tried once more, alone, after it.
+
+        Raises:
+            MeasureError: the process cannot be started, or is lost repeatedly while it is on no call.
+        """
+        for race in races:
+            left = {call.key: call for call in race}
+            suspects: list[Call] = []
+            lost = 0
+            while left:
+                calls = list(left.values())
+                try:
+                    for index, measurement in self._attempt(calls):
+                        del left[calls[index].key]
+                        yield calls[index], measurement
+                except DiedError as error:
+                    if error.index != NOBODY:
+                        suspects.append(left.pop(calls[error.index].key))
+                        continue
+                    lost += 1
+                    if lost == LOST_MAX:
+                        raise MeasureError(f"the measuring process was lost {lost} times while idle: {error}") from None
+            for call in suspects:
+                try:
+                    for _, measurement in self._attempt([call]):
+                        yield call, measurement
+                except DiedError as error:
+                    yield call, error.measurement
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        """Build calls whose kernels compile, on all cores, so that their code is in the cache when they are timed.
+
+        Yields each such call as its compilation ends: with None, or with the measurement that says why it cannot be
+        had. Calls of other kernels are skipped.
+        """
+        queue = [call for call in {c.key: c for c in calls}.values() if self._compiles(call)]
+        queue.reverse()
+        start = {**self._start, "timeout_s": COMPILE_FACTOR * float(self._start["timeout_s"])}
+        pool: list[Child] = []
+        busy: dict[Child, tuple[Call, Measurement | None]] = {}
+        try:
+            pool.extend(Child(start) for _ in range(min(cores(), len(queue))))
+            for child in pool:
+                child.started()
+            idle = list(pool)
+            while queue or busy:
+                while queue and idle:
+                    child, call = idle.pop(), queue.pop()
+                    busy[child] = (call, None)
+                    try:
+                        child.send({"do": "build", "calls": [call.to_json()]})
+                    except DiedError as error:
+                        raise MeasureError(f"a compiling process was lost while idle: {error}") from None
+                for child in _answering(list(busy)):
+                    call, measurement = busy[child]
+                    try:
+                        answer = child.receive()
+                    except DiedError as error:
+                        del busy[child]
+                        pool.remove(child)
+                        yield call, error.measurement
+                        if queue:
+                            idle.append(Child(start))
+                            pool.append(idle[-1])
+                            idle[-1].started()
+                        continue
+                    if "measurement" in answer:
+                        busy[child] = (call, Measurement.from_json(answer["measurement"]))
+                    else:
+                        del busy[child]
+                        idle.append(child)
+                        yield call, measurement
+        finally:
+            for child in pool:
+                child.kill()
+
+    def noise_floor(self) -> float:
+        """Return the relative difference that two identical calls show when they are raced against each other."""
+        child = self._alive()
+        try:
+            child.send({"do": "noise"})
+            return float(child.receive()["noise"])
+        except DiedError as error:
+            self._child = None
+            raise MeasureError(f"the measuring process was lost: {error}") from None
+
+    def _attempt(self, calls: Sequence[Call]) -> Iterator[tuple[int, Measurement]]:
+        """Run one race and yield results by place; a race that is given up midway costs the process."""
+        child = self._alive()
+        over = False
+        try:
+            child.send({"do": "race", "calls": [call.to_json() for call in calls]})
+            while "done" not in (answer := child.receive()):
+                yield answer["index"], Measurement.from_json(answer["measurement"])
+            over = True
+        finally:
+            if not over:
+                child.kill()
+                self._child = None
+
+    def _alive(self) -> Child:
+        if self._child is None:
+            child = Child(self._start)
+            child.started()
+            self._child = child
+        return self._child
+
+    def _compiles(self, call: Call) -> bool:
+        return KERNELS[call.candidate.kernel].compiles
+
+
+def _answering(children: Sequence[Child]) -> list[Child]:
+    """Wait until some children have something to say or are late, and return those."""
+    while True:
+        soonest = min(child.deadline() for child in children)
+        ready = wait([child.connection for child in children], min(MAX_WAIT_S, max(0.0, soonest - monotonic())))
+        found = [c for c in children if c.connection in ready or c.deadline() <= monotonic()]
+        if found:
+            return found

@@ -1,0 +1,175 @@
+"""Operands made up for measuring: values drawn from a seed, and tensors that hold them in a candidate's forms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from autotuner.errors import KernelError
+from autotuner.kernels.elementwise import dropout_masks
+from autotuner.kernels.registry import load
+from autotuner.layout import Form
+from autotuner.records import Call, Subgraph, TensorType
+
+Boundary = Sequence[tuple[int, Form]]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return torch's element type of that name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise KernelError(f"torch has no element type {name!r}")
+    return found
+
+
+def stored_dtype(tensor: TensorType, form: Form) -> torch.dtype:
+    """Return the element type that a form stores a tensor in."""
+    return torch.bool if form.storage == "byte" else dtype_of(tensor.dtype)
+
+
+class Values:
+    """What the inputs of a subgraph hold, the same for all its candidates: declared axis order, dense.
+
+    Normal random numbers; a dropout mask is boolean and keeps with 1 - p; the reciprocal deviation that a layer norm's
+    gradient reads lies between 0.5 and 1.5; the seed is the subgraph's signature.
+    """
+
+    def __init__(self, subgraph: Subgraph, consistent: str = "") -> None:
+        self.subgraph = subgraph
+        self.drop = drop_shares(subgraph)
+        self._generator = torch.Generator().manual_seed(int(subgraph.signature[:15], 16))
+        positive = {n.inputs[-1] for n in subgraph.nodes if n.kind.startswith("layer_norm_grad")}
+        self.inputs = {number: self._drawn(number, number in positive) for number in subgraph.inputs}
+        if consistent:
+            load(consistent)(subgraph, [self.stored(number, "raw") for number in subgraph.inputs])
+
+    def stored(self, number: int, storage: str) -> Tensor:
+        """Return an input's values as a storage format holds them; a raw mask carries its scale."""
+        value = self.inputs[number]
+        if storage == "byte":
+            return value if value.dtype == torch.bool else value > 0
+        if number not in self.drop:
+            return value
+        return value.to(dtype_of(self.subgraph.tensors[number].dtype)).mul_(1 / (1 - self.drop[number]))
+
+    def _drawn(self, number: int, positive: bool) -> Tensor:
+        tensor = self.subgraph.tensors[number]
+        if number in self.drop:
+            return torch.rand(tensor.extents, generator=self._generator) >= self.drop[number]
+        dtype = dtype_of(tensor.dtype)
+        if dtype == torch.bool:
+            return torch.rand(tensor.extents, generator=self._generator) < 0.5
+        if not dtype.is_floating_point:
+            raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
+        if positive:
+            return torch.rand(tensor.extents, generator=self._generator).add_(0.5).to(dtype)
+        return torch.randn(tensor.extents, generator=self._generator, dtype=torch.float32).to(dtype)
+
+
+def drop_shares(subgraph: Subgraph) -> dict[int, float]:
+    """Return p of each dropout mask, by tensor number."""
+    shares: dict[int, float] = {}
+    masks = dropout_masks(subgraph)
+    for node in subgraph.nodes:
+        if node.kind in ("dropout", "dropout_mask"):
+            for number in masks.intersection(node.inputs + node.outputs):
+                shares[number] = float(dict(node.attributes)["p"])
+    return shares
+
+
+def stacks(boundary: Boundary, tensors: Sequence[TensorType]) -> list[list[int]]:
+    """Group the places of boundary tensors (of one side) that share a buffer.
+
+    Slices of one stack do: same layout, storage, count and type; a slice joins the first such group that lacks its
+    index. A tensor that is no slice stands alone.
+    """
+    groups: list[list[int]] = []
+    known: dict[tuple[object, ...], list[tuple[set[int], list[int]]]] = {}
+    for place, (number, form) in enumerate(boundary):
+        if form.stack is None:
+            groups.append([place])
+            continue
+        alike = known.setdefault((form.layout, form.storage, form.stack.count, tensors[number]), [])
+        taken, group = next((g for g in alike if form.stack.index not in g[0]), (set[int](), list[int]()))
+        if not group:
+            alike.append((taken, group))
+            groups.append(group)
+        taken.add(form.stack.index)
+        group.append(place)
+    return groups
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One allocation and the boundary tensors that are views of it."""
+
+    whole: Tensor
+    views: tuple[Tensor, ...]
+
+
+def placed(boundary: Boundary, tensors: Sequence[TensorType]) -> Buffer:
+    """Allocate one buffer, of zeros, and place in it the tensors of one group of `stacks`."""
+    number, form = boundary[0]
+    _, _, length = form.placed(tensors[number].axes, tensors[number].extents)
+    whole = torch.zeros(length, dtype=stored_dtype(tensors[number], form))
+    views = []
+    for number, form in boundary:
+        strides, offset, _ = form.placed(tensors[number].axes, tensors[number].extents)
+        views.append(whole.as_strided(tensors[number].extents, strides, offset))
+    return Buffer(whole, tuple(views))
+
+
+class Buffers:
+    """Operand sets of one subgraph's candidates. Candidates that agree on a form share the tensors that have it."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[object, ...], Buffer] = {}
+        self.held_bytes = 0
+
+    def clear(self) -> None:
+        self._held.clear()
+        self.held_bytes = 0
+
+    def inputs(self, call: Call, values: Values, index: int) -> list[Tensor | None]:
+        """Return filled inputs of operand set `index`, None for an absent one."""
+        forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
+        return self._side(call, "input", tuple(zip(call.subgraph.inputs, forms, strict=True)), values, index)
+
+    def outputs(self, call: Call, values: Values, index: int) -> list[Tensor | None]:
+        """Return outputs of operand set `index`, touched but not meaningful, None for an absent one."""
+        forms = call.candidate.parsed_forms()[len(call.subgraph.inputs) :]
+        return self._side(call, "output", tuple(zip(call.subgraph.outputs, forms, strict=True)), values, index)
+
+    def _side(self, call: Call, side: str, boundary: Boundary, values: Values, index: int) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(boundary)
+        present = [pair for pair in boundary if pair[1].storage != "absent"]
+        places = [place for place, pair in enumerate(boundary) if pair[1].storage != "absent"]
+        for group in stacks(present, call.subgraph.tensors):
+            members = [present[place] for place in group]
+            forms = tuple((number, str(form)) for number, form in members)
+            key = (values.subgraph.signature, side, forms, index)
+            if key not in self._held:
+                self._held[key] = self._made(members, values, fill=side == "input")
+            for place, view in zip(group, self._held[key].views, strict=True):
+                found[places[place]] = view
+        return found
+
+    def _made(self, members: Boundary, values: Values, fill: bool) -> Buffer:
+        buffer = placed(members, values.subgraph.tensors)
+        if fill:
+            for (number, form), view in zip(members, buffer.views, strict=True):
+                view.copy_(values.stored(number, form.storage))
+        self.held_bytes += buffer.whole.nbytes
+        return buffer
+
+
+def boundary_bytes(call: Call) -> int:
+    """Return the bytes of one operand set, each tensor counted without the rest of its stack."""
+    total = 0
+    for number, form in zip(call.subgraph.boundary, call.candidate.parsed_forms(), strict=True):
+        tensor = call.subgraph.tensors[number]
+        if form.storage != "absent":
+            total += prod(tensor.extents) * stored_dtype(tensor, form).itemsize
+    return total

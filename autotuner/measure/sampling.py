@@ -1,0 +1,159 @@
+"""One sample: a timed loop of calls that rotates through operand sets. And the canary, which shows drift."""
+
+import os
+from collections.abc import Callable, Sequence
+from math import ceil, inf
+from statistics import median
+from time import perf_counter_ns, sleep
+from typing import Any
+
+import torch
+
+from autotuner.measure.policy import Policy
+
+Run = Callable[[], Any]
+
+THREADS = "/proc/self/task"
+CANARY_EXTENT = 160
+CANARY_SAMPLES = 5
+WARM_US = 1_000.0
+LOOK_SAMPLES = 3
+ATTEMPTS = 10
+ATTEMPTS_US = 100_000.0
+PAUSE_S = 0.001
+WAIT_SHARE = 0.05
+CALLS_MAX = 20_000
+NEIGHBOUR_ROWS = 128
+
+
+class Sampler:
+    """Times one candidate, built on one or more operand sets.
+
+    Where `between` is given, short calls are timed one by one, each after it: a kernel that follows itself finds its
+    own instructions and branches at hand, which in a training step it does not.
+    """
+
+    def __init__(self, runs: Sequence[Run], policy: Policy, between: Run | None = None) -> None:
+        self._runs, self._policy, self._between = runs, policy, between
+        self._turn = 0
+        self._call_us = self._warm()
+
+    def look(self) -> float:
+        """Return the least of three samples (of one, where a call is a sample by itself), in microseconds of a call.
+
+        A stall that the system causes spoils one sample and not its neighbours; this one decides who is timed at all.
+        """
+        samples = LOOK_SAMPLES if self._call_us < self._policy.single_us else 1
+        return min(self._loop()[0] for _ in range(samples))
+
+    def sample(self) -> tuple[float, float]:
+        """Return microseconds of one call, averaged over one sample, and microseconds that taking it took.
+
+        A sample during which this process's threads waited for a core is taken again, after a pause; where that goes
+        on, the least of them counts.
+        """
+        least_us, total_us = inf, 0.0
+        for attempt in range(ATTEMPTS):
+            waited_us = core_wait_us()
+            call_us, spent_us = self._loop()
+            least_us, total_us = min(least_us, call_us), total_us + spent_us
+            if core_wait_us() - waited_us <= WAIT_SHARE * spent_us:
+                return call_us, total_us
+            if total_us > ATTEMPTS_US:
+                break
+            sleep(PAUSE_S * attempt)
+        return least_us, total_us
+
+    def _loop(self) -> tuple[float, float]:
+        calls, sets = self._calls(), len(self._runs)
+        schedule = [self._runs[(self._turn + i) % sets] for i in range(calls)]
+        self._turn += calls
+        between = self._between if self._call_us < self._policy.apart_us else None
+        began = perf_counter_ns()
+        if between is None:
+            for run in schedule:
+                run()
+            timed_ns = perf_counter_ns() - began
+        else:
+            timed_ns = 0
+            for run in schedule:
+                between()
+                start = perf_counter_ns()
+                run()
+                timed_ns += perf_counter_ns() - start
+        self._call_us = timed_ns / 1e3 / calls
+        return self._call_us, (perf_counter_ns() - began) / 1e3
+
+    def _calls(self) -> int:
+        if self._call_us >= self._policy.single_us:
+            return 1
+        return min(CALLS_MAX, ceil(self._policy.sample_us / max(self._call_us, 0.001)))
+
+    def _warm(self) -> float:
+        """Call each operand set's kernel once, untimed as far as samples go, until a millisecond is over."""
+        fastest_us, spent_us = inf, 0.0
+        for run in self._runs:
+            began = perf_counter_ns()
+            run()
+            took_us = (perf_counter_ns() - began) / 1e3
+            fastest_us, spent_us = min(fastest_us, took_us), spent_us + took_us
+            if spent_us > WARM_US:
+                break
+        return fastest_us
+
+
+class Neighbours:
+    """Small operators of several kinds, run between timed calls as other operators are in a step."""
+
+    def __init__(self) -> None:
+        self._x, self._y = torch.randn(2, NEIGHBOUR_ROWS, NEIGHBOUR_ROWS)
+        self._vector = torch.randn(NEIGHBOUR_ROWS)
+        self._out, self._sum = torch.empty_like(self._x), torch.empty_like(self._vector)
+        self._halves = [torch.randn(NEIGHBOUR_ROWS, NEIGHBOUR_ROWS).bfloat16() for _ in range(3)]
+
+    def run(self) -> None:
+        x, y, out = self._x, self._y, self._out
+        torch.mm(x, y, out=out)
+        torch.ops.aten.gelu.out(x, out=out)
+        torch.ops.aten._softmax.out(x, 1, False, out=out)
+        torch.native_layer_norm(x, [NEIGHBOUR_ROWS], self._vector, self._vector, 1e-5)
+        torch.sum(x, 0, out=self._sum)
+        out.copy_(x.t())
+        torch.add(x, y, out=out)
+        torch.mm(self._halves[0], self._halves[1], out=self._halves[2])
+
+
+def core_wait_us() -> float:
+    """Return how long the threads of this process have been ready to run without a core, so far; 0 where none can say.
+
+    It rises when another process computes on our cores, even if that stays invisible to a load average.
+    """
+    total_ns = 0
+    try:
+        for thread in os.listdir(THREADS):
+            with open(f"{THREADS}/{thread}/schedstat", "rb") as file:
+                total_ns += int(file.read().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return total_ns / 1e3
+
+
+class Canary:
+    """A small matrix product that should always take the same time: where it does not, the machine has changed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._a, self._b = torch.ones(2, CANARY_EXTENT, CANARY_EXTENT)
+        self._out = torch.empty(CANARY_EXTENT, CANARY_EXTENT)
+        self._sampler = Sampler([self.run], policy)
+        self._reference_us = self._look()
+
+    def run(self) -> None:
+        torch.mm(self._a, self._b, out=self._out)
+
+    def drifted(self, share: float) -> bool:
+        """Say whether it now differs by more than a share from last time, and take now as the new reference."""
+        before_us, self._reference_us = self._reference_us, self._look()
+        return abs(self._reference_us / before_us - 1) > share
+
+    def _look(self) -> float:
+        return median(self._sampler.sample()[0] for _ in range(CANARY_SAMPLES))

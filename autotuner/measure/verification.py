@@ -1,0 +1,251 @@
+"""Whether a kernel computes what its subgraph says: checked before it is timed, against a float64 reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels.reference import evaluate
+from autotuner.kernels.registry import Kernel
+from autotuner.layout import Form
+from autotuner.measure.operands import Values
+from autotuner.measure.tolerance import TOLERANCES, allowed
+from autotuner.records import Call
+
+Run = Callable[[], Any]
+Tensors = Sequence[Tensor | None]
+
+SIGMAS = 6.0
+# A generator that compares 16 random bits with p meets it to half a step.
+MASK_RESOLUTION = 2.0**-17
+# Below this, two honest draws may well be equal.
+DISTINCT_ELEMENTS = 256
+DISTINCT_SHARE = 0.01
+SEED = 20_240_229
+
+
+class References:
+    """Float64 results of subgraphs, kept for as long as their candidates are verified."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[Tensor | None]] = {}
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def prepare(self, call: Call, kernel: Kernel, values: Values) -> None:
+        """Compute ahead of verifying what does not depend on what the kernel draws."""
+        if not drawn_masks(call):
+            self.expected(call, kernel, values, {})
+
+    def expected(self, call: Call, kernel: Kernel, values: Values, given: Mapping[int, Tensor]) -> Sequence[Any]:
+        """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
+        forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
+        storages = tuple(form.storage == "byte" for form in forms)
+        key = (call.subgraph.signature, kernel.consistent, storages)
+        if not given and key in self._known:
+            return self._known[key]
+        wide = [self._wide(values, *pair) for pair in zip(call.subgraph.inputs, forms, strict=True)]
+        found = evaluate(call.subgraph, wide, given)
+        if not given:
+            self._known[key] = found
+        return found
+
+    @staticmethod
+    def _wide(values: Values, number: int, form: Form) -> Tensor:
+        stored = values.stored(number, "byte" if form.storage == "byte" else "raw")
+        if stored.dtype == torch.bool:
+            return scaled(stored, values.drop[number]) if number in values.drop else stored
+        return stored.double()
+
+
+def scaled(mask: Tensor, p: float) -> Tensor:
+    """Return a mask of 0 and 1 as the factors that it stands for, in float64."""
+    return mask.double().mul_(1 / (1 - p))
+
+
+def drawn_masks(call: Call) -> set[int]:
+    """Return the numbers of the dropout masks that a call draws."""
+    return {node.outputs[0] for node in call.subgraph.nodes if node.kind == "dropout_mask"}
+
+
+def fault(
+    call: Call, kernel: Kernel, run: Run, values: Values, references: References, inputs: Tensors, outputs: Tensors
+) -> str | None:
+    """Run a kernel, built on `inputs` and `outputs`, and say in a sentence what is wrong, or None if nothing is."""
+
+    def results(seed: int, flipped: bool) -> Tensors:
+        torch.default_generator.manual_seed(seed)
+        poison(outputs, flipped)
+        run()
+        return [None if output is None else output.clone() for output in outputs]
+
+    first = results(SEED, False)
+    reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
+    if reason:
+        return reason
+    masks = {
+        number: mask
+        for number, mask in zip(call.subgraph.outputs, first, strict=True)
+        if number in drawn_masks(call) and mask is not None
+    }
+    if drawn_masks(call) - set(masks):
+        return "it draws a dropout mask that it does not return, so that its other results cannot be verified"
+    if masks or any(output is not None and output.dtype == torch.bool for output in first):
+        reason = unrepeatable(first, results(SEED, True))
+        if reason:
+            return reason
+    for number, mask in masks.items():
+        reason = implausible_mask(mask, values.drop[number])
+        if reason:
+            return f"the dropout mask {reason}"
+    if any(mask.numel() >= DISTINCT_ELEMENTS and values.drop[number] >= DISTINCT_SHARE
+           for number, mask in masks.items()):  # fmt: skip
+        reason = seedless(masks, dict(zip(call.subgraph.outputs, results(SEED + 1, False), strict=True)))
+        if reason:
+            return reason
+    given = {
+        number: scaled(mask, values.drop[number]) if mask.dtype == torch.bool else mask.double()
+        for number, mask in masks.items()
+    }
+    expected = references.expected(call, kernel, values, given)
+    for place, (number, result) in enumerate(zip(call.subgraph.outputs, first, strict=True)):
+        reason = None if result is None or number in masks else deviation(call, result, expected[place])
+        if reason:
+            return f"output {place} {reason}"
+    return None
+
+
+def poison(outputs: Tensors, flipped: bool) -> None:
+    """Fill whole output buffers so that an element nobody writes shows: NaN, or a pattern that a second run flips."""
+    for view in outputs:
+        if view is None:
+            continue
+        buffer = _whole(view)
+        if view.dtype == torch.bool:
+            pattern = torch.rand(view.shape, generator=torch.Generator().manual_seed(SEED)) < 0.5
+            view.copy_(pattern ^ flipped)
+        else:
+            buffer.fill_(float("nan"))
+
+
+def spilled(outputs: Tensors) -> str | None:
+    """Say if a kernel wrote into its outputs' buffers outside its outputs (between the slices of a stack)."""
+    buffers: dict[int, list[Tensor]] = {}
+    for view in outputs:
+        if view is not None and view.is_floating_point():
+            buffers.setdefault(view.untyped_storage().data_ptr(), []).append(view)
+    for views in buffers.values():
+        whole = _whole(views[0])
+        outside = whole.numel() - sum(view.numel() for view in views)
+        if outside and int(whole.isnan().sum()) < outside:
+            return "it wrote beside its outputs, into another slice of their stack"
+    return None
+
+
+def changed_input(call: Call, values: Values, inputs: Tensors) -> str | None:
+    """Say which input a kernel modified, or None."""
+    forms = call.candidate.parsed_forms()
+    for place, (number, tensor) in enumerate(zip(call.subgraph.inputs, inputs, strict=True)):
+        if tensor is not None and not torch.equal(tensor, values.stored(number, forms[place].storage)):
+            return f"it modified input {place}"
+    return None
+
+
+def moved(call: Call, outputs: Tensors) -> str | None:
+    """Say which output a kernel has given another shape, or strides that are not its form's, or None."""
+    forms = call.candidate.parsed_forms()[len(call.subgraph.inputs) :]
+    for place, (number, form, output) in enumerate(zip(call.subgraph.outputs, forms, outputs, strict=True)):
+        if output is None:
+            continue
+        tensor = call.subgraph.tensors[number]
+        strides, _, _ = form.placed(tensor.axes, tensor.extents)
+        if (tuple(output.shape), tuple(output.stride())) != (tensor.extents, strides):
+            return (
+                f"it left output {place} with shape {tuple(output.shape)} and strides {tuple(output.stride())}; "
+                f"form {form} of {tensor.extents} has strides {strides}"
+            )
+    return None
+
+
+def implausible_mask(mask: Tensor, p: float) -> str | None:
+    """Say why a tensor is no dropout mask of probability p, or None if it may be one."""
+    if mask.dtype == torch.bool:
+        kept = mask
+    else:
+        factor = 1 / (1 - p)
+        kept = mask != 0
+        epsilon = torch.finfo(mask.dtype).eps
+        strange = kept & ~((mask.double() - factor).abs() <= 2 * epsilon * factor)
+        if strange.any():
+            return f"holds {float(mask[strange][0]):.6g}; it may hold 0 and {factor:.6g} only"
+    share, count = float(kept.double().mean()), kept.numel()
+    limit = SIGMAS * sqrt(p * (1 - p) / count) + MASK_RESOLUTION
+    if abs(share - (1 - p)) > limit:
+        return f"keeps {share:.6f} of {count} elements; p = {p} asks for {1 - p:.6f} within {limit:.6f}"
+    return None
+
+
+def unrepeatable(first: Tensors, second: Tensors) -> str | None:
+    """Say which output differs between two runs from one seed into oppositely filled memory, or None."""
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        if one is None or other is None:
+            continue
+        differs = (one != other) & ~(one.isnan() & other.isnan())
+        if bool(differs.any()):
+            count = int(differs.sum())
+            return (
+                f"output {place} differs in {count} of {one.numel()} elements between two runs from the same seed: "
+                "it is not written in full, or not drawn from torch's generator"
+            )
+    return None
+
+
+def seedless(masks: Mapping[int, Tensor], others: Mapping[int, Tensor | None]) -> str | None:
+    """Say that a mask does not depend on the generator's seed, or None where all do."""
+    for number, mask in masks.items():
+        other = others[number]
+        if mask.numel() >= DISTINCT_ELEMENTS and other is not None and torch.equal(mask, other):
+            return "the dropout mask is the same whatever the generator's seed"
+    return None
+
+
+def deviation(call: Call, result: Tensor, reference: Tensor) -> str | None:
+    """Say where a result is further from its reference than the tolerance allows, or None."""
+    dtype = str(result.dtype).removeprefix("torch.")
+    relative, absolute = allowed(call.subgraph, dtype) if dtype in TOLERANCES else (0.0, 0.0)
+    got, wanted = result.double(), reference.double()
+    size = wanted.abs()
+    finite = size.isfinite()
+    if not bool(finite.all()):
+        size = torch.where(finite, size, 0.0)
+    scale = float(size.square().sum().div(max(1, int(finite.sum()))).sqrt())
+    error = (got - wanted).abs()
+    fine = error <= relative * size + absolute * scale
+    if bool(fine.all()):
+        return None
+    wrong = ~(fine | (got == wanted) | (got.isnan() & wanted.isnan()))
+    count = int(wrong.sum())
+    if count == 0:
+        return None
+    missing = wrong & ~got.isfinite() & finite
+    if bool(missing.any()):
+        where = tuple(missing.nonzero()[0].tolist())
+        return (
+            f"is {float(got[where])} in {int(missing.sum())} of {got.numel()} elements, first at {where}, where the "
+            "reference is finite: not written, or not computed"
+        )
+    error = torch.where(wrong, error.nan_to_num(float("inf")), -1.0)
+    where = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    limit = relative * float(size[where]) + absolute * scale
+    return (
+        f"differs from the reference in {count} of {got.numel()} elements, most at {where}: {float(got[where]):.6g} "
+        f"instead of {float(wanted[where]):.6g}, off by {float(error[where]):.3g} where {limit:.3g} is allowed"
+    )
+
+
+def _whole(view: Tensor) -> Tensor:
+    """View the whole buffer that a boundary tensor lies in."""
+    return view.as_strided((view.untyped_storage().nbytes() // view.element_size(),), (1,), 0)

@@ -1,0 +1,73 @@
+"""Where model files are, and how they are read."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotuner.errors import ModelError
+from autotuner.models.model import ModelFile
+from autotuner.models.schema import parse_definition
+
+
+def search_spaces_dir() -> Path:
+    """Return the directory of search spaces: beside the package in a source checkout, inside it once installed."""
+    package = Path(__file__).resolve().parents[1]
+    for found in (package.parent / "search_spaces", package / "search_spaces"):
+        if (found / "models").is_dir():
+            return found
+    raise ModelError(f"no search_spaces directory beside or inside {package}; install the package again")
+
+
+def known_models() -> dict[str, Path]:
+    """Return the path of each model file by the model's name."""
+    return {path.stem.replace("_", "-"): path for path in sorted((search_spaces_dir() / "models").glob("*.yaml"))}
+
+
+def parse_reference(reference: str) -> tuple[str, str | None]:
+    """Split "bert-encoder:tiny" into name (or path) and preset; without a colon there is no preset.
+
+    Raises:
+        ModelError: the name or the preset is empty.
+    """
+    name, colon, preset = reference.partition(":")
+    if not name or bool(colon) != bool(preset):
+        raise ModelError(f'{reference!r} is no model: write "name", "name:preset" or "path.yaml:preset"')
+    return name, preset or None
+
+
+def load_model(name_or_path: str) -> ModelFile:
+    """Read a model file.
+
+    Args:
+        name_or_path: a known name like "bert-encoder", or the path of a YAML file.
+
+    Raises:
+        ModelError: no such name or file, or its content breaks a rule.
+    """
+    if name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path)
+    else:
+        known = known_models()
+        if name_or_path not in known:
+            raise ModelError(f"no model {name_or_path!r}; known: {', '.join(known)}; or give the path of a .yaml file")
+        path = known[name_or_path]
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ModelError(f"{path}: no valid YAML: {error}") from None
+    return ModelFile(str(path), parse_definition(content, str(path)))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that occurs twice is an error; the plain loader silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", node.start_mark)
+        return super().construct_mapping(node, deep)

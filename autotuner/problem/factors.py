@@ -1,0 +1,127 @@
+"""What a solver gets and what it returns. Knows nothing of transformers, kernels or tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotuner.errors import ProblemError
+
+SCHEMA = 1
+
+State = str
+Row = tuple[State, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A table of costs over the states of some variables; a row that is not there is forbidden.
+
+    Args:
+        name: for messages and for the paper's chain; unique in a problem.
+        variables: names, in the order of a row's states.
+        table: row -> cost in microseconds, finite and not negative.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    table: Mapping[Row, float]
+
+    def __post_init__(self) -> None:
+        if len(set(self.variables)) != len(self.variables):
+            raise ProblemError(f"factor {self.name!r} names a variable twice: {self.variables}")
+        for row, cost in self.table.items():
+            if len(row) != len(self.variables):
+                raise ProblemError(
+                    f"factor {self.name!r}: row {row} has {len(row)} states, its variables are {len(self.variables)}"
+                )
+            if not 0 <= cost < float("inf"):
+                raise ProblemError(f"factor {self.name!r}: row {row} costs {cost}; a cost is finite and not negative")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Factors whose costs add up; each variable takes one state, the same in every factor that names it.
+
+    `chain` names variables in order: the layer graph's main path, residual edges left out. Only the baseline
+    `shortest_path` reads it.
+    """
+
+    factors: tuple[Factor, ...]
+    chain: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [factor.name for factor in self.factors]
+        if len(set(names)) != len(names):
+            raise ProblemError(f"factor names occur twice: {sorted({n for n in names if names.count(n) > 1})}")
+        unknown = set(self.chain) - set(self.variables)
+        if unknown:
+            raise ProblemError(f"the chain names variables that no factor has: {sorted(unknown)}")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Every variable once, in order of first appearance."""
+        return tuple(dict.fromkeys(name for factor in self.factors for name in factor.variables))
+
+    def cost_us(self, states: Mapping[str, State]) -> float:
+        """Return the total cost of a full assignment.
+
+        Raises:
+            ProblemError: some factor forbids it; the message names the factor and its row.
+        """
+        total = 0.0
+        for factor in self.factors:
+            row = tuple(states[name] for name in factor.variables)
+            if row not in factor.table:
+                raise ProblemError(f"factor {factor.name!r} has no row {row}")
+            total += factor.table[row]
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "chain": list(self.chain),
+            "factors": [
+                {
+                    "name": factor.name,
+                    "variables": list(factor.variables),
+                    "rows": [[*row, cost] for row, cost in factor.table.items()],
+                }
+                for factor in self.factors
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Problem":
+        """Read a problem from its JSON value.
+
+        Raises:
+            ProblemError: another schema version, or not a problem at all.
+        """
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            given = value.get("schema") if isinstance(value, dict) else type(value).__name__
+            raise ProblemError(f"this is no problem of schema {SCHEMA}, its schema is {given!r}")
+        try:
+            factors = tuple(
+                Factor(f["name"], tuple(f["variables"]), {tuple(row[:-1]): float(row[-1]) for row in f["rows"]})
+                for f in value["factors"]
+            )
+            return cls(factors, tuple(value["chain"]))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise ProblemError(f"the problem is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A state for each variable, and what is known about how good it is; all times in microseconds."""
+
+    states: Mapping[str, State]
+    total_us: float
+    lower_bound_us: float
+    solver: str
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the total is, as a share of the bound; 0 when it is proven optimal."""
+        if self.lower_bound_us <= 0:
+            return 0.0 if self.total_us <= 0 else float("inf")
+        return max(0.0, self.total_us / self.lower_bound_us - 1)

@@ -1,0 +1,21 @@
+"""A configuration as a runnable torch module; imports torch."""
+
+from autotuner.runtime.adapters import Description
+from autotuner.runtime.check import CheckReport, check
+from autotuner.runtime.framework import encoder_layer
+from autotuner.runtime.module import TunedModule, TunedWarning, apply, describe
+from autotuner.runtime.peers import time_peers
+from autotuner.runtime.training_step import TrainingStep
+
+__all__ = [
+    "CheckReport",
+    "Description",
+    "TrainingStep",
+    "TunedModule",
+    "TunedWarning",
+    "apply",
+    "check",
+    "describe",
+    "encoder_layer",
+    "time_peers",
+]

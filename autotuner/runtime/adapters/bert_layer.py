@@ -1,0 +1,141 @@
+"""Hugging Face's BertLayer; this file imports transformers."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
+from transformers.models.bert.modeling_bert import BertLayer
+
+from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
+from autotuner.runtime.masks import additive_key_mask
+from autotuner.runtime.module import TunedModule
+from autotuner.runtime.reason import Reason
+
+# Keyword arguments that change nothing of what the layer returns.
+HARMLESS = frozenset({"output_hidden_states", "return_dict", "use_cache", "num_items_in_batch", "position_ids"})
+
+
+def activation_kind(activation: Any) -> str | None:
+    """Return the operator kind of an activation module, or None for one that has none."""
+    if isinstance(activation, GELUActivation):
+        return "gelu_erf"
+    if isinstance(activation, GELUTanh | NewGELUActivation):
+        return "gelu_tanh"
+    return "relu" if isinstance(activation, nn.ReLU) else None
+
+
+def refuses(module: nn.Module) -> str | None:
+    assert isinstance(module, BertLayer)
+    if module.is_decoder or module.add_cross_attention:
+        return "it is a decoder's layer: the model is an encoder's, without causal mask, cache and cross attention"
+    if activation_kind(module.intermediate.intermediate_act_fn) is None:
+        found = type(module.intermediate.intermediate_act_fn).__name__
+        return f"activation {found}: it is none of gelu (erf), gelu_new or gelu_pytorch_tanh (tanh) and relu"
+    first, second = module.attention.output.LayerNorm.eps, module.output.LayerNorm.eps
+    if first != second:
+        return f"epsilon is {first} in the first layer norm and {second} in the second; the model has one"
+    return None
+
+
+def describe(module: nn.Module) -> Description:
+    assert isinstance(module, BertLayer)
+    attention = module.attention.self
+    return Description(
+        "bert-encoder",
+        {
+            "h": attention.query.in_features,
+            "n": attention.num_attention_heads,
+            "p": attention.attention_head_size,
+            "f": module.intermediate.dense.out_features,
+        },
+        {
+            "activation": str(activation_kind(module.intermediate.intermediate_act_fn)),
+            "attention_dropout": float(attention.dropout.p),
+            "output_dropout": float(module.attention.output.dropout.p),
+            "activation_dropout": 0.0,
+            "feed_forward_dropout": float(module.output.dropout.p),
+            "epsilon": float(module.output.LayerNorm.eps),
+        },
+        dtype_name(module.output.dense.weight.dtype),
+    )
+
+
+def parts(module: nn.Module) -> Parts:
+    own: dict[str, Any] = module._modules
+    attention, intermediate, output = own["attention"], own["intermediate"], own["output"]
+    inner, after = attention._modules["self"], attention._modules["output"]
+    projections, dense, last = inner._modules, after._modules, output._modules
+    return (
+        attention, intermediate, output, inner, after,
+        projections["query"], projections["key"], projections["value"], projections["dropout"],
+        dense["dense"], dense["LayerNorm"], dense["dropout"],
+        intermediate._modules["dense"], intermediate._modules.get("intermediate_act_fn"),
+        last["dense"], last["LayerNorm"], last["dropout"],
+    )  # fmt: skip
+
+
+def settings(found: Parts) -> tuple[float, ...]:
+    attention, dropped, last = found[3], found[11], found[16]
+    return (
+        found[8].p if attention.training else 0.0,
+        dropped.p if dropped.training else 0.0,
+        0.0,
+        last.p if last.training else 0.0,
+        found[10].eps,
+        found[15].eps,
+    )
+
+
+class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
+    """Runs a configuration where it covers the call, and the layer that it was made from elsewhere."""
+
+    original = BertLayer
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        original = partial(
+            BertLayer.forward,
+            self,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        mask: Tensor | Reason | None = None
+        unknown = [n for n, value in kwargs.items() if value is not None and value is not False and n not in HARMLESS]
+        if past_key_values is not None:
+            unknown.append("past_key_values")
+        if unknown:
+            mask = Reason(unknown[0], f"{unknown[0]} is given, and no configuration has it")
+        elif attention_mask is not None:
+            mask = additive_key_mask(attention_mask, self.expects_mask, keeps=True)
+        return self.run(hidden_states, mask, original)
+
+
+ADAPTER = Adapter(
+    tuned=f"{__name__}:TunedBertLayer",
+    ports=(
+        *linear("attention.self.query.", ("query",), "np", "h"),
+        *linear("attention.self.key.", ("key",), "np", "h"),
+        *linear("attention.self.value.", ("value",), "np", "h"),
+        *linear("attention.output.dense.", ("output",), "h", "np"),
+        *norm("attention.output.LayerNorm", "norm1"),
+        *linear("intermediate.dense.", ("linear1",), "f", "h"),
+        *linear("output.dense.", ("linear2",), "h", "f"),
+        *norm("output.LayerNorm", "norm2"),
+    ),
+    refuses=refuses,
+    describe=describe,
+    parts=parts,
+    settings=settings,
+    batch_first=lambda _: True,
+)

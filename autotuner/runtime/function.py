@@ -1,0 +1,77 @@
+"""A plan as one node of torch's autograd graph."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph
+
+from autotuner.runtime.workspace import Lease, Pool, Workspace
+
+
+class TunedStep(torch.autograd.Function):
+    """forward(pool, mask, original, x, *parameters) -> y.
+
+    The workspace belongs to the node until its backward is over, or the node is gone. Parameters are saved so that
+    torch notices, as for its own operators, when one was changed in place between forward and backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        pool: Pool,
+        mask: Tensor | None,
+        original: Callable[[Tensor], Tensor] | None,
+        x: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.lease = Lease(pool)
+        ctx.original = original
+        ctx.save_for_backward(x, *parameters)
+        return run_forward(ctx.lease.workspace, x, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            return (None, None, None, *_differentiable(ctx.original, saved, wanted, grads[0]))
+        found = ctx.lease.workspace.backward(grads, wanted)
+        if not _get_current_graph_task_keep_graph():
+            ctx.lease = None
+        return (None, None, None, *found)
+
+
+def run_forward(workspace: Workspace, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Run forward on x and, where the graph has one, an additive mask over keys; None stands for zeros.
+
+    y is contiguous, as the frameworks return it; where they put the sequence first, that takes a copy.
+    """
+    inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
+    return workspace.forward(*inputs)[0].contiguous()
+
+
+def workspace_of(y: Tensor) -> Workspace:
+    """Return the workspace in which an output's forward ran; it holds the masks that were drawn."""
+    lease: Lease = y.grad_fn.lease  # type: ignore[union-attr]
+    return lease.workspace
+
+
+def _differentiable(
+    original: Callable[[Tensor], Tensor] | None, saved: Sequence[Tensor], wanted: Sequence[bool], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return gradients that can be differentiated again (`create_graph=True`), through the original module.
+
+    Raises:
+        RuntimeError: dropout is on, and the original module would draw other masks.
+    """
+    if original is None:
+        raise RuntimeError(
+            "create_graph=True through a tuned module with dropout: its masks cannot be given to the original module; "
+            "set every dropout p to 0, or use the original module"
+        )
+    x, *_ = saved
+    asked = [tensor for tensor, want in zip(saved, wanted, strict=True) if want]
+    found = iter(torch.autograd.grad(original(x), asked, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if want else None for want in wanted)

@@ -1,0 +1,11 @@
+"""Why a configuration does not cover a call."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A key to count by, and a sentence."""
+
+    key: str
+    sentence: str

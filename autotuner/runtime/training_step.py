@@ -1,0 +1,75 @@
+"""A configuration as plain calls, without a framework module."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from autotuner.configuration import Configuration
+from autotuner.errors import ConfigurationError
+from autotuner.runtime.plan import Plan, make_plan
+from autotuner.runtime.port import Port, Ports
+from autotuner.runtime.workspace import Workspace
+
+
+class TrainingStep:
+    """Forward and backward over tensors named as in the model file."""
+
+    def __init__(self, configuration: Configuration, parameters: Mapping[str, Tensor]) -> None:
+        """Lay out the parameters and build every step.
+
+        Args:
+            configuration: what to run.
+            parameters: values, axes as declared in the model file. They are copied; `self.parameters` are those that
+                run, in the configuration's layouts, and may be changed in place.
+
+        Raises:
+            ConfigurationError: a parameter is missing, or has another shape than the model's.
+        """
+        self.plan = make_plan(configuration)
+        graph = self.plan.graph
+        wrong = [
+            name
+            for name in self.plan.parameters
+            if name not in parameters or tuple(parameters[name].shape) != graph.shape(name)
+        ]
+        if wrong:
+            wanted = {name: graph.shape(name) for name in self.plan.parameters}
+            raise ConfigurationError(f"parameter {wrong[0]!r} is missing or has another shape; expected {wanted}")
+        self.parameters = laid_out(self.plan)
+        for name, tensor in self.parameters.items():
+            tensor.copy_(parameters[name].detach())
+        sources = [n for n, t in graph.tensors.items() if t.role == "input" and f"grad_{n}" in self.plan.outputs]
+        self._ports = Ports(
+            tuple(self._declared(name) for name in self.plan.inputs),
+            tuple(self._declared(name.removeprefix("grad_")) for name in self.plan.given),
+            tuple(self._declared(name) for name in self.plan.outputs if not name.startswith("grad_")),
+            tuple(self._declared(name) for name in (*sources, *self.plan.parameters)),
+        )
+        self.workspace = Workspace(self.plan, self._ports, self.parameters)
+        self._all = (True,) * len(self._ports.sources)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return y; the additive mask over keys is zero where it is not given."""
+        inputs = (x, mask)[: len(self._ports.inputs)]
+        return self.workspace.forward(*inputs)[0]
+
+    def backward(self, grad: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of the last forward by name, "grad_x" and those of all parameters."""
+        found = self.workspace.backward((grad,), self._all)
+        names = (f"grad_{port.name}" for port in self._ports.sources)
+        return {name: tensor for name, tensor in zip(names, found, strict=True) if tensor is not None}
+
+    def _declared(self, name: str) -> Port:
+        return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))
+
+
+def laid_out(plan: Plan) -> dict[str, Tensor]:
+    """Return a new, unset tensor for each parameter, strides and neighbours as a plan says."""
+    found: dict[str, Tensor] = {}
+    for buffer in plan.buffers:
+        if buffer.role == "parameter":
+            base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype))
+            for place, offset in buffer.offsets.items():
+                found[place[0]] = base.as_strided(plan.shape(place), plan.strides(place), offset)
+    return found

@@ -1,0 +1,219 @@
+"""Memory of one forward and its backward, and one prebuilt call without arguments per step.
+
+What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
+storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
+frees the caller to change them and lets them have any strides.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels import KERNELS
+from autotuner.runtime.plan import Place, Plan
+from autotuner.runtime.port import Port, Ports
+
+Run = Callable[[], Any]
+
+# Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
+# are held, results are handed out as copies.
+SETS = 2
+IDLE_WORKSPACES = 2
+
+
+class Workspace:
+    """Built once for given parameters; runs many times."""
+
+    def __init__(self, plan: Plan, ports: Ports, parameters: Mapping[str, Tensor]) -> None:
+        """Allocate and build.
+
+        Args:
+            plan: where everything lies.
+            ports: how the caller sees inputs and outputs.
+            parameters: a view of each, declared axes in order, strides as the plan says.
+        """
+        self.plan, self.ports = plan, ports
+        with torch.inference_mode(False), torch.no_grad():
+            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8)
+            self.views = {plan.parameters[name]: tensor for name, tensor in parameters.items()}
+            for number, buffer in enumerate(plan.buffers):
+                if buffer.role == "arena":
+                    start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
+                    self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
+            self._inside = {
+                number: self._built(number, self.views)
+                for number, step in enumerate(plan.steps)
+                if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
+            }
+            self._inputs = [self._port_view(port, "") for port in ports.inputs]
+            self._given = [self._port_view(port, "grad_") for port in ports.given]
+        self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
+        self._spare: dict[str, OutputSet] = {}
+        self.copies = 0
+        self.skips_kernels = False  # for timing what a step costs beside them
+
+    def forward(self, *inputs: Tensor | None) -> list[Tensor]:
+        """Run forward on inputs, in the order of the ports; None stands for zeros."""
+        for stage, tensor in zip(self._inputs, inputs, strict=True):
+            if tensor is None:
+                stage.zero_()
+            else:
+                stage.copy_(tensor)
+        made = self._set("forward")
+        for run in () if self.skips_kernels else made.runs:
+            run()
+        return self._handed(made, made.handed)
+
+    def backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
+        """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others."""
+        for stage, tensor in zip(self._given, given, strict=True):
+            stage.copy_(tensor)
+        made = self._set("backward")
+        for run in () if self.skips_kernels else made.runs_for(wanted):
+            run()
+        chosen = [tensor for tensor, want in zip(made.handed, wanted, strict=True) if want]
+        handed = iter(self._handed(made, chosen))
+        return [next(handed) if want else None for want in wanted]
+
+    def _handed(self, made: "OutputSet", tensors: Iterable[Tensor]) -> list[Tensor]:
+        if made is self._spare.get(made.phase):
+            self.copies += 1
+            return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in tensors]
+        return [tensor.detach() for tensor in tensors]
+
+    def _set(self, phase: str) -> "OutputSet":
+        """Return a set that nobody outside holds; where all are held, the spare one, whose results are copied."""
+        sets = self._sets[phase]
+        copied = phase == "forward" and self.plan.handed_out_and_read
+        if not copied:
+            for found in sets:
+                if found.is_free():
+                    return found
+            if len(sets) < SETS:
+                sets.append(OutputSet(self, phase))
+                return sets[-1]
+        if phase not in self._spare:
+            self._spare[phase] = OutputSet(self, phase)
+        return self._spare[phase]
+
+    def _port_view(self, port: Port, of: str) -> Tensor:
+        lies = self.plan.geometry(port, of)
+        buffer = self.plan.buffers[lies.buffer]
+        first = self.views[next(iter(buffer.offsets))]
+        start = first.storage_offset() - next(iter(buffer.offsets.values()))
+        return first.as_strided(lies.shape, lies.strides, start + lies.offset)
+
+    def _show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None:
+        """Add a view of each place of a buffer that begins where `base` begins."""
+        for place, offset in self.plan.buffers[number].offsets.items():
+            views[place] = base.as_strided(
+                self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
+            )
+
+    def _built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
+        """Build a step on operands declared as its record declares them, over the same elements."""
+        step = self.plan.steps[number]
+        call = step.call
+        operands: list[Tensor | None] = []
+        for place, tensor, form in zip(
+            (*step.inputs, *step.outputs), call.subgraph.boundary, call.candidate.parsed_forms(), strict=True
+        ):
+            if place is None:
+                operands.append(None)
+                continue
+            declared = call.subgraph.tensors[tensor]
+            strides, _, _ = form.placed(declared.axes, declared.extents)
+            view = views[place]
+            operands.append(view.as_strided(declared.extents, strides, view.storage_offset()))
+        count = len(step.inputs)
+        run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
+        return run
+
+
+class OutputSet:
+    """Storages for what one phase hands out, and the phase's calls built on them."""
+
+    def __init__(self, workspace: Workspace, phase: str) -> None:
+        plan, ports = workspace.plan, workspace.ports
+        self.phase = phase
+        self._plan, self._ports = plan, ports
+        with torch.inference_mode(False), torch.no_grad():
+            bases = {
+                number: torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype))
+                for number, buffer in enumerate(plan.buffers)
+                if buffer.role == "output" and buffer.phase == phase
+            }
+            views = dict(workspace.views)
+            for number, base in bases.items():
+                workspace._show(number, base, views)
+            self._calls = {
+                number: workspace._inside.get(number) or workspace._built(number, views)
+                for number, step in enumerate(plan.steps)
+                if step.phase == phase
+            }
+            lying = [
+                plan.geometry(port, of)
+                for of, side in (("", ports.outputs), ("grad_", ports.sources))
+                if (of == "") == (phase == "forward")
+                for port in side
+            ]
+            self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
+        self.runs = list(self._calls.values())
+        self._chosen: dict[tuple[bool, ...], list[Run]] = {}
+        self._storages = [base.untyped_storage() for base in bases.values()]
+        del bases, views, base
+        self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
+
+    def is_free(self) -> bool:
+        """Say whether nobody outside holds a storage of this set: its use count is what it was when it was made."""
+        count = torch._C._storage_Use_Count
+        return all(count(storage) == holders for storage, holders in self._holders)
+
+    def runs_for(self, wanted: tuple[bool, ...]) -> list[Run]:
+        """Return the calls that the wanted gradients need."""
+        if wanted not in self._chosen:
+            names = [
+                f"grad_{member}"
+                for port, want in zip(self._ports.sources, wanted, strict=True)
+                if want
+                for member in port.members
+            ]
+            needed = self._plan.needed(names)
+            self._chosen[wanted] = [run for number, run in self._calls.items() if number in needed]
+        return self._chosen[wanted]
+
+
+class Pool:
+    """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over."""
+
+    def __init__(self, plan: Plan, ports: Ports, parameters: Mapping[str, Tensor]) -> None:
+        self._arguments = (plan, ports, parameters)
+        self._idle: list[Workspace] = []
+        self.made = 0
+
+    def take(self) -> Workspace:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self.made += 1
+            return Workspace(*self._arguments)
+
+    def give_back(self, workspace: Workspace) -> None:
+        if len(self._idle) < IDLE_WORKSPACES:
+            self._idle.append(workspace)
+
+
+class Lease:
+    """Holds a workspace for as long as somebody holds the lease."""
+
+    __slots__ = ("pool", "workspace")
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.workspace = pool, pool.take()
+
+    def __del__(self) -> None:
+        workspace = getattr(self, "workspace", None)
+        if workspace is not None:
+            self.pool.give_back(workspace)

@@ -1,0 +1,92 @@
+"""Settings: the environment, read once. No other module reads an environment variable."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from urllib.parse import quote
+
+from autotuner.errors import SettingsError
+
+DEFAULT_DATABASE = "sqlite:///autotuner.sqlite"
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_CACHE = "~/.cache/autotuner"
+DATABASE_KINDS = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user sets once for every job; what belongs to one job is an option of that job.
+
+    Args:
+        database_url: `AUTOTUNER_DATABASE`, a URL or the path of an SQLite file.
+        threads: `AUTOTUNER_THREADS`, threads that a measured kernel may use; None for all cores.
+        timeout_s: `AUTOTUNER_TIMEOUT_S`, after which a candidate is given up.
+        cache_dir: `AUTOTUNER_CACHE`, where compiled kernels are kept; made by whoever first writes to it.
+    """
+
+    database_url: str = DEFAULT_DATABASE
+    threads: int | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    cache_dir: Path = Path(os.path.expanduser(DEFAULT_CACHE))
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
+        """Read the settings from environment variables; one that is empty counts as not set.
+
+        Args:
+            env: what to read instead of the process's own environment.
+
+        Raises:
+            SettingsError: a variable has a value that cannot be used.
+        """
+        given = {name: text.strip() for name, text in (os.environ if env is None else env).items() if text.strip()}
+        return cls(
+            database_url=_database(given.get("AUTOTUNER_DATABASE", DEFAULT_DATABASE)),
+            threads=_threads(given["AUTOTUNER_THREADS"]) if "AUTOTUNER_THREADS" in given else None,
+            timeout_s=_timeout_s(given.get("AUTOTUNER_TIMEOUT_S", str(DEFAULT_TIMEOUT_S))),
+            cache_dir=_cache_dir(given.get("AUTOTUNER_CACHE", DEFAULT_CACHE)),
+        )
+
+
+def database_url(url_or_path: str | Path) -> str:
+    """Return a database URL as it is, and the path of an SQLite file as a URL."""
+    if isinstance(url_or_path, str) and "://" in url_or_path:
+        return url_or_path
+    return "sqlite:///" + quote(os.path.expanduser(url_or_path), safe="/")
+
+
+def _database(text: str) -> str:
+    kind = text.split("://")[0].split("+")[0]
+    if "://" in text and kind not in DATABASE_KINDS:
+        raise SettingsError(
+            f"AUTOTUNER_DATABASE names a {kind!r} database: write the path of an SQLite file, sqlite:///FILE or "
+            "postgresql+psycopg://USER@HOST/NAME"
+        )
+    return database_url(text)
+
+
+def _threads(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(
+            f"AUTOTUNER_THREADS is {text!r}: write a whole number from 1, or leave it unset for all cores"
+        )
+    return int(text)
+
+
+def _timeout_s(text: str) -> float:
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not (isfinite(timeout_s) and timeout_s > 0):
+        raise SettingsError(f"AUTOTUNER_TIMEOUT_S is {text!r}: write a number of seconds above 0, such as 30 or 0.5")
+    return timeout_s
+
+
+def _cache_dir(text: str) -> Path:
+    path = Path(os.path.expanduser(text))
+    if path.exists() and not path.is_dir():
+        raise SettingsError(f"AUTOTUNER_CACHE is {text!r}, which is a file: write a directory, or one that can be made")
+    return path

@@ -1,0 +1,38 @@
+"""Problem -> Solution, by several ways: each knows tables of costs, and nothing of what they are the costs of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from autotuner.problem import Problem, Solution
+from autotuner.solvers.brute_force import brute_force
+from autotuner.solvers.consistency import independent_bound_us
+from autotuner.solvers.exact import exact
+from autotuner.solvers.shortest_path import shortest_path
+
+__all__ = ["SOLVERS", "Solver", "independent_bound_us"]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A way to solve problems, called with one.
+
+    Args:
+        solve: returns a feasible solution, or raises InfeasibleError where there is none.
+        exact: its solutions are proven to cost the least; otherwise it is a baseline.
+    """
+
+    solve: Callable[[Problem], Solution]
+    exact: bool
+
+    def __call__(self, problem: Problem) -> Solution:
+        return self.solve(problem)
+
+
+SOLVERS: Mapping[str, Solver] = MappingProxyType(
+    {
+        "exact": Solver(exact, exact=True),
+        "shortest_path": Solver(shortest_path, exact=False),
+        "brute_force": Solver(brute_force, exact=True),
+    }
+)

@@ -1,0 +1,196 @@
+"""Sparse tables of costs on arrays: a row is one small integer per variable; a row that is not there is forbidden."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotuner.errors import ProblemError
+from autotuner.problem import Problem
+
+Integers = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Costs = NDArray[np.float64]
+
+MEMORY_BYTES = 2 << 30
+# Keys up to this index an array as they are; above it, and above a few per row, they are renumbered without holes.
+DENSE_KEYS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """Distinct rows of states and their costs.
+
+    Args:
+        name: of the factors that it came from, for messages.
+        variables: numbers, in the order of `columns`.
+        columns: one row of the array per variable, one column per row of the table.
+        costs: one per row of the table.
+    """
+
+    name: str
+    variables: tuple[int, ...]
+    columns: Codes
+    costs: Costs
+
+    @property
+    def rows(self) -> int:
+        return len(self.costs)
+
+    def column(self, variable: int) -> Codes:
+        """Return the variable's state in each row."""
+        column: Codes = self.columns[self.variables.index(variable)]
+        return column
+
+    def cheapest(self, variable: int, state_count: int) -> Costs:
+        """Return the cheapest row of each of the variable's states, inf where there is none."""
+        best = np.full(state_count, np.inf)
+        np.minimum.at(best, self.column(variable), self.costs)
+        return best
+
+    def take(self, rows: NDArray[np.bool_]) -> "Table":
+        """Return the table of the rows where the mask is true."""
+        return Table(self.name, self.variables, self.columns[:, rows], self.costs[rows])
+
+    def without(self, variables: Container[int]) -> "Table":
+        """Return the table without the columns of these variables; the caller knows that rows stay distinct."""
+        places = [place for place, variable in enumerate(self.variables) if variable not in variables]
+        return Table(self.name, tuple(self.variables[place] for place in places), self.columns[places], self.costs)
+
+    def costing(self, costs: Costs) -> "Table":
+        """Return the table with the same rows at other costs."""
+        return Table(self.name, self.variables, self.columns, costs)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A problem with its variables numbered in order of first appearance, and their states in order of their names.
+
+    Rows are sorted by their numbers, so nothing depends on the order in which a factor's table was filled.
+    """
+
+    names: tuple[str, ...]
+    states: tuple[tuple[str, ...], ...]
+    tables: tuple[Table, ...]
+
+    @property
+    def state_counts(self) -> tuple[int, ...]:
+        """The number of states of each variable."""
+        return tuple(len(states) for states in self.states)
+
+    def named(self, codes: Mapping[int, int]) -> dict[str, str]:
+        """Return states by their names from states by their numbers."""
+        return {name: self.states[v][codes[v]] for v, name in enumerate(self.names)}
+
+
+def encode(problem: Problem) -> Network:
+    """Return the problem on arrays; table i is factor i."""
+    names = problem.variables
+    number = {name: v for v, name in enumerate(names)}
+    seen: list[set[str]] = [set() for _ in names]
+    columns_of = [list(zip(*factor.table, strict=True)) for factor in problem.factors]
+    for factor, columns in zip(problem.factors, columns_of, strict=True):
+        for name, column in zip(factor.variables, columns, strict=False):
+            seen[number[name]].update(column)
+    states = tuple(tuple(sorted(each)) for each in seen)
+    codes = [{state: code for code, state in enumerate(each)} for each in states]
+    tables = []
+    for factor, columns in zip(problem.factors, columns_of, strict=True):
+        variables = tuple(number[name] for name in factor.variables)
+        array = np.zeros((len(variables), len(factor.table)), np.int32)
+        for place, column in enumerate(columns):
+            array[place] = np.fromiter(map(codes[variables[place]].__getitem__, column), np.int32, len(column))
+        costs = np.fromiter(factor.table.values(), np.float64, len(factor.table))
+        order = np.lexsort(array[::-1]) if variables else np.arange(len(costs))
+        tables.append(Table(factor.name, variables, array[:, order], costs[order]))
+    return Network(names, states, tuple(tables))
+
+
+def keys(columns: Iterable[Codes], state_counts: Iterable[int], rows: int) -> tuple[Integers, int]:
+    """Return one number per row, equal where the rows are, ordered as the rows are, and the count of numbers.
+
+    Mixed radix while the numbers stay dense enough to index arrays with; renumbered by sorting where they do not.
+    """
+    key, span = np.zeros(rows, np.int64), 1
+    for column, state_count in zip(columns, state_counts, strict=True):
+        if span * state_count >= 1 << 62:
+            key, span = renumbered(key)
+        key, span = key * state_count + column, span * state_count
+    return renumbered(key) if span > max(DENSE_KEYS, 8 * rows) else (key, span)
+
+
+def renumbered(key: Integers) -> tuple[Integers, int]:
+    """Return the keys as places in the sorted list of distinct ones, and the length of that list."""
+    distinct, places = np.unique(key, return_inverse=True)
+    return places.astype(np.int64), max(1, len(distinct))
+
+
+def join(left: Table, right: Table, state_counts: Sequence[int]) -> Table:
+    """Return the table over both tables' variables: every pair of rows that agree, costs added.
+
+    Raises:
+        ProblemError: the result would need more than `MEMORY_BYTES`.
+
+    Cost:
+        O(rows of left + right + result), a sort of right's keys besides.
+    """
+    shared = [v for v in left.variables if v in right.variables]
+    added = [v for v in right.variables if v not in left.variables]
+    variables = left.variables + tuple(added)
+    both = [np.concatenate((left.column(v), right.column(v))) for v in shared]
+    key, span = keys(both, [state_counts[v] for v in shared], left.rows + right.rows)
+    left_key, right_key = key[: left.rows], key[left.rows :]
+    counts = np.bincount(right_key, minlength=span)
+    partners = counts[left_key]
+    rows = int(partners.sum())
+    refuse_above_memory(rows, variables, state_counts, f"joining {left.name!r} with {right.name!r}")
+
+    order = np.argsort(right_key, kind="stable")
+    first = (np.cumsum(counts) - counts)[left_key]
+    left_rows = np.repeat(np.arange(left.rows), partners)
+    within = np.arange(rows) - np.repeat(np.cumsum(partners) - partners, partners)
+    right_rows = order[np.repeat(first, partners) + within]
+    columns = np.empty((len(variables), rows), np.int32)
+    for place in range(len(left.variables)):
+        columns[place] = left.columns[place][left_rows]
+    for place, variable in enumerate(added, start=len(left.variables)):
+        columns[place] = right.column(variable)[right_rows]
+    return Table(left.name, variables, columns, left.costs[left_rows] + right.costs[right_rows])
+
+
+def refuse_above_memory(rows: int, variables: Sequence[int], state_counts: Sequence[int], doing: str) -> None:
+    """Raise ProblemError if so many rows over so many variables do not fit."""
+    # Per row: a code per variable, a cost, and while joining three indices of 8 bytes.
+    needed_bytes = rows * (4 * len(variables) + 8 + 24)
+    if needed_bytes > MEMORY_BYTES:
+        states = ", ".join(str(state_counts[v]) for v in variables)
+        raise ProblemError(
+            f"{doing} makes {rows:,} rows over {len(variables)} variables of {states} states,"
+            f" {needed_bytes / 2**30:.1f} GiB; at most {MEMORY_BYTES / 2**30:.1f} GiB are used:"
+            " give fewer states per variable, or fewer variables per factor"
+        )
+
+
+def project(table: Table, variable: int, state_counts: Sequence[int]) -> tuple[Table, Codes]:
+    """Return the cheapest cost over the variable's states for each row of the others, and the state that has it.
+
+    Of equally cheap states the first is taken. Rows of the result are sorted.
+    """
+    rest = table.without((variable,))
+    key, span = keys(rest.columns, [state_counts[v] for v in rest.variables], table.rows)
+    best = np.full(span, np.inf)
+    np.minimum.at(best, key, table.costs)
+    ties = np.flatnonzero(table.costs == best[key])
+    states = table.column(variable)
+    first = np.full(span, np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(first, key[ties], states[ties])
+    winners = ties[states[ties] == first[key[ties]]]
+    winners = winners[np.argsort(key[winners], kind="stable")]
+    return Table(table.name, rest.variables, rest.columns[:, winners], table.costs[winners]), states[winners]
+
+
+def product(state_counts: Iterable[int]) -> float:
+    """Return the product as a float, so that astronomic ones can be compared."""
+    return float(prod(map(float, state_counts)))

@@ -1,0 +1,231 @@
+"""A space with its measurements -> the answer: solved, in running order, with its certificate."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+
+from autotuner.analysis import fused_bytes
+from autotuner.configuration import Certificate, Configuration, Fusion, Measured, Step
+from autotuner.errors import InfeasibleError
+from autotuner.graph import Graph
+from autotuner.layout import STACK_AXIS, Form
+from autotuner.models import Model
+from autotuner.problem import Solution
+from autotuner.problem.formulate import Formulation, formulate, order_steps
+from autotuner.records import Environment, Measurement
+from autotuner.solvers import SOLVERS
+from autotuner.space import Choice, Conversion, Space
+
+
+def build_configuration(
+    model: Model,
+    space: Space,
+    known: Mapping[str, Measurement],
+    environment: Environment,
+    counts: Mapping[str, int],
+    *,
+    solver: str = "exact",
+    noise_floor: float | None = None,
+) -> Configuration:
+    """Solve a space with its measurements, and write the answer down.
+
+    Raises:
+        InfeasibleError: some operator has no candidate that works; the message says what became of them.
+    """
+    problem, solution = solved(space, known, solver)
+    costs = problem.costs_us
+    steps = tuple(_steps(space, problem, solution))
+    bound = _bound_us(space, costs)
+    total = sum(step.predicted_us for step in steps)
+    unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
+    chosen = fused_bytes(space.graph, [([n for n, _ in s.inputs], [n for n, _ in s.outputs]) for s in steps])
+    return Configuration(
+        model=model,
+        graph_key=space.graph.key,
+        environment=environment.to_json(),
+        environment_key=environment.key,
+        steps=steps,
+        certificate=Certificate(
+            solver=solver,
+            predicted_us=total,
+            lower_bound_us=bound,
+            gap=max(0.0, total / bound - 1) if bound > 0 else 0.0,
+            baseline_us=_baseline_us(problem),
+            default_us=default_us(space, costs),
+            noise_floor=noise_floor,
+        ),
+        fusions=tuple(_fusions(space, costs, steps)),
+        counts=dict(counts),
+        bytes_moved={"unfused": unfused, "chosen": chosen},
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"autotuner": metadata.version("autotuner")},
+    )
+
+
+def solved(space: Space, known: Mapping[str, Measurement], solver: str) -> tuple[Formulation, Solution]:
+    """Return a space's problem with its measurements, and a solution.
+
+    Raises:
+        InfeasibleError: some operator has no candidate that works; the message says what became of them.
+    """
+    _must_be_computable(space, known)
+    problem = formulate(space, {key: m.median_us for key, m in known.items() if m.median_us is not None})
+    return problem, SOLVERS[solver](problem.problem)
+
+
+def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
+    """Raise with what became of an operator's candidates where none of them works."""
+    statuses: dict[str, Counter[str]] = {operator.name: Counter() for operator in space.graph.operators}
+    for choice in space.choices:
+        status = known[choice.call.key].status if choice.call.key in known else "not measured"
+        for name in choice.cover.operators:
+            statuses[name][status] += 1
+    for name, counts in statuses.items():
+        if not counts["ok"]:
+            found = ", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none exists"
+            raise InfeasibleError(
+                f"operator {name!r} has no candidate that works ({found}): `autotuner tune` measures what is missing, "
+                "`autotuner tune --retry` what has failed"
+            )
+
+
+def with_measured(configuration: Configuration, measured: Measured) -> Configuration:
+    """Return a configuration with its end-to-end timing."""
+    return replace(configuration, measured=measured)
+
+
+def _steps(space: Space, problem: Formulation, solution: Solution) -> Iterator[Step]:
+    """Yield the chosen covers in running order, each conversion right after its source exists and a reader nears."""
+    graph = space.graph
+    best = _best_by_cover(space, problem.costs_us)
+    phases = {operator.name: operator.phase for operator in graph.operators}
+    pending: dict[str, list[Conversion]] = defaultdict(list)
+    for conversion in problem.converted(solution):
+        pending[conversion.tensor].append(conversion)
+
+    def convert(name: str, phase: str, wanted: set[tuple[str, str]]) -> Iterator[Step]:
+        for conversion in list(pending[name]):
+            if (name, conversion.target) in wanted:
+                pending[name].remove(conversion)
+                yield Step(
+                    (), (), phase, ((name, conversion.source),), ((name, conversion.target),),
+                    conversion.candidate.kernel, conversion.candidate.params, (),
+                    problem.costs_us[conversion.call.key], 0.0,
+                )  # fmt: skip
+
+    ordered = order_steps(graph, problem.chosen(solution))
+    for choice in ordered:
+        cover = choice.cover
+        phase = phases[cover.operators[0]]
+        forms = choice.by_tensor
+        for name in cover.inputs:
+            yield from convert(name, phase, {(name, forms[name])})
+        yield Step(
+            operators=cover.operators,
+            recomputed=cover.recomputed,
+            phase=phase,
+            inputs=tuple((name, forms[name]) for name in cover.inputs),
+            outputs=tuple((name, forms[name]) for name in cover.outputs),
+            kernel=choice.candidate.kernel,
+            params=choice.candidate.params,
+            adjacent=tuple(_adjacent(choice)),
+            predicted_us=problem.costs_us[choice.call.key],
+            bound_us=best[cover.operators],
+        )
+    for name in graph.outputs:
+        phase = phases[graph.producers[name].name]
+        yield from convert(name, phase, {(name, c.target) for c in pending[name]})
+
+
+def _adjacent(choice: Choice) -> Iterator[tuple[str, ...]]:
+    """Yield the tensors that a stacked kernel wants one behind the other: slices with the stacking axis outermost.
+
+    Slices of several stacks may alternate in the boundary; each joins the first stack of its layout that it continues.
+    """
+    runs: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
+    for name, text in zip(choice.cover.inputs + choice.cover.outputs, choice.candidate.forms, strict=True):
+        form = Form.parse(text)
+        if form.stack is None or not form.layout.axes.startswith(STACK_AXIS):
+            continue
+        alike = runs[form.layout.axes, form.stack.count]
+        if form.stack.index == 0:
+            alike.append([])
+        next(run for run in alike if len(run) == form.stack.index).append(name)
+    yield from (tuple(run) for alike in runs.values() for run in alike)
+
+
+def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    best: dict[tuple[str, ...], float] = {}
+    for choice in space.choices:
+        cost = costs_us.get(choice.call.key)
+        if cost is not None:
+            names = choice.cover.operators
+            best[names] = min(cost, best.get(names, cost))
+    return best
+
+
+def _bound_us(space: Space, costs_us: Mapping[str, float]) -> float:
+    """Return the sum of each operator's best share of any cover, conversions free: no plan costs less."""
+    shares: dict[str, float] = {}
+    for names, cost in _best_by_cover(space, costs_us).items():
+        for name in names:
+            share = cost / len(names)
+            shares[name] = min(share, shares.get(name, share))
+    return sum(shares.values())
+
+
+def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step]) -> Iterator[Fusion]:
+    """Yield every cover of several operators with what its best candidate costs and what was chosen instead."""
+    shares = {name: step.predicted_us / len(step.operators) for step in steps for name in step.operators}
+    chosen = {frozenset(step.operators) for step in steps}
+    best: dict[tuple[str, ...], tuple[float, str]] = {}
+    for choice in space.choices:
+        names = choice.cover.operators
+        if len(names) > 1:
+            found = (costs_us.get(choice.call.key, float("inf")), choice.candidate.kernel)
+            best[names] = min(found, best.get(names, found))
+    for names, (cost, kernel) in best.items():
+        works = cost < float("inf")
+        instead = sum(shares[name] for name in names)
+        yield Fusion(names, kernel if works else "", cost if works else None, instead, frozenset(names) in chosen)
+
+
+def _baseline_us(problem: Formulation) -> float | None:
+    """Return what the paper's strategy reaches on the same costs, or None where it finds no plan."""
+    try:
+        return SOLVERS["shortest_path"](problem.problem).total_us
+    except InfeasibleError:
+        return None
+
+
+def default_us(space: Space, costs_us: Mapping[str, float]) -> float | None:
+    """Return the least cost with every operator alone and every tensor as declared, or None where that is not known."""
+    total = 0.0
+    for operator in space.graph.operators:
+        costs = [
+            costs_us[choice.call.key]
+            for choice in space.choices
+            if choice.cover.operators == (operator.name,)
+            and choice.call.key in costs_us
+            and _is_declared(space.graph, choice)
+        ]
+        if not costs:
+            return None
+        total += min(costs)
+    return total
+
+
+def _is_declared(graph: Graph, choice: Choice) -> bool:
+    return all(text.split(":")[0] == graph.tensors[name].axes for name, text in choice.by_tensor.items())
+
+
+def kernels_by_cover(configuration: Configuration) -> Iterable[tuple[str, Step]]:
+    """Yield (label, step) for people: the operators' names joined, or the conversion's tensor and forms."""
+    for step in configuration.steps:
+        if step.is_conversion:
+            (name, source), (_, target) = step.inputs[0], step.outputs[0]
+            yield f"convert {name} {source} > {target}", step
+        else:
+            yield " + ".join(step.operators), step

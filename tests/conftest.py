@@ -1,0 +1,22 @@
+"""Tests marked `gpu` run where a CUDA device is, and are skipped elsewhere."""
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def cuda_is_available() -> bool:
+    """Say whether torch is installed and sees a CUDA device; imports torch, so it is asked only for marked tests."""
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not cuda_is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))

@@ -1,0 +1,58 @@
+"""Dropout masks from a counter-based generator, compiled once here: an odd number of elements, in another order."""
+
+import pytest
+import torch
+
+from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
+from autotuner.kernels.torch_cpu.dropout import threefry_bits
+from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+from tests.kernels.calls import copied, faults, prepare
+
+DRAW = Subgraph((Node("dropout_mask", "->ab", (), (0,), (("p", 0.25),)),), (TensorType((37, 41), "float32"),), (), (0,))
+CALL = Call(DRAW, Candidate("inductor_threefry", ("ba",)))
+
+
+def test_the_rule_enumerates_every_order_of_a_raw_mask() -> None:
+    assert list(KERNELS["inductor_threefry"].layouts(DRAW)) == [("ab",), ("ba",)]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[torch.Tensor]:
+    """Masks of three seeds, the third equal to the first."""
+    assert faults([CALL]) == {}
+    made = prepare(CALL)
+    (mask,) = (tensor for tensor in made.outputs if tensor is not None)
+    masks = []
+    for seed in (1, 2, 1):
+        torch.default_generator.manual_seed(seed)
+        made.run()
+        masks.append(mask.clone())
+    return masks
+
+
+def test_a_mask_repeats_with_its_seed_and_holds_zero_or_the_scale(drawn: list[torch.Tensor]) -> None:
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert set(drawn[0].flatten().tolist()) == {0.0, float(torch.tensor(1 / 0.75))}
+
+
+def test_masks_of_two_seeds_and_neighbours_in_one_mask_are_independent(drawn: list[torch.Tensor]) -> None:
+    # 1,517 draws: six standard deviations of the share that two independent masks keep together.
+    kept = [mask.t().flatten() != 0 for mask in drawn]
+    expected, spread = 0.75**2, 6 * (0.75**2 * (1 - 0.75**2) / 1517) ** 0.5
+    assert abs(float((kept[0] & kept[1]).double().mean()) - expected) < spread
+    assert abs(float((kept[0][1:] & kept[0][:-1]).double().mean()) - expected) < spread
+
+
+def test_the_compiler_buffers_the_mask_once_at_most(drawn: list[torch.Tensor]) -> None:
+    ((_, found),) = copied([CALL])
+    assert found.clones == 0
+    # Its four parts are of equal length, the last one cut.
+    assert sum(found.allocated) <= 4 * (drawn[0].numel() + 3)
+
+
+def test_words_are_those_of_threefry_with_thirteen_rounds() -> None:
+    # The known answer of threefry2x32 with 13 rounds for counter 0 and key 0.
+    key, counter = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    words = [int(word) & 0xFFFFFFFF for word in threefry_bits(key, counter)]
+    assert words == [0x9D1C5EC6, 0x8BD50731]

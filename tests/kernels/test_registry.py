@@ -1,0 +1,63 @@
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
+from autotuner.errors import KernelError
+from autotuner.kernels import KERNELS, Kernel, Registry
+from autotuner.kernels.registry import declared_layouts, never_refuses
+from autotuner.records import Candidate, Node, Subgraph, TensorType
+
+ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (TensorType((2, 3), "float32"),) * 3, (0, 1), (2,))
+
+
+def test_a_taken_name_says_what_it_runs() -> None:
+    registry = Registry()
+    registry.add(Kernel("mine", ("add",), "some.module:add"))
+    with pytest.raises(KernelError, match=r"'mine' is registered already, running some\.module:add"):
+        registry.add(Kernel("mine", ("bias",), "other.module:bias"))
+
+
+def test_a_missing_name_lists_what_is_known() -> None:
+    registry = Registry()
+    registry.add(Kernel("b", (), "m:b"))
+    registry.add(Kernel("a", (), "m:a"))
+    assert "a" in registry
+    assert "c" not in registry
+    assert [kernel.name for kernel in registry] == ["b", "a"]
+    with pytest.raises(KernelError, match="no kernel 'c'; known: a, b"):
+        registry["c"]
+
+
+def test_without_rules_a_kernel_takes_tensors_as_declared() -> None:
+    kernel = Kernel("plain", ("add",), "m:add")
+    assert list(kernel.layouts(ADD)) == list(declared_layouts(ADD)) == [("ab", "ab", "ab")]
+    assert kernel.refuses(ADD, Candidate("plain", ("ba", "ab", "ab"))) is None
+    assert never_refuses(ADD, Candidate("plain", ())) is None
+
+
+def test_every_registered_kernel_has_an_implementation() -> None:
+    names = [kernel.name for kernel in KERNELS]
+    assert len(names) > 30
+    for kernel in KERNELS:
+        assert callable(kernel.builder()), kernel.name
+        if kernel.consistent:
+            module, _, function = kernel.consistent.partition(":")
+            assert callable(getattr(import_module(module), function))
+
+
+def test_what_compiles_is_named_after_its_compiler() -> None:
+    for kernel in KERNELS:
+        assert kernel.compiles == (kernel.name.split("_")[0] == "inductor"), kernel.name
+
+
+def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
+    for kernel in KERNELS:
+        assert kernel.numerics == ("unbiased" if kernel.covers == ("dropout_mask",) else "exact"), kernel.name
+
+
+def test_rules_load_without_torch() -> None:
+    program = "import sys, autotuner.kernels.catalogue, autotuner.space; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

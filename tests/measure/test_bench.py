@@ -1,0 +1,83 @@
+"""The bench itself, in this process: what is emitted when, and what is taken again."""
+
+from collections.abc import Callable
+
+import pytest
+
+from autotuner.measure import bench as module
+from autotuner.measure import sampling
+from autotuner.measure.bench import Bench, failure
+from autotuner.measure.policy import Policy
+from autotuner.measure.sampling import Canary
+from autotuner.records import Call, Measurement
+
+POLICY = Policy(4096)
+MakeCall = Callable[..., Call]
+
+pytestmark = pytest.mark.usefixtures("planted")
+
+
+def raced(bench: Bench, *calls: Call) -> list[tuple[int, Measurement]]:
+    emitted: list[tuple[int, Measurement]] = []
+    bench.race(calls, lambda _index, _own: None, lambda index, measurement: emitted.append((index, measurement)))
+    return emitted
+
+
+def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> None:
+    found = raced(Bench(POLICY, 1 << 30), add("good"), add("wrong"), add("good", ("ba", "ba", "ba")), add("refused"))
+    assert [(index, measured.status) for index, measured in found] == [
+        (1, "wrong"),
+        (3, "refused"),
+        (0, "ok"),
+        (2, "ok"),
+    ]
+
+
+def test_operand_sets_make_room_where_memory_is_short(add: MakeCall) -> None:
+    found = raced(Bench(POLICY, 1), add("good"), add("good", ("ba", "ba", "ba")), add("good", ("ab", "ab", "ba")))
+    assert [measured.status for _, measured in found] == ["ok"] * 3
+
+
+def test_what_was_sampled_while_the_machine_drifted_is_taken_again_once(
+    add: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def always_drifted(_canary: Canary, share: float) -> bool:
+        asked.append(share)
+        return True
+
+    monkeypatch.setattr(Canary, "drifted", always_drifted)
+    monkeypatch.setattr(module, "CANARY_S", 1e9)
+    samples: list[float] = []
+    real = sampling.Sampler.look
+
+    def look(sampler: sampling.Sampler) -> float:
+        samples.append(real(sampler))
+        return samples[-1]
+
+    monkeypatch.setattr(sampling.Sampler, "look", look)
+    found = raced(Bench(POLICY, 1 << 30), add("good"))
+    assert [measured.status for _, measured in found] == ["ok"]
+    assert asked == [module.DRIFT_SHARE] * 2
+    assert len(samples) == 2
+
+
+def test_two_identical_calls_differ_little_or_much_but_not_negatively() -> None:
+    assert Bench(POLICY, 1 << 30).noise_floor() >= 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("std::bad_alloc"), "out_of_memory"),
+        (RuntimeError("CUDA out of memory"), "out_of_memory"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
+        (module.RefusalError("the row is longer than the block"), "refused"),
+        (module.WrongError("output 0 is nan"), "wrong"),
+    ],
+)
+def test_an_exception_has_a_status_and_keeps_its_sentence(error: Exception, status: str) -> None:
+    assert failure(error).status == status
+    assert str(error) in failure(error).message

@@ -1,0 +1,187 @@
+"""The measuring process, for real: planted kernels, each of which ends as its status while its neighbours survive."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotuner.errors import DeviceError, InputError, MeasureError
+from autotuner.measure import Measurer
+from autotuner.records import Call, Measurement
+
+TIMEOUT_S = 2.0
+MakeCall = Callable[..., Call]
+RACE = ("good", "slow", "wrong", "modifies", "raises", "hangs", "segfaults", "exits", "greedy", "refused")
+
+
+def gone(process_id: int, within_s: float = 10.0) -> bool:
+    """Wait for a process to end; a zombie, which its adoptive parent has yet to collect, has ended."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def measurer(planted: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Measurer(timeout_s=TIMEOUT_S, cache_dir=cache, modules=[planted], threads=1) as measurer:
+        yield measurer
+
+
+@pytest.fixture(scope="module")
+def results(measurer: Measurer, add: MakeCall) -> dict[str, Measurement]:
+    """One race over a kernel of each fault, and the good one twice: by declared and by transposed layout."""
+    transposed = add("good", ("ba", "ba", "ba"))
+    race = [*(add(name) for name in RACE), transposed, add("good")]
+    found = [
+        (f"{call.candidate.kernel.removeprefix('planted_')}{' ba' if call.key == transposed.key else ''}", measurement)
+        for call, measurement in measurer.measure([race])
+    ]
+    assert len(found) == len(RACE) + 1
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "sentence"),
+    [
+        ("wrong", "wrong", "output 0 differs from the reference in 1 of 128 elements"),
+        ("modifies", "wrong", "it modified input 1"),
+        ("raises", "error", "ValueError: planted"),
+        ("hangs", "timeout", "no result after 2 s"),
+        ("segfaults", "crashed", "killed by SIGSEGV"),
+        ("exits", "crashed", "exited with code 7"),
+        ("greedy", "out_of_memory", "can't allocate memory"),
+        ("refused", "refused", "it is planted to refuse"),
+    ],
+)
+def test_a_planted_fault_ends_as_its_status(
+    results: dict[str, Measurement], kernel: str, status: str, sentence: str
+) -> None:
+    assert results[kernel].status == status
+    assert sentence in results[kernel].message
+    assert results[kernel].samples_us == ()
+
+
+def test_neighbours_of_a_fault_are_timed(results: dict[str, Measurement]) -> None:
+    for kernel in ("good", "good ba"):
+        measured = results[kernel]
+        assert measured.status == "ok"
+        assert measured.low_us is not None
+        assert measured.high_us is not None
+        assert measured.median_us is not None
+        assert 0 < measured.low_us <= measured.median_us <= measured.high_us
+        assert 3 <= len(measured.samples_us) <= 10
+
+
+def test_a_slow_candidate_is_dropped_with_the_sample_that_it_has(results: dict[str, Measurement]) -> None:
+    slow = results["slow"]
+    assert slow.status == "ok"
+    assert len(slow.samples_us) == 1
+    assert slow.median_us is not None
+    assert slow.median_us > 2000
+
+
+def test_a_call_that_ends_the_process_once_is_measured_the_second_time(
+    measurer: Measurer, add: MakeCall, tmp_path: Path
+) -> None:
+    call = add("exits_once", mark=str(tmp_path / "mark"))
+    assert [measured.status for _, measured in measurer.measure([[call]])] == ["ok"]
+
+
+def test_a_result_arrives_before_the_race_is_over_and_leaving_early_harms_nothing(
+    measurer: Measurer, add: MakeCall
+) -> None:
+    stream = measurer.measure([[add("wrong"), add("hangs")]])
+    began = time.monotonic()
+    first, measured = next(stream)
+    assert (first.candidate.kernel, measured.status) == ("planted_wrong", "wrong")
+    assert time.monotonic() - began < TIMEOUT_S + 20
+    stream.close()  # type: ignore[attr-defined]
+    assert measurer.process_id is None
+    assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
+
+
+def test_a_process_killed_from_outside_is_replaced(measurer: Measurer, add: MakeCall) -> None:
+    assert measurer.noise_floor() >= 0
+    before = measurer.process_id
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    assert gone(before)
+    assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
+    assert measurer.process_id not in (None, before)
+
+
+def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
+    planted: str, add: MakeCall, tmp_path: Path
+) -> None:
+    names = ("good", "good_compiled", "raises_compiled", "exits_compiled", "hangs_compiled")
+    with Measurer(timeout_s=0.5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        built = {
+            call.candidate.kernel.removeprefix("planted_"): measurement and (measurement.status, measurement.message)
+            for call, measurement in measurer.prepare([add(name) for name in names])
+        }
+    assert built == {
+        "good_compiled": None,
+        "raises_compiled": ("error", "RuntimeError: the compiler found nothing good"),
+        "exits_compiled": ("crashed", "the process was lost: exited with code 9"),
+        "hangs_compiled": ("timeout", "no result after 2 s"),
+    }
+
+
+def test_the_process_dies_with_its_parent(planted: str, tmp_path: Path) -> None:
+    program = f"""
+from autotuner.measure import Measurer
+from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+tensor = TensorType((8, 16), "float32")
+subgraph = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (tensor,) * 3, (0, 1), (2,))
+with Measurer(timeout_s=60, cache_dir={str(tmp_path)!r}, modules=[{planted!r}], threads=1) as measurer:
+    call = lambda name: Call(subgraph, Candidate("planted_" + name, ("ab", "ab", "ab")))
+    for _ in measurer.measure([[call("wrong"), call("hangs")]]):
+        print(measurer.process_id, flush=True)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        child = int(parent.stdout.readline())
+        assert not gone(child, within_s=0.1)
+        parent.kill()
+        parent.wait()
+    assert gone(child)
+
+
+def test_a_process_that_cannot_start_says_why(planted: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken_in_the_child.py"
+    broken.write_text("")
+    with Measurer(cache_dir=tmp_path, modules=[planted, str(broken)], threads=1) as measurer:
+        broken.write_text("raise RuntimeError('no such library')")
+        with pytest.raises(MeasureError, match="no such library"):
+            measurer.noise_floor()
+
+
+def test_the_environment_holds_threads_and_policy(measurer: Measurer) -> None:
+    assert dict(measurer.environment.facts)["threads"] == 1
+    assert dict(measurer.environment.policy)["name"] == "cpu-rotate"
+    assert "timeout_s" not in dict(measurer.environment.policy)
+
+
+def test_what_cannot_be_measured_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="no device 'abacus' here"):
+        Measurer(device_type="abacus", cache_dir=tmp_path)
+    with pytest.raises(DeviceError, match="threads asked for"):
+        Measurer(threads=100_000, cache_dir=tmp_path)
+    with pytest.raises(InputError, match="timeout_s is 0"):
+        Measurer(timeout_s=0, cache_dir=tmp_path)
+    with pytest.raises(InputError, match="rotate_bytes is -1"):
+        Measurer(rotate_bytes=-1, cache_dir=tmp_path)

@@ -1,0 +1,115 @@
+"""What verification finds, kernel by planted kernel."""
+
+import re
+
+import pytest
+import torch
+
+from autotuner.kernels import catalogue  # noqa: F401  (registers the real kernels)
+from autotuner.kernels.registry import KERNELS
+from autotuner.measure.operands import Buffers, Values
+from autotuner.measure.verification import References, fault, implausible_mask
+from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+
+T = TensorType((32, 32), "float32")
+MASK = Subgraph((Node("dropout_mask", "->ab", (), (0,), (("p", 0.25),)),), (T,), (), (0,))
+DROP = Subgraph((Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.25),)),), (T,) * 3, (0, 1), (2,))
+BOTH = Subgraph((Node("dropout_mask", "->ab", (), (1,), (("p", 0.25),)),
+                 Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.25),))), (T,) * 3, (0,), (1, 2))  # fmt: skip
+ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (T,) * 3, (0, 1), (2,))
+TURN = Subgraph((Node("conversion", "ab->ba", (0,), (1,)),), (T, T), (0,), (1,))
+
+pytestmark = pytest.mark.usefixtures("planted")
+
+
+def found(kernel: str, subgraph: Subgraph, *forms: str) -> str | None:
+    call = Call(subgraph, Candidate(kernel, forms))
+    values, buffers = Values(subgraph), Buffers()
+    inputs, outputs = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
+    run = KERNELS[kernel].builder()(call, inputs, outputs)
+    return fault(call, KERNELS[kernel], run, values, References(), inputs, outputs)
+
+
+@pytest.mark.parametrize("forms", [("ab", "ab", "ab"), ("ba", "ab", "ba"), ("*ab@1/2", "a*b@0/3", "a*b@1/2")])
+def test_a_good_kernel_passes_in_any_form(forms: tuple[str, ...]) -> None:
+    assert found("planted_good", ADD, *forms) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentence"),
+    [
+        ("wrong", r"output 0 differs .* 1 of 1024 elements, most at \(1, 2\)"),
+        ("not_a_number", r"output 0 is nan in 1 of 1024 elements, first at \(0, 1\)"),
+        ("unwritten", r"output 0 is nan in 32 of 1024 elements, first at \(0, 0\)"),
+        ("modifies", "it modified input 1"),
+    ],
+)
+def test_a_planted_fault_is_found_and_said(kernel: str, sentence: str) -> None:
+    reason = found(f"planted_{kernel}", ADD, "ab", "ab", "ab")
+    assert reason is not None
+    assert re.search(sentence, reason)
+
+
+def test_writing_into_a_neighbour_of_the_stack_is_found() -> None:
+    assert found("planted_good", ADD, "ab", "ab", "*ab@1/2") is None
+    assert found("planted_spills", ADD, "ab", "ab", "*ab@1/2") == (
+        "it wrote beside its outputs, into another slice of their stack"
+    )
+
+
+def test_an_output_of_another_shape_is_found() -> None:
+    reason = found("planted_resizes", ADD, "ab", "ab", "ab")
+    assert reason is not None
+    assert "left output 0 with shape (2, 64)" in reason
+
+
+def test_a_kernel_that_relies_on_adjacent_slices_gets_them() -> None:
+    nodes = (Node("add", "ab,ab->ab", (0, 1), (4,)), Node("add", "ab,ab->ab", (4, 2), (3,)))
+    sum_of_three = Subgraph(nodes, (T,) * 5, (0, 1, 2), (3,))
+    assert found("planted_slices", sum_of_three, "a*b@0/3", "a*b@1/3", "a*b@2/3", "ab") is None
+
+
+@pytest.mark.parametrize("form", ["ab", "ba", "ab:byte"])
+def test_an_honest_mask_passes(form: str) -> None:
+    assert found("planted_draws", MASK, form) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "form", "sentence"),
+    [
+        ("draws_too_few", "ab:byte", "keeps 0.48"),
+        ("draws_too_few", "ab", "holds 1; it may hold 0 and 1.33333 only"),
+        ("draws_half", "ab:byte", "between two runs from the same seed"),
+        ("draws_the_same", "ab:byte", "the same whatever the generator's seed"),
+    ],
+)
+def test_a_dishonest_mask_is_found(kernel: str, form: str, sentence: str) -> None:
+    reason = found(f"planted_{kernel}", MASK, form)
+    assert reason is not None
+    assert sentence in reason
+
+
+def test_what_is_computed_from_a_drawn_mask_is_verified_with_that_mask() -> None:
+    assert found("planted_drops", BOTH, "ab", "ab", "ab") is None
+
+
+def test_a_byte_mask_is_verified_with_its_scale() -> None:
+    assert found("planted_drops_byte", DROP, "ab", "ab:byte", "ab") is None
+    reason = found("planted_drops_byte", DROP, "ab", "ab", "ab")
+    assert reason is not None
+    assert "differs from the reference" in reason
+
+
+def test_a_mask_may_miss_its_share_by_chance_only() -> None:
+    mask = torch.ones(10_000, dtype=torch.bool)
+    mask[:1000] = False
+    assert implausible_mask(mask, 0.1) is None
+    assert implausible_mask(mask, 0.12) is not None
+    assert implausible_mask(mask.float(), 0.1) is not None
+
+
+def test_a_conversion_must_turn_the_axes_as_its_spec_says() -> None:
+    assert found("torch_copy", TURN, "ab", "ab") is None
+    reason = found("planted_copies_unturned", TURN, "ab", "ab")
+    assert reason is not None
+    assert "differs from the reference" in reason

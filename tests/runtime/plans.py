@@ -1,0 +1,70 @@
+"""Configurations without measuring: a space with made-up costs, solved."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotuner.configuration import Configuration
+from autotuner.graph.autodiff import training_graph
+from autotuner.models import Model, load_model, search_spaces_dir
+from autotuner.records import Environment, Measurement, canonical_json
+from autotuner.space import Choice, Space, build_space, load_space
+from autotuner.tuner import build_configuration
+
+TINY = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4, "f": 12}
+ODD = {"b": 3, "l": 5, "h": 21, "n": 3, "p": 7, "f": 11}
+WITH_DROPOUT = 0.3
+KEPT_SHARE = 0.35
+SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
+
+_FILE = load_model("bert-encoder")
+_SPACES: dict[tuple[str, bool], Space] = {}
+_CONFIGURATIONS: dict[tuple[str, int], Configuration] = {}
+
+
+def model(extents: Mapping[str, int] | None = None, *, dtype: str = "float64", p: float = 0.0, **options: Any) -> Model:
+    """Return an encoder layer's model; every dropout has the same p unless options say otherwise."""
+    return _FILE.instantiate(extents=extents or TINY, dtype=dtype, options=dict.fromkeys(SITES, p) | options)
+
+
+MASKED = model(attention_mask=True, activation="gelu_tanh")
+
+
+def space(of: Model, inductor: bool = False) -> Space:
+    """Return a model's space on the CPU; Inductor, which compiles for seconds, only if asked."""
+    graph = training_graph(of.graph())
+    key = (graph.key, inductor)
+    if key not in _SPACES:
+        file = load_space(search_spaces_dir() / "kernels" / "cpu.yaml")
+        kernels = {name: entry for name, entry in file.kernels.items() if inductor or name != "inductor"}
+        _SPACES[key] = build_space(graph, file.model_copy(update={"kernels": kernels}))
+    return _SPACES[key]
+
+
+def configuration(of: Model, seed: int = 0) -> Configuration:
+    """Return the cheapest whole for random costs; solved once per graph and seed."""
+    key = (canonical_json(of.to_json()), seed)
+    if key not in _CONFIGURATIONS:
+        _CONFIGURATIONS[key] = solved(of, seed)
+    return _CONFIGURATIONS[key]
+
+
+def solved(
+    of: Model, seed: int, *, cost: Callable[[Choice], float | None] = lambda _: None, inductor: bool = False
+) -> Configuration:
+    """Return the cheapest whole for random costs, except where `cost` says one.
+
+    A cover of many operators would win nearly always, so a choice costs a random share of its number of operators.
+    Most choices are left out at random, which keeps solving short; those with every tensor as declared stay, so that
+    there is always a whole.
+    """
+    found = space(of, inductor)
+    draw = random.Random(seed)
+    costs = {conversion.call.key: draw.uniform(1, 20) for conversion in found.conversions}
+    for choice in found.choices:
+        given, us = cost(choice), draw.uniform(1, 100) * len(choice.cover.operators)
+        declared = all(text == found.graph.tensors[name].axes for name, text in choice.by_tensor.items())
+        if given is not None or declared or draw.random() < KEPT_SHARE:
+            costs[choice.call.key] = us if given is None else given
+    known = {key: Measurement("ok", median_us=us) for key, us in costs.items()}
+    return build_configuration(of, found, known, Environment("cpu", "made up", ()), {})

@@ -1,0 +1,362 @@
+"""The command line: what it prints, what it refuses, and the exit code of each; nothing here is measured."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotuner import cli
+from autotuner.configuration import Configuration, load_configuration, save_configuration
+from autotuner.database import open_database
+from autotuner.models import Model
+from autotuner.problem import Factor, Problem
+from tests.made_up import HERE, made_up_configuration, small_model, space_of, times
+
+COMMANDS = ("tune", "solve", "show", "check", "devices", "spaces")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run the command line in this process, in an empty folder, with a database that is not there yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOTUNER_DATABASE", str(tmp_path / "empty.sqlite"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["autotuner", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return Ran(code if isinstance(code, int) else 0 if code is None else 1, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return small_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def found(model: Model) -> Configuration:
+    return made_up_configuration(model)
+
+
+@pytest.fixture
+def measured(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A database that knows every call of the small model in this environment, and the model's reference."""
+    monkeypatch.setattr("autotuner.device.environment", lambda *_, **__: HERE)
+    small_model(tmp_path)
+    space = space_of(model)
+    with open_database(tmp_path / "full.sqlite") as database:
+        database.remember(HERE)
+        known = times(space.calls)
+        database.store(HERE.key, [(call, known[key]) for key, call in space.calls.items()])
+    return tmp_path / "full.sqlite", f"{tmp_path / 'small.yaml'}:wide"
+
+
+# What there is
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run: Run, command: str) -> None:
+    ran = run(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"autotuner {command}" in ran.out
+    assert run(command, "-h").out == ran.out
+
+
+def test_help_lists_the_commands_and_the_exit_codes(run: Run) -> None:
+    ran = run("--help")
+    assert ran.code == 0
+    for command in COMMANDS:
+        assert command in ran.out
+    for text in ("2 bad input", "3 no such device", "4 database", "5 no plan possible", "130 interrupted"):
+        assert text in " ".join(ran.out.split()).replace("│ │", "")
+
+
+def test_options_explain_themselves(run: Run) -> None:
+    shown = run("tune", "--help").out
+    for option in ("--extent", "--option", "--dtype", "--database", "--device", "--threads", "--again", "--json"):
+        assert option in shown
+
+
+def test_without_a_command_help_is_shown(run: Run) -> None:
+    assert "Usage" in "".join((run().out, run().err))
+
+
+def test_spaces_are_listed_for_programs(run: Run) -> None:
+    ran = run("spaces", "--json")
+    assert ran.code == 0
+    assert ran.json["models"]["bert-encoder"]["presets"]["tiny"]["l"] == 64
+    assert ran.json["kernels"]["cpu"]["kernels"]["torch_matmul"]["covers"] == ["contraction"]
+
+
+def test_spaces_are_listed_for_people(run: Run) -> None:
+    ran = run("spaces")
+    assert ran.code == 0
+    for text in ("bert-encoder", "large-short", "attention_dropout=0.1", "torch_flash_attention", "connected sets"):
+        assert text in ran.out
+
+
+def test_devices_are_listed(run: Run) -> None:
+    (cpu, *_) = run("devices", "--json").json
+    assert cpu["device_type"] == "cpu"
+    assert cpu["name"] in run("devices").out
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["solve", "bert-encoder:nano"], "no preset 'nano'; known: tiny, base, large, large-short"),
+        (["tune", "bert-encoder:nano"], "no preset 'nano'"),
+        (["solve", "gpt:tiny"], "no model 'gpt'; known: bert-encoder"),
+        (["solve", "bert-encoder:"], "is no model: write"),
+        (["solve", "none.yaml:tiny"], "none.yaml: cannot be read"),
+        (["tune", "bert-encoder"], "axis without extent: b (batch)"),
+        (["solve", "bert-encoder:tiny", "--extent", "l"], "--extent 'l': write name=value, e.g. --extent l=256"),
+        (["solve", "bert-encoder:tiny", "--extent", "l=many"], "--extent l=many: write a whole number above 0"),
+        (["solve", "bert-encoder:tiny", "--extent", "l=-3"], "--extent l=-3: write a whole number above 0"),
+        (["solve", "bert-encoder:tiny", "--extent", "l=0"], "axis 'l' has extent 0; it must be an integer above 0"),
+        (["solve", "bert-encoder:tiny", "--extent", "z=3"], "no axis 'z'; known: b (batch)"),
+        (["solve", "bert-encoder:tiny", "--option", "activation=swish"], "'swish'; it must be one of gelu_erf"),
+        (["solve", "bert-encoder:tiny", "--option", "colour=red"], "no option 'colour'; known: activation"),
+        (["solve", "bert-encoder:tiny", "--option", "activation"], "write name=value"),
+        (["solve", "bert-encoder:tiny", "--option", "output_dropout=1.5"], "a number from 0 to below 1"),
+        (["solve", "bert-encoder:tiny", "--dtype", "int8"], "no dtype 'int8'; known: float32"),
+        (["solve", "bert-encoder:tiny", "--solver", "guess"], "no solver 'guess'; known: exact, shortest_path"),
+        (["tune", "bert-encoder:tiny", "--space", "none.yaml"], "none.yaml: no such search space"),
+        (["show", "none.json"], "none.json: cannot be read"),
+        (["check", "none.json"], "none.json: cannot be read"),
+        (["solve", "none.json"], "none.json: cannot be read"),
+        (["solve"], "Missing argument"),
+        (["tune", "bert-encoder:tiny", "--threads", "two"], "Invalid value for '--threads'"),
+        (["guess"], "No such command 'guess'"),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_would_be_valid(run: Run, arguments: list[str], sentence: str) -> None:
+    ran = run(*arguments)
+    assert ran.code == 2
+    assert sentence in " ".join(ran.err.split())
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+def test_an_unwritable_problem_file_is_refused(run: Run, measured: tuple[Path, str]) -> None:
+    database, reference = measured
+    ran = run("solve", reference, "--database", database, "--problem", "missing/problem.json")
+    assert ran.code == 2
+    assert "missing/problem.json: cannot be written (No such file or directory)" in ran.err
+
+
+@pytest.mark.parametrize("command", ["tune", "solve"])
+def test_a_missing_device_ends_with_3(run: Run, command: str) -> None:
+    ran = run(command, "bert-encoder:tiny", "--device", "abacus")
+    assert ran.code == 3
+    assert "DeviceError: no device 'abacus' here; what is here: cpu (" in ran.err
+
+
+@pytest.mark.parametrize("command", ["tune", "solve"])
+def test_too_many_threads_end_with_3(run: Run, command: str) -> None:
+    ran = run(command, "bert-encoder:tiny", "--threads", "100000")
+    assert ran.code == 3
+    assert "100000 threads asked for" in ran.err
+
+
+@pytest.mark.parametrize("command", ["tune", "solve"])
+def test_a_database_that_cannot_be_written_ends_with_4(run: Run, command: str, tmp_path: Path) -> None:
+    ran = run(command, "bert-encoder:tiny", "--database", tmp_path / "missing" / "a.sqlite")
+    assert ran.code == 4
+    assert f"there is no directory {tmp_path / 'missing'}" in ran.err
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_text("this is no database, whatever its name says" * 10)
+    ran = run(command, "bert-encoder:tiny", "--database", damaged)
+    assert ran.code == 4
+    assert "is damaged or no SQLite file" in ran.err
+
+
+def test_a_database_that_knows_nothing_leaves_no_plan(run: Run) -> None:
+    ran = run("solve", "bert-encoder:tiny")
+    assert ran.code == 5
+    assert "InfeasibleError: operator 'query_projection' has no candidate that works" in ran.err
+    assert "`autotuner tune` measures what is missing" in ran.err
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+@pytest.mark.parametrize(
+    "text, sentence", [("{", "it is not JSON"), ('{"schema": 99}', "its schema version is 99; this version reads 1")]
+)
+def test_a_corrupt_configuration_ends_with_2(run: Run, tmp_path: Path, command: str, text: str, sentence: str) -> None:
+    (tmp_path / "broken.json").write_text(text)
+    ran = run(command, "broken.json")
+    assert ran.code == 2
+    assert "ConfigurationError: broken.json: " in ran.err
+    assert sentence in ran.err
+
+
+def test_a_bad_environment_variable_ends_with_2(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNER_THREADS", "several")
+    ran = run("solve", "bert-encoder:tiny")
+    assert ran.code == 2
+    assert "AUTOTUNER_THREADS is 'several': write a whole number from 1" in ran.err
+
+
+@pytest.mark.parametrize("text, sentence", [("{", "it is not JSON"), ("{}", "this is no problem of schema 1")])
+def test_a_corrupt_problem_ends_with_2(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "problem.json").write_text(text)
+    ran = run("solve", "problem.json")
+    assert ran.code == 2
+    assert sentence in ran.err
+
+
+# What is solved
+
+
+def test_a_saved_problem_is_solved(run: Run, tmp_path: Path) -> None:
+    problem = Problem(
+        (
+            Factor("first", ("x", "y"), {("ab", "ab"): 1.0, ("ab", "ba"): 2.0}),
+            Factor("second", ("y",), {("ab",): 9.0, ("ba",): 3.0}),
+        ),
+        chain=("x", "y"),
+    )
+    (tmp_path / "problem.json").write_text(json.dumps(problem.to_json()))
+    ran = run("solve", "problem.json", "--json")
+    assert ran.code == 0
+    assert ran.json == {
+        "solver": "exact", "total_us": 5.0, "lower_bound_us": 5.0, "gap": 0.0, "states": {"x": "ab", "y": "ba"},
+    }  # fmt: skip
+    shown = run("solve", "problem.json", "--solver", "brute_force").out
+    assert "brute_force: 5.0 us" in shown
+    assert "y: ba" in shown
+
+
+def test_a_problem_without_a_whole_ends_with_5(run: Run, tmp_path: Path) -> None:
+    problem = Problem((Factor("first", ("x",), {("ab",): 1.0}), Factor("second", ("x",), {("ba",): 1.0})))
+    (tmp_path / "problem.json").write_text(json.dumps(problem.to_json()))
+    assert run("solve", "problem.json").code == 5
+
+
+def test_solving_from_the_database_writes_configuration_and_problem(
+    run: Run, measured: tuple[Path, str], tmp_path: Path
+) -> None:
+    database, reference = measured
+    ran = run("solve", reference, "--database", database, "--output", "found.json", "--problem", "p.json", "--json")
+    assert ran.code == 0
+    written = load_configuration(tmp_path / "found.json")
+    assert written.to_json() == ran.json
+    assert written.counts["measured"] == written.counts["failed"] == 0
+    again = run("solve", "p.json", "--json").json
+    assert again["total_us"] == pytest.approx(written.certificate.predicted_us)
+    baseline = run("solve", reference, "--database", database, "--solver", "shortest_path", "--json").json
+    assert baseline["certificate"]["solver"] == "shortest_path"
+    assert baseline["certificate"]["predicted_us"] >= written.certificate.predicted_us
+
+
+def test_a_configuration_is_shown_for_people_and_for_programs(run: Run, found: Configuration, tmp_path: Path) -> None:
+    save_configuration(found, tmp_path / "found.json")
+    assert run("show", "found.json", "--json").json == found.to_json()
+    ran = run("show", "found.json")
+    assert ran.code == 0
+    for text in ("small:wide", "made up", "grad_weight", "predicted", "rejected"):
+        assert text in ran.out
+
+
+# What tuning and checking return, with stand-ins for what measures and runs
+
+
+def test_tuning_prints_and_writes_what_was_found(
+    run: Run, found: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def tune(model: Model, **options: Any) -> Configuration:
+        asked.update(options, extents=model.extents, dtype=model.dtype)
+        return found
+
+    monkeypatch.setattr("autotuner.api.tune", tune)
+    given = ["tune", "bert-encoder:tiny", "--extent", "l=32", "--dtype", "bfloat16", "--again", "--no-end-to-end"]
+    ran = run(*given, "--threads", "1", "--output", "found.json")
+    assert ran.code == 0
+    assert "Configuration written to found.json" in ran.out
+    assert load_configuration(tmp_path / "found.json") == found
+    assert (asked["again"], asked["end_to_end"], asked["threads"]) == (True, False, 1)
+    assert (asked["extents"]["l"], asked["dtype"]) == (32, "bfloat16")
+    assert run(*given, "--json").json == found.to_json()
+
+
+def test_an_interrupted_tuning_ends_with_130_and_says_that_nothing_is_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotuner.api.tune", interrupted)
+    ran = run("tune", "bert-encoder:tiny")
+    assert ran.code == 130
+    assert "what was measured is kept" in ran.err
+
+
+def test_an_unwritable_output_ends_with_2(run: Run, found: Configuration, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotuner.api.tune", lambda *_, **__: found)
+    ran = run("tune", "bert-encoder:tiny", "--output", "missing/found.json")
+    assert ran.code == 2
+    assert "missing/found.json: cannot be written" in ran.err
+
+
+@pytest.mark.parametrize("right, code", [(True, 0), (False, 7)])
+def test_a_check_ends_with_7_where_results_differ(
+    run: Run, found: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool, code: int
+) -> None:
+    from autotuner.runtime import CheckReport
+
+    save_configuration(found, tmp_path / "found.json")
+    report = CheckReport({"y": 1e-16 if right else 1e-2}, 1e-12, {}, 0)
+    assert report.ok is right
+    monkeypatch.setattr("autotuner.runtime.check", lambda *_: report)
+    ran = run("check", "found.json")
+    assert ran.code == code
+    assert ("results differ" in ran.err) is not right
+
+
+# As a program
+
+
+def test_the_program_ends_with_one_line_and_its_code() -> None:
+    ran = subprocess.run([sys.executable, "-m", "autotuner.cli", "solve", "bert-encoder:nano"], capture_output=True,
+                         text=True, check=False)  # fmt: skip
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    (line,) = ran.stderr.strip().splitlines()
+    assert line.startswith("error ModelError: ")
+
+
+def test_help_needs_no_torch() -> None:
+    program = "import sys, autotuner, autotuner.cli; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,85 @@
+"""Facts about this machine, and what is said where a device is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotuner import device
+from autotuner.errors import DeviceError
+
+
+def test_the_cpu_is_always_here_and_first() -> None:
+    first = device.devices()[0]
+    assert first.device_type == "cpu"
+    assert first.name
+
+
+def test_facts_are_sorted_and_say_what_makes_timings_comparable() -> None:
+    found = device.environment("cpu", threads=1, policy={"z": 1, "a": "x"})
+    names = [name for name, _ in found.facts]
+    assert names == sorted(names)
+    assert {"cores", "flags", "libc", "microarchitecture", "python", "threads", "torch"} <= set(names)
+    assert dict(found.facts)["threads"] == 1
+    assert found.policy == (("a", "x"), ("z", 1))
+
+
+def test_the_same_question_has_the_same_key_and_another_policy_another() -> None:
+    assert device.environment().key == device.environment().key
+    assert device.environment(policy={"name": "a"}).key != device.environment(policy={"name": "b"}).key
+
+
+def test_threads_default_to_the_cores_that_may_be_used() -> None:
+    assert dict(device.environment().facts)["threads"] == device.cores()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_more_threads_than_cores_or_none_are_refused(threads: int) -> None:
+    with pytest.raises(DeviceError, match=f"{threads} threads asked for; this process may use"):
+        device.environment(threads=threads)
+
+
+def test_a_missing_device_is_named_with_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_cuda_devices", list)
+    with pytest.raises(DeviceError, match=r"no device 'cuda' here; what is here: cpu \("):
+        device.environment("cuda")
+
+
+def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits = tmp_path / "cpu.max"
+    monkeypatch.setattr(device, "_CPU_QUOTA", limits)
+    limits.write_text("50000 100000\n")
+    assert device.cores() == 1
+    assert dict(device.environment().facts)["cpu_quota"] == 0.5
+    limits.write_text("max 100000\n")
+    assert "cpu_quota" not in dict(device.environment().facts)
+
+
+def test_caches_are_read_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for index, (level, kind, size) in enumerate(
+        [("1", "Data", "48K"), ("2", "Instruction", "9K"), ("2", "Unified", "2M")]
+    ):
+        place = tmp_path / f"index{index}"
+        place.mkdir()
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            (place / name).write_text(text + "\n")
+    monkeypatch.setattr(device, "_CACHES", tmp_path)
+    assert device.cache_bytes(1) == 48 << 10
+    assert device.cache_bytes(2) == 2 << 20
+    assert device.cache_bytes(3) is None
+
+
+def test_a_machine_without_those_files_still_has_an_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("_CPUINFO", "_CACHES", "_CPU_QUOTA"):
+        monkeypatch.setattr(device, name, tmp_path / "absent")
+    found = device.environment()
+    assert found.device_name
+    assert "l2_bytes" not in dict(found.facts)
+
+
+def test_the_cpus_environment_does_not_import_torch() -> None:
+    program = "import sys; from autotuner.device import environment; environment(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

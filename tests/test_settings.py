@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from autotuner.errors import SettingsError
+from autotuner.settings import Settings, database_url
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = Settings.from_environment({})
+    assert settings.database_url == "sqlite:///autotuner.sqlite"
+    assert settings.threads is None
+    assert settings.timeout_s == 30.0
+    assert settings.cache_dir == Path.home() / ".cache" / "autotuner"
+
+
+def test_a_settings_value_made_without_arguments_is_the_default_one() -> None:
+    assert Settings() == Settings.from_environment({})
+
+
+def test_each_variable_is_read() -> None:
+    settings = Settings.from_environment(
+        {
+            "AUTOTUNER_DATABASE": "postgresql+psycopg://me@host/tunings",
+            "AUTOTUNER_THREADS": "2",
+            "AUTOTUNER_TIMEOUT_S": "0.5",
+            "AUTOTUNER_CACHE": "/var/cache/kernels",
+        }
+    )
+    assert settings == Settings("postgresql+psycopg://me@host/tunings", 2, 0.5, Path("/var/cache/kernels"))
+
+
+def test_the_environment_of_the_process_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNER_THREADS", "3")
+    assert Settings.from_environment().threads == 3
+
+
+@pytest.mark.parametrize(
+    "path, url",
+    [
+        ("timings.sqlite", "sqlite:///timings.sqlite"),
+        ("/data/timings.sqlite", "sqlite:////data/timings.sqlite"),
+        ("a b?c.sqlite", "sqlite:///a%20b%3Fc.sqlite"),
+        ("sqlite:///timings.sqlite", "sqlite:///timings.sqlite"),
+    ],
+)
+def test_a_path_becomes_a_url_and_a_url_stays(path: str, url: str) -> None:
+    assert Settings.from_environment({"AUTOTUNER_DATABASE": path}).database_url == url
+    assert database_url(path) == url
+
+
+def test_a_tilde_is_the_home_directory() -> None:
+    assert database_url("~/t.sqlite") == f"sqlite:///{Path.home()}/t.sqlite"
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    variables = ("AUTOTUNER_DATABASE", "AUTOTUNER_THREADS", "AUTOTUNER_TIMEOUT_S", "AUTOTUNER_CACHE")
+    assert Settings.from_environment(dict.fromkeys(variables, " ")) == Settings.from_environment({})
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "²"])
+def test_threads_that_are_no_whole_number_from_one_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=rf"AUTOTUNER_THREADS is '{text}': write a whole number from 1"):
+        Settings.from_environment({"AUTOTUNER_THREADS": text})
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "inf", "nan"])
+def test_a_timeout_that_is_not_above_zero_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=rf"AUTOTUNER_TIMEOUT_S is '{text}': write a number of seconds above 0"):
+        Settings.from_environment({"AUTOTUNER_TIMEOUT_S": text})
+
+
+def test_another_kind_of_database_is_refused_by_name_and_without_its_password() -> None:
+    with pytest.raises(SettingsError, match="'mysql' database: write the path of an SQLite file") as caught:
+        Settings.from_environment({"AUTOTUNER_DATABASE": "mysql://me:secret@host/tunings"})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cache"
+    file.write_text("")
+    with pytest.raises(SettingsError, match="which is a file: write a directory"):
+        Settings.from_environment({"AUTOTUNER_CACHE": str(file)})

@@ -1,0 +1,288 @@
+"""A space: files that cannot be used, forms that tensors may have, and choices that no whole could contain."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotuner.errors import SpaceError
+from autotuner.fusion import stack_families
+from autotuner.graph import Graph, training_graph
+from autotuner.kernels import KERNELS
+from autotuner.layout import Form
+from autotuner.models import load_model, search_spaces_dir
+from autotuner.space import (
+    KernelEntry,
+    Space,
+    SpaceFile,
+    build_space,
+    convertible,
+    describe,
+    given_forms,
+    load_space,
+    plain,
+)
+
+ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
+SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
+CPU = search_spaces_dir() / "kernels" / "cpu.yaml"
+
+LINEAR = """
+version: 1
+name: linear
+axes: {b: batch, h: hidden, f: features}
+inputs: {x: {axes: bh}}
+parameters: {weight: fh, offset: f}
+operators:
+  - {name: product, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight], outputs: [product]}
+  - {name: y, kind: bias, spec: "bf,f->bf", inputs: [product, offset], outputs: [y]}
+outputs: [y]
+"""
+
+
+def layer(dtype: str = "float32", p: float = 0.1) -> Graph:
+    return training_graph(load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, p), dtype).graph())
+
+
+def linear(tmp_path: Path, *, train: bool = False) -> Graph:
+    path = tmp_path / "linear.yaml"
+    path.write_text(LINEAR)
+    graph = load_model(str(path)).instantiate(extents={"b": 2, "h": 3, "f": 4}).graph()
+    return training_graph(graph) if train else graph
+
+
+def file(*kernels: str, layouts: Any = "all", conversions: tuple[str, ...] = ("torch_copy",)) -> SpaceFile:
+    entries = {name: KernelEntry(layouts=layouts) for name in kernels}
+    return SpaceFile(version=1, device_type="cpu", kernels=entries, conversions=list(conversions))
+
+
+def forms(space: Space, tensor: str) -> set[str]:
+    return {choice.by_tensor[tensor] for choice in space.choices if tensor in choice.by_tensor}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Space:
+    return build_space(layer(), load_space(CPU))
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"kernels": {"torch_matmull": {}}}, r"no kernel 'torch_matmull'; known: .*torch_matmul, "),
+        ({"conversions": ["copy"]}, r"no kernel 'copy'; known: .*torch_copy"),
+        ({"kernel": {}}, r"kernel\n.*Extra inputs are not permitted"),
+        ({"kernels": {"torch_matmul": {"layout": "all"}}}, r"kernels\.torch_matmul\.layout\n"),
+        ({"kernels": {"torch_matmul": {"layouts": "some"}}}, r"Input should be 'all' or 'declared'"),
+        ({"version": 2}, r"version\n.*Input should be 1"),
+        ({"max_operators": 0}, r"max_operators\n.*greater than or equal to 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_names_itself_and_what_is_valid(
+    tmp_path: Path, change: Mapping[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    valid = {"version": 1, "device_type": "cpu", "kernels": {"torch_matmul": {}}, "conversions": ["torch_copy"]}
+    path.write_text(yaml.safe_dump(valid))
+    assert list(load_space(path).kernels) == ["torch_matmul"]
+    path.write_text(yaml.safe_dump(valid | dict(change)))
+    with pytest.raises(SpaceError, match=sentence) as raised:
+        load_space(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_lists_what_is_in_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match=r"gpu\.yaml: no such search space; in that folder: none"):
+        load_space(tmp_path / "gpu.yaml")
+    with pytest.raises(SpaceError, match=r"gpu\.yaml: no such search space; in that folder: .*cpu"):
+        load_space(CPU.with_name("gpu.yaml"))
+
+
+@pytest.mark.parametrize("text", ["kernels: [", "- a\n- b\n", ""])
+def test_what_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(SpaceError, match=r"broken\.yaml"):
+        load_space(path)
+
+
+def test_every_kernel_of_the_cpu_is_described() -> None:
+    found = describe(load_space(CPU))
+    assert found["device_type"] == "cpu"
+    assert found["conversions"] == ["torch_copy"]
+    assert found["kernels"]["torch_matmul_bias"] == {
+        "covers": ["contraction", "bias"], "layouts": "all", "params": {},
+    }  # fmt: skip
+    assert set(found["kernels"]) | {"torch_copy"} == {kernel.name for kernel in KERNELS}
+
+
+def test_inputs_outputs_and_gradients_lie_as_declared_and_parameters_as_a_framework_can_store_them() -> None:
+    graph = layer()
+    given = given_forms(graph, stack_families(graph))
+    assert given["x"] == given["grad_x"] == ("blh",)
+    assert given["y"] == given["grad_y"] == ("blh",)
+    assert given["linear1_weight"] == given["grad_linear1_weight"] == ("fh", "hf")
+    assert given["output_weight"] == ("hnp", "nph")
+    assert given["linear1_bias"] == ("f",)
+    group = "query_weight+key_weight+value_weight"
+    assert given["key_weight"] == ("nph", f"h*np@1/3#{group}")
+    assert given["grad_key_weight"] == ("nph", "h*np@1/3#grad_query_weight+grad_key_weight+grad_value_weight")
+    assert "activation" not in given
+    assert "grad_activation" not in given
+
+
+def test_choices_of_one_product_and_its_bias(tmp_path: Path) -> None:
+    space = build_space(linear(tmp_path), file("torch_matmul", "torch_bias", "torch_matmul_bias"))
+    assert Counter(choice.candidate.kernel for choice in space.choices) == {
+        "torch_matmul": 8, "torch_bias": 2, "torch_matmul_bias": 8,
+    }  # fmt: skip
+    assert forms(space, "weight") == {"fh", "hf"}
+    assert space.given == {"x": ("bh",), "weight": ("fh", "hf"), "offset": ("f",), "y": ("bf",)}
+    fused = next(choice for choice in space.choices if choice.candidate.kernel == "torch_matmul_bias")
+    assert fused.cover.operators == ("product", "y")
+    assert set(fused.by_tensor) == {"x", "weight", "offset", "y"}
+
+
+def test_conversions_lead_from_what_is_made_to_what_is_read(tmp_path: Path) -> None:
+    space = build_space(linear(tmp_path), file("torch_matmul", "torch_bias"))
+    pairs = {(c.tensor, c.source, c.target) for c in space.conversions}
+    assert pairs == {
+        ("x", "bh", "hb"), ("weight", "fh", "hf"), ("weight", "hf", "fh"),
+        ("product", "bf", "fb"), ("product", "fb", "bf"), ("y", "fb", "bf"),
+    }  # fmt: skip
+
+
+def test_without_conversions_what_reads_a_form_that_nobody_makes_is_dropped(tmp_path: Path) -> None:
+    space = build_space(linear(tmp_path), file("torch_matmul", "torch_bias", conversions=()))
+    assert space.conversions == ()
+    assert (forms(space, "x"), forms(space, "product"), forms(space, "y")) == ({"bh"}, {"bf"}, {"bf"})
+    assert forms(space, "weight") == {"fh", "hf"}
+    assert len(space.choices) == 2 + 1
+
+
+def test_no_choice_asks_for_a_slice_that_nobody_writes(encoder: Space) -> None:
+    made = {text for name, own in encoder.given.items() if name not in encoder.graph.producers for text in own}
+    made |= {choice.by_tensor[name] for choice in encoder.choices for name in choice.cover.outputs}
+    read = {choice.by_tensor[name] for choice in encoder.choices for name in choice.cover.inputs}
+    slices = {text for text in read if "@" in text}
+    assert slices
+    assert slices <= made
+
+
+def test_a_mask_that_is_made_in_one_storage_only_is_read_in_that_one() -> None:
+    kernels = [name for name in load_space(CPU).kernels if name != "torch_random_bits"]
+    everything = build_space(layer(), file(*kernels))
+    assert {text.partition(":")[2] for text in forms(everything, "output_dropout_mask")} == {"", "byte"}
+    KERNELS.add(KERNELS_WITHOUT_BYTES)
+    try:
+        raw = build_space(layer(), file(*(k for k in kernels if k != "torch_bernoulli"), KERNELS_WITHOUT_BYTES.name))
+    finally:
+        del KERNELS._kernels[KERNELS_WITHOUT_BYTES.name]
+    assert {text.partition(":")[2] for text in forms(raw, "output_dropout_mask")} == {""}
+    assert not any(":byte" in text for choice in raw.choices for text in choice.forms)
+
+
+def raw_only(subgraph: Any) -> Any:
+    return (row for row in KERNELS["torch_bernoulli"].layouts(subgraph) if ":byte" not in row[0])
+
+
+KERNELS_WITHOUT_BYTES = type(KERNELS["torch_bernoulli"])(
+    "draws_raw_masks", ("dropout_mask",), KERNELS["torch_bernoulli"].runs, layouts=raw_only
+)
+
+
+def test_declared_layouts_leave_one_row_per_kernel_and_storage(tmp_path: Path) -> None:
+    space = build_space(linear(tmp_path), file("torch_matmul", "torch_bias", layouts="declared"))
+    assert [choice.forms for choice in space.choices] == [("bh", "fh", "bf"), ("bf", "f", "bf")]
+    masks = build_space(layer(), file(*load_space(CPU).kernels, layouts="declared"))
+    assert forms(masks, "activation_dropout_mask") == {"blf", "blf:byte"}
+
+
+def test_parameters_multiply_out(tmp_path: Path) -> None:
+    asked = file("torch_matmul", "torch_bias", layouts="declared")
+    asked.kernels["torch_bias"].params = {"block": [1, 2], "warps": [4]}
+    space = build_space(linear(tmp_path), asked)
+    params = [choice.candidate.params for choice in space.choices if choice.candidate.kernel == "torch_bias"]
+    assert params == [(("block", 1), ("warps", 4)), (("block", 2), ("warps", 4))]
+    assert len({choice.call.key for choice in space.choices}) == 3
+
+
+def test_every_choice_of_the_layer_fits_its_tensors_and_its_kernel(encoder: Space) -> None:
+    assert len(encoder.choices) > 2000
+    for choice in encoder.choices:
+        assert len(choice.forms) == len(choice.cover.inputs + choice.cover.outputs) == len(choice.candidate.forms)
+        for name, text in choice.by_tensor.items():
+            Form.parse(text).placed(encoder.graph.tensors[name].axes, encoder.graph.shape(name))
+
+
+def test_every_form_that_is_read_is_made_or_can_be_converted_to(encoder: Space) -> None:
+    made: dict[str, set[str]] = {n: set(f) for n, f in encoder.given.items() if n not in encoder.graph.producers}
+    for choice in encoder.choices:
+        for name in choice.cover.outputs:
+            made.setdefault(name, set()).add(choice.by_tensor[name])
+    for choice in encoder.choices:
+        for name in choice.cover.inputs:
+            form = choice.by_tensor[name]
+            assert form in made[name] or any(convertible(source, form) for source in made[name]), (name, form)
+
+
+def test_every_form_that_the_caller_may_get_is_made_by_some_choice(encoder: Space) -> None:
+    for name in encoder.graph.outputs:
+        assert set(encoder.given[name]) <= forms(encoder, name), name
+
+
+def test_siblings_are_pitched_together(encoder: Space) -> None:
+    together = 0
+    for choice in encoder.choices:
+        for text in choice.forms:
+            group = text.partition("#")[2]
+            for sibling in group.split("+") if group else ():
+                if sibling in choice.by_tensor:
+                    assert choice.by_tensor[sibling].endswith("#" + group)
+                    together += 1
+    assert together > 100
+
+
+def test_equal_calls_are_measured_once(encoder: Space) -> None:
+    assert len(encoder.calls) < (len(encoder.choices) + len(encoder.conversions)) / 2
+    assert {choice.call.key for choice in encoder.choices} <= set(encoder.calls)
+    assert {conversion.call.key for conversion in encoder.conversions} <= set(encoder.calls)
+
+
+def test_refused_candidates_are_not_in_the_space(encoder: Space) -> None:
+    graph = encoder.graph
+    named = {operator.name: operator for operator in graph.operators}
+    for choice in encoder.choices[::7]:
+        cover = choice.cover
+        subgraph = graph.subgraph([named[n] for n in cover.recomputed + cover.operators], cover.inputs, cover.outputs)
+        assert KERNELS[choice.candidate.kernel].refuses(subgraph, choice.candidate) is None
+
+
+def test_names_of_operators_do_not_reach_calls(encoder: Space) -> None:
+    for call in list(encoder.calls.values())[::10]:
+        assert "projection" not in str(call.to_json())
+
+
+@pytest.mark.parametrize(
+    "source, target, possible",
+    [
+        ("bf", "fb", True),
+        ("bf", "bf", False),
+        ("absent", "bf", False),
+        ("bf:byte", "fb:byte", True),
+        ("bf:byte", "fb", False),
+        ("b*f@0/3", "bf", True),
+        ("bf", "b*f@0/3", False),
+        ("f", "f", False),
+    ],
+)
+def test_a_conversion_changes_the_order_of_two_axes_or_more(source: str, target: str, possible: bool) -> None:
+    assert convertible(source, target) is possible
+
+
+def test_a_slice_with_the_stack_outermost_is_an_ordinary_tensor() -> None:
+    assert plain("*nph@1/3#a+b+c") == "nph"
+    assert plain("bl*np@1/3#a+b+c") == "bl*np@1/3#a+b+c"
+    assert plain("blh:byte") == "blh:byte"
