@@ -1,70 +1,33 @@
 """What `import autotuner` offers: the walk with a real measurer, and its result as a module that trains."""
 
+import shlex
+import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotuner import tuner
-from autotuner.analysis import working_set_bytes
 from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
 from autotuner.device import environment
-from autotuner.errors import ConfigurationError, DeviceError, ModelError
-from autotuner.graph.autodiff import training_graph
-from autotuner.measure import Measurer, cpu_policy
-from autotuner.models import Model, load_model, parse_reference, search_spaces_dir
+from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError
+from autotuner.models import Model, load_model, named_model
 from autotuner.records import Scalar
-from autotuner.settings import Settings
-from autotuner.space import SpaceFile, load_space
+from autotuner.request import Limits, Request
+from autotuner.settings import Settings, server_url
+from autotuner.space import space_file
 from autotuner.tuner import Progress, Watch
+from autotuner.worker import tune_attended
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Progress", "apply", "check", "load_configuration", "load_model", "save_configuration", "space_file", "tune"]
+    from autotuner.client import Client
 
-END_TO_END_SAMPLES = 30
+__all__ = ["Limits", "Progress", "apply", "check", "load_configuration", "load_model", "save_configuration", "tune"]
 
-
-def space_file(device_type: str, path: str | Path | None = None) -> SpaceFile:
-    """Return the search space of a device type, or the one at a path.
-
-    Raises:
-        SpaceError: there is none, or it cannot be used.
-        DeviceError: the file at the path is for another device type.
-    """
-    found = load_space(Path(path) if path else search_spaces_dir() / "kernels" / f"{device_type}.yaml")
-    if found.device_type != device_type:
-        raise DeviceError(f"{path}: it is for device type {found.device_type!r}, asked for is {device_type!r}")
-    return found
-
-
-def rotate_bytes(model: Model) -> int | None:
-    """Return through how many bytes of operands a call is timed for this model, None for the policy's least.
-
-    A step finds in cache what it touched last. Between two touches of a tensor lies anything from nothing (made, then
-    read) to the whole step (weights, saved tensors): half the step's working set stands for both, rounded down to a
-    power of two, so that models of about one size share measurements.
-    """
-    half = working_set_bytes(training_graph(model.graph())) // 2
-    rounded = 1 << (half.bit_length() - 1)
-    return rounded if rounded > cpu_policy().rotate_bytes else None
-
-
-def named_model(
-    reference: str,
-    *,
-    extents: Mapping[str, int] | None = None,
-    options: Mapping[str, Scalar] | None = None,
-    dtype: str | None = None,
-) -> Model:
-    """Return the model that a reference such as "bert-encoder:tiny" names, with some of its values replaced.
-
-    Raises:
-        ModelError: no such model, preset, axis or option, or a value that is not valid.
-    """
-    name, preset = parse_reference(reference)
-    return load_model(name).instantiate(preset, extents=extents or {}, options=options or {}, dtype=dtype)
+ASKED_S = 10.0
+"""A service that takes longer does not keep `apply` waiting."""
 
 
 def tune(
@@ -81,6 +44,8 @@ def tune(
     again: bool = False,
     retry: bool = False,
     end_to_end: bool = True,
+    gap: float | None = None,
+    limits: Limits | None = None,
 ) -> Configuration:
     """Tune a model on this machine and return the best configuration found.
 
@@ -98,43 +63,22 @@ def tune(
         retry: measure once more what has failed.
         end_to_end: time the result against the framework, and keep that in the configuration; a model for which the
             framework has no layer is not timed.
+        gap: stop measuring as soon as the best plan is proven to take at most this share longer than the best there
+            can be.
+        limits: of measuring; what they leave out is measured by a later tuning.
 
     Raises:
         AutotunerError: the tree in `autotuner.errors` says what.
     """
+    environment(device)  # before anything else, since without the device there is nothing to do
+    request = Request(
+        model=_as_model(model, extents, options, dtype), device_type=device, gap=gap, limits=limits or Limits(),
+        again=again, retry=retry, end_to_end=end_to_end,
+    )  # fmt: skip
     settings = Settings.from_environment()
-    environment(device)
-    chosen = _as_model(model, extents, options, dtype)
     file = space_file(device, space)
-    threads = threads if threads is not None else settings.threads
-    with (
-        open_database(database if database is not None else settings.database_url) as opened,
-        Measurer(
-            threads=threads,
-            timeout_s=settings.timeout_s,
-            device_type=device,
-            cache_dir=settings.cache_dir,
-            rotate_bytes=rotate_bytes(chosen),
-        ) as measurer,
-    ):
-        found = tuner.tune(chosen, file, opened, measurer, watch=watch, again=again, retry=retry)
-        if end_to_end and found.measured is None and _has_peers(chosen):
-            measurer.close()
-            from autotuner.runtime import time_peers
-
-            found = tuner.with_measured(found, time_peers(found, END_TO_END_SAMPLES, threads=threads))
-            tuner.save(opened, found, tuner.request_key(chosen, file))
-    return found
-
-
-def _has_peers(model: Model) -> bool:
-    from autotuner.runtime import encoder_layer
-
-    try:
-        encoder_layer(model)
-    except ConfigurationError:
-        return False
-    return True
+    with open_database(database if database is not None else settings.database_url) as opened:
+        return tune_attended(request, opened, file, settings, threads=threads, watch=watch)
 
 
 def _as_model(
@@ -158,11 +102,98 @@ def _as_model(
     )
 
 
-def apply(module: "nn.Module", configuration: Configuration) -> "nn.Module":
-    """Return a drop-in for a module that runs a configuration; see `autotuner.runtime.apply`."""
+def apply(
+    module: "nn.Module",
+    configuration: Configuration | None = None,
+    *,
+    server: "str | Client | None" = None,
+    extents: Mapping[str, int] | None = None,
+) -> "nn.Module":
+    """Return a drop-in for a module that runs a configuration; see `autotuner.runtime.apply`.
+
+    With a server, the configuration is the best that it knows for the module and these extents on this machine's
+    device. Where it knows none that fits, or cannot be reached, the module itself is returned, and a `TunedWarning`
+    says why.
+
+    Args:
+        configuration: tuned for the module; or else
+        server: URL of a service, or a client of it.
+        extents: with a server, elements along the axes that a module does not know: `b` and `l`.
+
+    Raises:
+        InputError: neither configuration nor server is given, or both, or `server` is no URL.
+        ModelError: a server, and extents that lack `b` or `l`.
+        ConfigurationError: a configuration of another layer; the message lists what differs.
+    """
+    from autotuner.runtime import TunedWarning
     from autotuner.runtime import apply as run
 
-    return run(module, configuration)
+    if configuration is not None and server is None:
+        return run(module, configuration)
+    if configuration is not None or server is None:
+        raise InputError("give apply a configuration or a server that knows one: one of the two")
+    if isinstance(server, str):
+        server_url(server)
+    try:
+        model = _as_model(module, extents, None, None)
+        found, note = _best_known(module, model, server)
+        tuned = run(module, found)
+    except ModelError:
+        raise
+    except AutotunerError as error:
+        note = f"the module stays as it is: {error}"
+        tuned = module
+    if note:
+        warnings.warn(note, TunedWarning, stacklevel=2)
+    return tuned
+
+
+def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tuple[Configuration, str]:
+    """Return the best configuration that a service knows for a module here, and what to say of it, if anything.
+
+    Raises:
+        NotFoundError: it knows none that fits; the message says what differs and how to submit a job.
+    """
+    from autotuner.client import Client
+
+    here = environment(next(module.parameters()).device.type)
+    with Client(server, timeout_s=ASKED_S, retries=1) if isinstance(server, str) else nullcontext(server) as client:
+        # A configuration with a mask over keys runs calls without one as well.
+        options = [dict(model.options)]
+        if options[0].get("attention_mask") is False:
+            options.append(options[0] | {"attention_mask": True})
+        views = [
+            client.best(model.name, extents=model.extents, options=chosen, dtype=model.dtype,
+                        device=here.device_type, device_name=here.device_name) for chosen in options
+        ]  # fmt: skip
+        url = client.url
+    for match in ("exact", "near_device"):
+        for view in views:
+            best = view.best
+            if best is not None and view.match == match and best.device_type == here.device_type:
+                note = "" if match == "exact" else (
+                    f"the configuration was tuned on another device, {best.device_name}, and may not be the fastest on "
+                    f"{here.device_name}; for one of this device: {_submitting(model, here.device_name, url)}"
+                )  # fmt: skip
+                return Configuration.from_json(best.configuration, f"configuration {best.id} of {url}"), note
+    near = next((view for view in views if view.best is not None), None)
+    wanted = f"{model.name} {model.dtype} {' '.join(f'{axis}={n}' for axis, n in model.extents.items())}"
+    known = "" if near is None else f" (the nearest differs in {', '.join(near.differs)})"
+    raise NotFoundError(
+        f"{url} knows no configuration of {wanted} on {here.device_name}{known}; for one: "
+        f"{_submitting(model, here.device_name, url)}"
+    )
+
+
+def _submitting(model: Model, device_name: str, url: str) -> str:
+    """Return the command that has a model tuned on a device."""
+    file = load_model(model.name).definition
+    words = ["autotuner submit", model.name, *(f"--extent {axis}={n}" for axis, n in model.extents.items())]
+    words += [
+        f"--option {name}={value}" for name, value in model.options.items() if value != file.options[name].default
+    ]
+    words += [f"--dtype {model.dtype}"] if model.dtype != file.dtype else []
+    return " ".join([*words, f"--device-name {shlex.quote(device_name)}", f"--server {url}"])
 
 
 def check(configuration: Configuration, seed: int = 0) -> Any:

@@ -48,6 +48,14 @@ class ConfigurationError(InputError):
     """A configuration that is corrupt, of another schema version, or of another graph."""
 
 
+class NotFoundError(InputError):
+    """A job, configuration or other thing that is asked for by its name, and is not there."""
+
+
+class JobStateError(InputError):
+    """Something that a job cannot do in the state that it is in."""
+
+
 class DeviceError(AutotunerError):
     """A device that is asked for and is not here."""
 
@@ -76,3 +84,13 @@ class CheckError(AutotunerError):
     """A configuration ran, and its results are not those of the framework."""
 
     exit_code = 7
+
+
+class ServiceError(AutotunerError):
+    """The service cannot be reached, or it failed; `passing` where the same question may be answered later."""
+
+    exit_code = 8
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing

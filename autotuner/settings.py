@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from autotuner.errors import SettingsError
+from autotuner.errors import InputError, SettingsError
 
 DEFAULT_DATABASE = "sqlite:///autotuner.sqlite"
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CACHE = "~/.cache/autotuner"
+DEFAULT_SERVER = "http://127.0.0.1:8000"
 DATABASE_KINDS = ("sqlite", "postgresql")
 
 
@@ -24,12 +25,14 @@ class Settings:
         threads: `AUTOTUNER_THREADS`, threads that a measured kernel may use; None for all cores.
         timeout_s: `AUTOTUNER_TIMEOUT_S`, after which a candidate is given up.
         cache_dir: `AUTOTUNER_CACHE`, where compiled kernels are kept; made by whoever first writes to it.
+        server_url: `AUTOTUNER_SERVER`, the service that clients ask.
     """
 
     database_url: str = DEFAULT_DATABASE
     threads: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     cache_dir: Path = Path(os.path.expanduser(DEFAULT_CACHE))
+    server_url: str = DEFAULT_SERVER
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
@@ -47,6 +50,7 @@ class Settings:
             threads=_threads(given["AUTOTUNER_THREADS"]) if "AUTOTUNER_THREADS" in given else None,
             timeout_s=_timeout_s(given.get("AUTOTUNER_TIMEOUT_S", str(DEFAULT_TIMEOUT_S))),
             cache_dir=_cache_dir(given.get("AUTOTUNER_CACHE", DEFAULT_CACHE)),
+            server_url=_server(given.get("AUTOTUNER_SERVER", DEFAULT_SERVER)),
         )
 
 
@@ -55,6 +59,23 @@ def database_url(url_or_path: str | Path) -> str:
     if isinstance(url_or_path, str) and "://" in url_or_path:
         return url_or_path
     return "sqlite:///" + quote(os.path.expanduser(url_or_path), safe="/")
+
+
+def server_url(text: str) -> str:
+    """Return the URL of a service, without a slash at its end.
+
+    Raises:
+        InputError: it is no URL of a service.
+    """
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or any(char.isspace() for char in text):
+        shown = text if "@" not in text else f"...@{text.rpartition('@')[2]}"
+        raise InputError(f"{shown!r} is no URL of a service: write http://HOST:PORT, such as {DEFAULT_SERVER}")
+    return text.rstrip("/")
 
 
 def _database(text: str) -> str:
@@ -83,6 +104,13 @@ def _timeout_s(text: str) -> float:
     if not (isfinite(timeout_s) and timeout_s > 0):
         raise SettingsError(f"AUTOTUNER_TIMEOUT_S is {text!r}: write a number of seconds above 0, such as 30 or 0.5")
     return timeout_s
+
+
+def _server(text: str) -> str:
+    try:
+        return server_url(text)
+    except InputError as error:
+        raise SettingsError(f"AUTOTUNER_SERVER: {error}") from error
 
 
 def _cache_dir(text: str) -> Path:

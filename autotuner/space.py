@@ -12,13 +12,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
-from autotuner.errors import SpaceError
+from autotuner.errors import DeviceError, SpaceError
 from autotuner.fusion import Cover, covers, stack_families
 from autotuner.graph import Graph
 from autotuner.kernels import KERNELS, Kernel
 from autotuner.kernels.canonical import canonical
 from autotuner.kernels.conversion import conversion
 from autotuner.layout import STACK_AXIS, Form
+from autotuner.models import search_spaces_dir
 from autotuner.records import LETTERS, Call, Candidate, Scalar, Subgraph, TensorType
 
 
@@ -61,6 +62,19 @@ def load_space(path: Path) -> SpaceFile:
         known = ", ".join(sorted(kernel.name for kernel in KERNELS))
         raise SpaceError(f"{path}: no kernel {unknown[0]!r}; known: {known}")
     return space
+
+
+def space_file(device_type: str, path: str | Path | None = None) -> SpaceFile:
+    """Return the search space of a device type, or the one at a path.
+
+    Raises:
+        SpaceError: there is none, or it cannot be used.
+        DeviceError: the file at the path is for another device type.
+    """
+    found = load_space(Path(path) if path else search_spaces_dir() / "kernels" / f"{device_type}.yaml")
+    if found.device_type != device_type:
+        raise DeviceError(f"{path}: it is for device type {found.device_type!r}, asked for is {device_type!r}")
+    return found
 
 
 @dataclass(frozen=True)

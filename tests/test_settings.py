@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.errors import SettingsError
-from autotuner.settings import Settings, database_url
+from autotuner.errors import InputError, SettingsError
+from autotuner.settings import Settings, database_url, server_url
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -12,6 +12,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert settings.threads is None
     assert settings.timeout_s == 30.0
     assert settings.cache_dir == Path.home() / ".cache" / "autotuner"
+    assert settings.server_url == "http://127.0.0.1:8000"
 
 
 def test_a_settings_value_made_without_arguments_is_the_default_one() -> None:
@@ -25,9 +26,12 @@ def test_each_variable_is_read() -> None:
             "AUTOTUNER_THREADS": "2",
             "AUTOTUNER_TIMEOUT_S": "0.5",
             "AUTOTUNER_CACHE": "/var/cache/kernels",
+            "AUTOTUNER_SERVER": "https://tuning:8443/",
         }
     )
-    assert settings == Settings("postgresql+psycopg://me@host/tunings", 2, 0.5, Path("/var/cache/kernels"))
+    assert settings == Settings(
+        "postgresql+psycopg://me@host/tunings", 2, 0.5, Path("/var/cache/kernels"), "https://tuning:8443"
+    )
 
 
 def test_the_environment_of_the_process_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +58,9 @@ def test_a_tilde_is_the_home_directory() -> None:
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    variables = ("AUTOTUNER_DATABASE", "AUTOTUNER_THREADS", "AUTOTUNER_TIMEOUT_S", "AUTOTUNER_CACHE")
-    assert Settings.from_environment(dict.fromkeys(variables, " ")) == Settings.from_environment({})
+    names = ("DATABASE", "THREADS", "TIMEOUT_S", "CACHE", "SERVER")
+    variables = {f"AUTOTUNER_{name}": " " for name in names}
+    assert Settings.from_environment(variables) == Settings.from_environment({})
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "²"])
@@ -81,3 +86,16 @@ def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(SettingsError, match="which is a file: write a directory"):
         Settings.from_environment({"AUTOTUNER_CACHE": str(file)})
+
+
+@pytest.mark.parametrize("url", ["http://tuning", "http://[::1]:8000", "https://me:secret@tuning:8443/prefix"])
+def test_the_url_of_a_service_loses_only_the_slash_at_its_end(url: str) -> None:
+    assert server_url(url) == server_url(f"{url}/") == url
+
+
+@pytest.mark.parametrize("text", ["tuning", "tuning:81", "ftp://tuning", "http://", "http://tuning:port", "http://a b"])
+def test_a_server_that_is_no_url_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no URL of a service: write http://HOST:PORT, such as http://127"):
+        server_url(text)
+    with pytest.raises(SettingsError, match=f"^AUTOTUNER_SERVER: '{text}' is no URL of a service"):
+        Settings.from_environment({"AUTOTUNER_SERVER": text})

@@ -4,7 +4,25 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. No row, session or connection leaves this room.
 """
 
-from autotuner.database.access import Database, open_database
-from autotuner.database.job import Job, JobState
+from autotuner.database.access import Database, Filter, Measured, Statistics, open_database
+from autotuner.database.configurations import Match, MatchStatus, Stored
+from autotuner.database.job import ENDED, Job, JobState, Worker
+from autotuner.database.owner import this_process
+from autotuner.database.queue import JobQueue
 
-__all__ = ["Database", "Job", "JobState", "open_database"]
+__all__ = [
+    "ENDED",
+    "Database",
+    "Filter",
+    "Job",
+    "JobQueue",
+    "JobState",
+    "Match",
+    "MatchStatus",
+    "Measured",
+    "Statistics",
+    "Stored",
+    "Worker",
+    "open_database",
+    "this_process",
+]

@@ -1,36 +1,37 @@
 """Access: everything that other rooms ask of the database, as methods that take and return values."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Self
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import ColumnElement, Engine, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.columns import (
     ENVIRONMENT,
-    JOB,
     MEASUREMENT,
     call_columns,
-    ending,
     environment_of,
-    job_of,
     joined,
     measurement_columns,
     measurement_of,
 )
-from autotuner.database.job import Job, JobState
+from autotuner.database.configurations import Configurations
 from autotuner.database.migrating import migrate
-from autotuner.database.opening import WRITES, explained, make_engine, read_url, shown
-from autotuner.database.tables import ConfigurationRow, EnvironmentRow, FactRow, JobRow, MeasurementRow
+from autotuner.database.opening import explained, make_engine, read_url
+from autotuner.database.owner import is_gone
+from autotuner.database.queue import JobQueue
+from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow
+from autotuner.database.transactions import Transactions
 from autotuner.database.upserting import dialect_insert, upsert
 from autotuner.errors import DatabaseError
 from autotuner.records import STATUSES, Call, Environment, Measurement, Status
 
+CLAIM_S = 120.0
 KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
@@ -58,15 +59,71 @@ def open_database(url_or_path: str | Path) -> "Database":
     return Database(engine)
 
 
-class Database:
-    """Measurements, jobs, configurations and facts; every method is one transaction. Made by `open_database`.
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which measurements are meant; None for all.
 
-    Threads may share one; processes open their own. Every method raises `DatabaseError` where the database cannot be
-    read or written.
+    Args:
+        signature: `Call.subgraph.signature`.
+        kinds: `Call.subgraph.kinds`, all of them in order.
+    """
+
+    environment_key: str | None = None
+    device_type: str | None = None
+    signature: str | None = None
+    kernel: str | None = None
+    kinds: Sequence[str] | None = None
+    status: Status | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        pairs = (
+            (EnvironmentRow.key, self.environment_key),
+            (EnvironmentRow.device_type, self.device_type),
+            (MeasurementRow.signature, self.signature),
+            (MeasurementRow.kernel, self.kernel),
+            (MeasurementRow.kinds, None if self.kinds is None else joined(self.kinds)),
+            (MeasurementRow.status, self.status),
+        )
+        return [column == value for column, value in pairs if value is not None]
+
+
+EVERY = Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measurement with what was measured, where and when."""
+
+    id: int
+    environment_key: str
+    call: Call
+    measurement: Measurement
+    measured_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """How many measurements there are, by status, and the least, mean and greatest of their medians."""
+
+    statuses: Mapping[Status, int]
+    least_us: float | None
+    mean_us: float | None
+    greatest_us: float | None
+
+
+class Database:
+    """Environments, what was measured in them, and facts; every method is one transaction. Made by `open_database`.
+
+    `queue` holds the jobs, `configurations` the answers. Threads may share one; processes open their own. Every method
+    raises `DatabaseError` where the database cannot be read or written.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._transactions = Transactions(engine)
+        self._reading, self._writing = self._transactions.reading, self._transactions.writing
+        self._environment_id = self._transactions.environment_id
+        self.queue = JobQueue(self._transactions)
+        self.configurations = Configurations(self._transactions)
 
     def __enter__(self) -> Self:
         return self
@@ -75,31 +132,9 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._transactions.engine.dispose()
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise explained(error, self._engine.url) from error
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        try:
-            with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
-                yield connection
-        except SQLAlchemyError as error:
-            raise explained(error, self._engine.url) from error
-
-    def _environment_id(self, connection: Connection, key: str) -> int:
-        found = connection.execute(select(EnvironmentRow.id).where(EnvironmentRow.key == key)).scalar_one_or_none()
-        if found is None:
-            raise DatabaseError(f"{shown(self._engine.url)} has no environment {key!r}: `remember` it first")
-        return found
-
-    # Environments and what was measured in them
+    # Environments, and what was measured in them
 
     def remember(self, environment: Environment) -> None:
         """Store an environment; one that is known stays as it is."""
@@ -156,48 +191,86 @@ class Database:
         return found
 
     def measurements(
-        self,
-        *,
-        environment_key: str | None = None,
-        signature: str | None = None,
-        kernel: str | None = None,
-        kinds: Sequence[str] | None = None,
-        status: Status | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[tuple[Call, Measurement]]:
-        """Return what was measured, in the order of first storing, as far as every given filter agrees.
-
-        Args:
-            signature: `Call.subgraph.signature`.
-            kinds: `Call.subgraph.kinds`, all of them in order.
-        """
-        query = select(MeasurementRow.call, *MEASUREMENT).order_by(MeasurementRow.id).limit(limit).offset(offset)
-        if environment_key is not None:
-            query = query.join(EnvironmentRow).where(EnvironmentRow.key == environment_key)
-        if kinds is not None:
-            query = query.where(MeasurementRow.kinds == joined(kinds))
-        for column, value in (
-            (MeasurementRow.signature, signature),
-            (MeasurementRow.kernel, kernel),
-            (MeasurementRow.status, status),
-        ):
-            if value is not None:
-                query = query.where(column == value)
-        with self._reading() as connection:
-            return [(Call.from_json(row.call), measurement_of(row)) for row in connection.execute(query)]
-
-    def counts(self, environment_key: str) -> dict[Status, int]:
-        """Return how many calls of an environment have each status, 0 included."""
+        self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
+    ) -> list[Measured]:
+        """Return what was measured, in the order of first storing; with `after`, only those with a greater id."""
         query = (
-            select(MeasurementRow.status, func.count().label("number"))
+            select(
+                MeasurementRow.id,
+                EnvironmentRow.key.label("environment_key"),
+                MeasurementRow.call,
+                MeasurementRow.measured_at,
+                *MEASUREMENT,
+            )
             .join(EnvironmentRow)
-            .where(EnvironmentRow.key == environment_key)
-            .group_by(MeasurementRow.status)
+            .where(*where.conditions())
+            .order_by(MeasurementRow.id)
+            .limit(limit)
         )
+        if after is not None:
+            query = query.where(MeasurementRow.id > after)
         with self._reading() as connection:
-            found = {row.status: row.number for row in connection.execute(query)}
-        return {status: found.get(status, 0) for status in STATUSES}
+            return [
+                Measured(row.id, row.environment_key, Call.from_json(row.call), measurement_of(row), row.measured_at)
+                for row in connection.execute(query)
+            ]
+
+    def statistics(self, where: Filter = EVERY) -> Statistics:
+        """Return how many measurements there are and how long they took."""
+        times = MeasurementRow.median_us
+        query = select(
+            MeasurementRow.status,
+            func.count().label("number"),
+            func.min(times).label("least"),
+            func.sum(times).label("total"),
+            func.max(times).label("greatest"),
+        ).join(EnvironmentRow)
+        with self._reading() as connection:
+            rows = connection.execute(query.where(*where.conditions()).group_by(MeasurementRow.status)).all()
+        numbers = {row.status: row.number for row in rows}
+        ok = next((row for row in rows if row.status == "ok"), None)
+        return Statistics(
+            {status: numbers.get(status, 0) for status in STATUSES},
+            ok.least if ok else None,
+            ok.total / ok.number if ok else None,
+            ok.greatest if ok else None,
+        )
+
+    # Who measures what now
+
+    def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
+        """Claim calls for measuring, and return the keys of those that nobody else has claimed.
+
+        A claim ends by `release_calls`, with its owner's process, or on another host after two minutes without being
+        claimed again. Look up what is measured after claiming: whoever held a call before has stored it by then.
+        """
+        now = datetime.now(UTC)
+        keys = sorted(set(call_keys))
+        with self._writing() as connection:
+            environment_id = self._environment_id(connection, environment_key, alone=True)
+            others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
+            leases = select(ClaimRow.owner, ClaimRow.lease_until).where(others).distinct()
+            for holder, until in connection.execute(leases).all():
+                if is_gone(holder, until, now):
+                    over = (ClaimRow.owner == holder) & (ClaimRow.lease_until == until)
+                    connection.execute(delete(ClaimRow).where(others, over))
+            held = set(connection.scalars(select(ClaimRow.call_key).where(others)))
+            mine = [key for key in keys if key not in held]
+            if mine:
+                until = now + timedelta(seconds=CLAIM_S)
+                rows = [
+                    {"environment_id": environment_id, "call_key": key, "owner": owner, "lease_until": until}
+                    for key in mine
+                ]
+                connection.execute(upsert(connection, ClaimRow, ("environment_id", "call_key")), rows)
+        return set(mine)
+
+    def release_calls(self, owner: str) -> None:
+        """End all claims of an owner."""
+        with self._writing() as connection:
+            connection.execute(delete(ClaimRow).where(ClaimRow.owner == owner))
+
+    # Facts
 
     def set_fact(self, environment_key: str, name: str, value: float) -> None:
         """Store a constant of an environment, such as its noise floor, over an earlier value."""
@@ -217,120 +290,3 @@ class Database:
     def fact(self, environment_key: str, name: str) -> float | None:
         """Return a measured constant of an environment, or None where it was never measured."""
         return self.facts(environment_key).get(name)
-
-    # Jobs
-
-    def start_job(
-        self, *, model: str, graph_key: str, request_key: str, request: Mapping[str, Any], environment_key: str
-    ) -> int:
-        """Store a job that starts now, and return its id."""
-        with self._writing() as connection:
-            statement = insert(JobRow).values(
-                model=model,
-                graph_key=graph_key,
-                request_key=request_key,
-                request=dict(request),
-                environment_id=self._environment_id(connection, environment_key),
-                state="running",
-                counts={},
-                started_at=datetime.now(UTC),
-                message="",
-            )
-            return connection.execute(statement.returning(JobRow.id)).scalar_one()
-
-    def finish_job(self, job_id: int, state: JobState, *, counts: Mapping[str, int], message: str = "") -> None:
-        """Store how a running job ended.
-
-        Raises:
-            DatabaseError: there is no such job, or it has ended already; or `state` is no way to end.
-        """
-        ends = [name for name in get_args(JobState) if name != "running"]
-        if state not in ends:
-            raise DatabaseError(f"job {job_id} cannot end as {state!r}: give one of {', '.join(ends)}")
-        statement = update(JobRow).where(JobRow.id == job_id, JobRow.state == "running")
-        statement = statement.values(ending(state, message) | {"counts": dict(counts)})
-        with self._writing() as connection:
-            if connection.execute(statement).rowcount == 0:
-                found = connection.execute(select(JobRow.state).where(JobRow.id == job_id)).scalar_one_or_none()
-                reason = f"job {job_id} is {found} already" if found else f"there is no job {job_id}"
-                raise DatabaseError(f"{shown(self._engine.url)}: {reason}; only a running job can be finished")
-
-    def interrupt_jobs(self, environment_key: str, *, message: str) -> int:
-        """Mark every job that still counts as running in an environment as interrupted, and return how many.
-
-        A process that is killed cannot say so. Whoever holds the device's lock knows that nobody else runs a job there.
-        """
-        with self._writing() as connection:
-            statement = update(JobRow).where(
-                JobRow.state == "running", JobRow.environment_id == self._environment_id(connection, environment_key)
-            )
-            return connection.execute(statement.values(ending("interrupted", message))).rowcount
-
-    def job(self, job_id: int) -> Job:
-        """Return a job by its id."""
-        with self._reading() as connection:
-            row = connection.execute(select(*JOB).join(EnvironmentRow).where(JobRow.id == job_id)).one_or_none()
-        if row is None:
-            raise DatabaseError(f"{shown(self._engine.url)} has no job {job_id}: `jobs` lists those that exist")
-        return job_of(row)
-
-    def jobs(self, *, state: JobState | None = None, limit: int | None = None, offset: int = 0) -> list[Job]:
-        """Return jobs, the newest first."""
-        query = select(*JOB).join(EnvironmentRow).order_by(JobRow.id.desc()).limit(limit).offset(offset)
-        if state is not None:
-            query = query.where(JobRow.state == state)
-        with self._reading() as connection:
-            return [job_of(row) for row in connection.execute(query)]
-
-    # Configurations
-
-    def save_configuration(
-        self,
-        *,
-        graph_key: str,
-        request_key: str,
-        environment_key: str,
-        document: Mapping[str, Any],
-        total_us: float,
-        measured_us: float | None = None,
-    ) -> int:
-        """Store a configuration and return its id; from now on it is the answer to its request in its environment.
-
-        Args:
-            document: the configuration as JSON.
-            total_us: predicted, for one step.
-            measured_us: measured end to end, where it was.
-        """
-        with self._writing() as connection:
-            statement = insert(ConfigurationRow).values(
-                graph_key=graph_key,
-                request_key=request_key,
-                environment_id=self._environment_id(connection, environment_key),
-                document=dict(document),
-                total_us=total_us,
-                measured_us=measured_us,
-                created_at=datetime.now(UTC),
-            )
-            return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
-
-    def find_configuration(self, request_key: str, environment_key: str) -> dict[str, Any] | None:
-        """Return the latest configuration for a request in an environment, or None where there is none."""
-        query = (
-            select(ConfigurationRow.document)
-            .join(EnvironmentRow)
-            .where(ConfigurationRow.request_key == request_key, EnvironmentRow.key == environment_key)
-            .order_by(ConfigurationRow.id.desc())
-            .limit(1)
-        )
-        with self._reading() as connection:
-            document: dict[str, Any] | None = connection.execute(query).scalar_one_or_none()
-        return document
-
-    def configuration(self, configuration_id: int) -> dict[str, Any]:
-        """Return a configuration by its id."""
-        query = select(ConfigurationRow.document).where(ConfigurationRow.id == configuration_id)
-        with self._reading() as connection:
-            document: dict[str, Any] | None = connection.execute(query).scalar_one_or_none()
-        if document is None:
-            raise DatabaseError(f"{shown(self._engine.url)} has no configuration {configuration_id}")
-        return document

@@ -23,12 +23,18 @@ MEASUREMENT = (
 JOB = (
     JobRow.id,
     JobRow.model,
-    JobRow.graph_key,
-    JobRow.request_key,
     JobRow.request,
-    EnvironmentRow.key.label("environment_key"),
+    JobRow.device_type,
+    JobRow.device_name,
+    JobRow.attended,
     JobRow.state,
+    JobRow.cancelling,
+    JobRow.worker,
+    JobRow.progress,
+    JobRow.revision,
     JobRow.counts,
+    JobRow.configuration_id,
+    JobRow.created_at,
     JobRow.started_at,
     JobRow.finished_at,
     JobRow.message,
@@ -74,7 +80,14 @@ def job_of(row: Row[*tuple[Any, ...]]) -> Job:
 
 def ending(state: JobState, message: str) -> dict[str, Any]:
     """Return what changes in a job that ends now."""
-    return {"state": state, "finished_at": datetime.now(UTC), "message": storable(message)}
+    return {
+        "state": state,
+        "cancelling": False,
+        "finished_at": datetime.now(UTC),
+        "message": storable(message),
+        "lease_until": None,
+        "revision": JobRow.revision + 1,
+    }
 
 
 def joined(kinds: Sequence[str]) -> str:

@@ -1,38 +1,63 @@
-"""A job as the database remembers it."""
+"""A job and a worker as the database remembers them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-JobState = Literal["running", "finished", "failed", "interrupted"]
+JobState = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
+ENDED: tuple[JobState, ...] = ("finished", "failed", "cancelled", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One tuning run: what was asked, where, and how it ended.
+    """One tuning run: what was asked, how far it is, and how it ended. Times of day are in UTC.
 
     Args:
         id: given by the database, rising.
         model: model and preset, for people.
-        graph_key: key of the training graph.
-        request_key: key of all that was asked; equal requests have equal keys.
         request: what was asked, as JSON.
-        environment_key: where it ran.
-        state: `running` until it is finished, failed or interrupted.
+        device_type, device_name: where it may run; a name of None is any device of the type.
+        attended: whether the process that asked runs it itself; if it is killed, nobody goes on with the job.
+        state: `queued`, `running`, or how it ended.
+        cancelling: it was cancelled while it ran, and has yet to stop.
+        worker: who runs it, or ran it last.
+        progress: how far it is, as JSON.
+        revision: rises with every change of the job.
         counts: what it did, by name ("measured", "reused", "failed" ...).
-        finished_at: None while it runs; both times are in UTC.
-        message: the sentence that goes with failed and interrupted.
+        configuration_id: the answer, once finished.
+        message: the sentence that goes with an end that is no answer.
     """
 
     id: int
     model: str
-    graph_key: str
-    request_key: str
     request: Mapping[str, Any]
-    environment_key: str
+    device_type: str
+    device_name: str | None
+    attended: bool
     state: JobState
+    cancelling: bool
+    worker: str | None
+    progress: Mapping[str, Any]
+    revision: int
     counts: Mapping[str, int]
-    started_at: datetime
+    configuration_id: int | None
+    created_at: datetime
+    started_at: datetime | None
     finished_at: datetime | None
     message: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that owns a device and takes jobs for it."""
+
+    name: str
+    device_type: str
+    device_name: str
+    started_at: datetime
+    seen_at: datetime

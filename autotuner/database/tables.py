@@ -82,8 +82,8 @@ class MeasurementRow(Tables):
     __tablename__ = "measurement"
     __table_args__ = (
         UniqueConstraint("call_key", "environment_id"),
+        Index(None, "environment_id"),  # in the order of `id`: a page needs no sorting
         Index(None, "environment_id", "status"),
-        Index(None, "environment_id", "kernel"),
         Index(None, "signature"),
         CheckConstraint("(status = 'ok') = (median_us IS NOT NULL)", name="ok_has_a_time"),
     )
@@ -107,29 +107,67 @@ class MeasurementRow(Tables):
 
 class JobRow(Tables):
     __tablename__ = "job"
-    __table_args__ = (Index(None, "request_key", "environment_id"), Index(None, "state"))
+    __table_args__ = (Index(None, "state"),)
 
     id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
     model: Mapped[str]
-    graph_key: Mapped[str] = mapped_column(KEY)
-    request_key: Mapped[str] = mapped_column(KEY)
     request: Mapped[dict[str, Any]]
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    device_type: Mapped[str]
+    device_name: Mapped[str | None]
+    attended: Mapped[bool]
     state: Mapped[str] = mapped_column(String(16))
+    cancelling: Mapped[bool]
+    worker: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    attempts: Mapped[int]
+    progress: Mapped[dict[str, Any]]
+    revision: Mapped[int]
     counts: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime]
+    configuration_id: Mapped[int | None] = mapped_column(ForeignKey("configuration.id"))
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     message: Mapped[str]
 
 
+class WorkerRow(Tables):
+    __tablename__ = "worker"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    device_type: Mapped[str]
+    device_name: Mapped[str]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+
+
+class ClaimRow(Tables):
+    """A call that somebody measures now."""
+
+    __tablename__ = "claim"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    call_key: Mapped[str] = mapped_column(KEY, primary_key=True)
+    owner: Mapped[str]
+    lease_until: Mapped[datetime]
+
+
 class ConfigurationRow(Tables):
+    """An answer; family, dtype and extents repeat what its document says, for finding it."""
+
     __tablename__ = "configuration"
-    __table_args__ = (Index(None, "request_key", "environment_id"), Index(None, "graph_key"))
+    __table_args__ = (
+        Index(None, "request_key", "environment_id"),
+        Index(None, "family_key", "dtype", "extents_key"),
+    )
 
     id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
-    graph_key: Mapped[str] = mapped_column(KEY)
     request_key: Mapped[str] = mapped_column(KEY)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    family_key: Mapped[str] = mapped_column(KEY)
+    dtype: Mapped[str] = mapped_column(String(16))
+    extents: Mapped[dict[str, Any]]
+    extents_key: Mapped[str] = mapped_column(KEY)
+    complete: Mapped[bool]
     document: Mapped[dict[str, Any]]
     total_us: Mapped[float]
     measured_us: Mapped[float | None]

@@ -46,7 +46,8 @@ Racing
 Not measured: workspace. Torch tells a CPU's allocations only through its profiler, at 15 ms a call.
 """
 
+from autotuner.measure.lock import lock_path, locked
 from autotuner.measure.measurer import Measurer, Result
-from autotuner.measure.policy import Policy, cpu_policy
+from autotuner.measure.policy import Policy, cpu_policy, rotate_bytes
 
-__all__ = ["Measurer", "Policy", "Result", "cpu_policy"]
+__all__ = ["Measurer", "Policy", "Result", "cpu_policy", "lock_path", "locked", "rotate_bytes"]

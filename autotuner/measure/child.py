@@ -9,8 +9,6 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection
@@ -18,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from autotuner.measure.lock import locked
 from autotuner.records import Call, Measurement
 
 PULSE = struct.Struct("<qdd")
@@ -155,13 +154,3 @@ def held_bytes() -> int:
     except OSError:
         limit = ""
     return min(memory, int(limit) if limit.isdigit() else memory) // HELD_SHARE
-
-
-@contextmanager
-def locked(path: str, *, alone: bool) -> Iterator[None]:
-    """Hold the device: alone to time on it, together with others to compile beside them."""
-    import fcntl
-
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield

@@ -1,7 +1,5 @@
 """What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,6 +11,7 @@ from autotuner.device import cores, environment, usable_threads
 from autotuner.errors import DeviceError, InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
+from autotuner.measure.lock import lock_path
 from autotuner.measure.policy import cpu_policy
 from autotuner.measure.process import Child, DiedError
 from autotuner.records import Call, Environment, Measurement
@@ -66,7 +65,7 @@ class Measurer:
             "cache_dir": str(cache / "inductor"),
             "modules": list(modules),
             "policy": policy.facts(),
-            "lock": str(Path(tempfile.gettempdir()) / f"autotuner-{device_type}-{os.getuid()}.lock"),
+            "lock": lock_path(device_type),
         }
         self._child: Child | None = None
         load_modules(list(modules))

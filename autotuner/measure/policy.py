@@ -2,8 +2,10 @@
 
 from dataclasses import asdict, dataclass
 
+from autotuner.analysis import working_set_bytes
 from autotuner.device import cache_bytes, usable_threads
 from autotuner.errors import InputError
+from autotuner.graph import Graph
 from autotuner.records import Scalar
 
 L2_FALLBACK_BYTES = 2 << 20
@@ -54,3 +56,15 @@ def cpu_policy(threads: int | None = None, rotate_bytes: int | None = None) -> P
     if rotate_bytes is not None:
         return Policy(rotate_bytes)
     return Policy(L2_MULTIPLE * usable_threads(threads) * (cache_bytes(2) or L2_FALLBACK_BYTES), sets=SMALL_SETS)
+
+
+def rotate_bytes(graph: Graph) -> int | None:
+    """Return through how many bytes of operands a call is timed for a training graph, None for the policy's least.
+
+    A step finds in cache what it touched last. Between two touches of a tensor lies anything from nothing (made, then
+    read) to the whole step (weights, saved tensors): half the step's working set stands for both, rounded down to a
+    power of two, so that models of about one size share measurements.
+    """
+    half = working_set_bytes(graph) // 2
+    rounded = 1 << (half.bit_length() - 1)
+    return rounded if rounded > cpu_policy().rotate_bytes else None

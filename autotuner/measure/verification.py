@@ -237,7 +237,7 @@ def deviation(call: Call, result: Tensor, reference: Tensor) -> str | None:
             f"is {float(got[where])} in {int(missing.sum())} of {got.numel()} elements, first at {where}, where the "
             "reference is finite: not written, or not computed"
         )
-    error = torch.where(wrong, error.nan_to_num(float("inf")), -1.0)
+    error = torch.where(wrong, error.nan_to_num(float("inf"), float("inf")), -1.0)
     where = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     limit = relative * float(size[where]) + absolute * scale
     return (

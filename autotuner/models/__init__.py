@@ -1,6 +1,6 @@
 """Models: YAML files of forward operators, and the graphs that they describe."""
 
-from autotuner.models.files import known_models, load_model, parse_reference, search_spaces_dir
+from autotuner.models.files import known_models, load_model, named_model, parse_reference, search_spaces_dir
 from autotuner.models.model import Model, ModelFile
 
-__all__ = ["Model", "ModelFile", "known_models", "load_model", "parse_reference", "search_spaces_dir"]
+__all__ = ["Model", "ModelFile", "known_models", "load_model", "named_model", "parse_reference", "search_spaces_dir"]

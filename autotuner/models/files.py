@@ -1,14 +1,15 @@
 """Where model files are, and how they are read."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from autotuner.errors import ModelError
-from autotuner.models.model import ModelFile
+from autotuner.models.model import Model, ModelFile
 from autotuner.models.schema import parse_definition
+from autotuner.records import Scalar
 
 
 def search_spaces_dir() -> Path:
@@ -60,6 +61,22 @@ def load_model(name_or_path: str) -> ModelFile:
     except yaml.YAMLError as error:
         raise ModelError(f"{path}: no valid YAML: {error}") from None
     return ModelFile(str(path), parse_definition(content, str(path)))
+
+
+def named_model(
+    reference: str,
+    *,
+    extents: Mapping[str, int] | None = None,
+    options: Mapping[str, Scalar] | None = None,
+    dtype: str | None = None,
+) -> Model:
+    """Return the model that a reference such as "bert-encoder:tiny" names, with some of its values replaced.
+
+    Raises:
+        ModelError: no such model, preset, axis or option, or a value that is not valid.
+    """
+    name, preset = parse_reference(reference)
+    return load_model(name).instantiate(preset, extents=extents or {}, options=options or {}, dtype=dtype)
 
 
 class _Loader(yaml.SafeLoader):

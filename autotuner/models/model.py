@@ -9,7 +9,7 @@ from autotuner.errors import ModelError
 from autotuner.graph import ELEMENT_BYTES, Graph
 from autotuner.models.build import build_graph
 from autotuner.models.schema import Definition, parse_definition
-from autotuner.records import Scalar
+from autotuner.records import Scalar, digest
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Model:
     def reference(self) -> str:
         """The text that `parse_reference` reads."""
         return f"{self.name}:{self.preset}" if self.preset else self.name
+
+    @cached_property
+    def family(self) -> str:
+        """Key of what models share that differ in extents and dtype only: operators, tensors and options."""
+        parts = ("inputs", "parameters", "operators", "outputs")
+        return digest([{part: self.definition.get(part) for part in parts}, sorted(self.options.items())])
 
     def graph(self) -> Graph:
         """Return the forward graph."""

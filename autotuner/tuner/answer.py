@@ -2,12 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 
 from autotuner.analysis import fused_bytes
-from autotuner.configuration import Certificate, Configuration, Fusion, Measured, Step
+from autotuner.configuration import Certificate, Configuration, Fusion, Step
 from autotuner.errors import InfeasibleError
 from autotuner.graph import Graph
 from autotuner.layout import STACK_AXIS, Form
@@ -37,7 +36,7 @@ def build_configuration(
     problem, solution = solved(space, known, solver)
     costs = problem.costs_us
     steps = tuple(_steps(space, problem, solution))
-    bound = _bound_us(space, costs)
+    bound = bound_us(space, known)
     total = sum(step.predicted_us for step in steps)
     unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
     chosen = fused_bytes(space.graph, [([n for n, _ in s.inputs], [n for n, _ in s.outputs]) for s in steps])
@@ -51,7 +50,7 @@ def build_configuration(
             solver=solver,
             predicted_us=total,
             lower_bound_us=bound,
-            gap=max(0.0, total / bound - 1) if bound > 0 else 0.0,
+            gap=max(0.0, total / bound - 1) if bound > 0 else None,
             baseline_us=_baseline_us(problem),
             default_us=default_us(space, costs),
             noise_floor=noise_floor,
@@ -89,11 +88,6 @@ def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
                 f"operator {name!r} has no candidate that works ({found}): `autotuner tune` measures what is missing, "
                 "`autotuner tune --retry` what has failed"
             )
-
-
-def with_measured(configuration: Configuration, measured: Measured) -> Configuration:
-    """Return a configuration with its end-to-end timing."""
-    return replace(configuration, measured=measured)
 
 
 def _steps(space: Space, problem: Formulation, solution: Solution) -> Iterator[Step]:
@@ -166,8 +160,13 @@ def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[st
     return best
 
 
-def _bound_us(space: Space, costs_us: Mapping[str, float]) -> float:
-    """Return the sum of each operator's best share of any cover, conversions free: no plan costs less."""
+def bound_us(space: Space, known: Mapping[str, Measurement]) -> float:
+    """Return the sum of each operator's best share of any cover, conversions free: no plan costs less.
+
+    What is not measured yet may turn out to cost nothing.
+    """
+    costs_us = dict.fromkeys(space.calls.keys() - known.keys(), 0.0)
+    costs_us |= {key: m.median_us for key, m in known.items() if m.median_us is not None}
     shares: dict[str, float] = {}
     for names, cost in _best_by_cover(space, costs_us).items():
         for name in names:
@@ -202,22 +201,24 @@ def _baseline_us(problem: Formulation) -> float | None:
 
 def default_us(space: Space, costs_us: Mapping[str, float]) -> float | None:
     """Return the least cost with every operator alone and every tensor as declared, or None where that is not known."""
-    total = 0.0
-    for operator in space.graph.operators:
-        costs = [
-            costs_us[choice.call.key]
-            for choice in space.choices
-            if choice.cover.operators == (operator.name,)
-            and choice.call.key in costs_us
-            and _is_declared(space.graph, choice)
-        ]
-        if not costs:
-            return None
-        total += min(costs)
-    return total
+    alone = alone_as_declared_us(space, costs_us)
+    names = [operator.name for operator in space.graph.operators]
+    return sum(alone[name] for name in names) if alone.keys() >= set(names) else None
 
 
-def _is_declared(graph: Graph, choice: Choice) -> bool:
+def alone_as_declared_us(space: Space, costs_us: Mapping[str, float]) -> dict[str, float]:
+    """Return the least cost of each operator alone with its tensors as declared; those without a time are left out."""
+    found: dict[str, float] = {}
+    for choice in space.choices:
+        cost = costs_us.get(choice.call.key)
+        if cost is not None and len(choice.cover.operators) == 1 and is_declared(space.graph, choice):
+            (name,) = choice.cover.operators
+            found[name] = min(cost, found.get(name, cost))
+    return found
+
+
+def is_declared(graph: Graph, choice: Choice) -> bool:
+    """Say whether every tensor of a choice lies as the graph declares it."""
     return all(text.split(":")[0] == graph.tensors[name].axes for name, text in choice.by_tensor.items())
 
 

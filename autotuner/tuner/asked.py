@@ -1,8 +1,8 @@
 """What measures for the tuner, and how far a walk is."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
 
 from autotuner.records import Call, Environment, Measurement
 
@@ -49,14 +49,34 @@ class Replay:
 class Progress:
     """How far a walk is, after each change.
 
-    `stage` is what happens now; `done` of `total` are calls of this stage.
+    Args:
+        stage: what happens now.
+        done, total: calls of this stage.
+        measured, reused, failed: calls of the whole walk so far.
+        best_us: the best plan so far, predicted; None while there is none.
+        bound_us: no plan takes less, whatever the calls will take that are not measured yet.
+        eta_s: until this stage is over, at its pace so far; None while that is not known.
     """
 
-    stage: Literal["space", "compile", "measure", "confirm", "solve", "done"]
+    stage: Literal["space", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
     done: int
     total: int
+    measured: int = 0
     reused: int = 0
     failed: int = 0
+    best_us: float | None = None
+    bound_us: float | None = None
+    eta_s: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """By what share the best plan may be longer than the best there can be; None while that is not known."""
+        if self.best_us is None or not self.bound_us:
+            return None
+        return max(0.0, self.best_us / self.bound_us - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "gap": self.gap}
 
 
 Watch = Callable[[Progress], None]

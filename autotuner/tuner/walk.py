@@ -1,19 +1,20 @@
 """The walk itself: model, graph, space, what is known, measure the rest, problem, solution, configuration."""
 
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from autotuner.configuration import Configuration
 from autotuner.database import Database
-from autotuner.errors import ConfigurationError
+from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
 from autotuner.models import Model
 from autotuner.records import digest
+from autotuner.request import Request
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import Asked, Progress, Watch
 from autotuner.tuner.measuring import confirm_chosen, measure_missing
+from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
 
@@ -24,85 +25,92 @@ def request_key(model: Model, file: SpaceFile) -> str:
     return digest([model.to_json(), file.model_dump(), kernels])
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """A configuration, the id under which the database keeps it, and whether all that could matter was measured."""
+
+    configuration: Configuration
+    id: int
+    complete: bool
+
+
 def tune(
-    model: Model,
-    file: SpaceFile,
-    database: Database,
-    measurer: Asked,
-    *,
-    watch: Watch = lambda _: None,
-    again: bool = False,
-    retry: bool = False,
-) -> Configuration:
+    request: Request, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None
+) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
 
     Args:
-        model: what to tune.
+        request: what to tune, and how much effort it is worth.
         file: what to try.
         database: where measurements and the answer are kept; an equal request is answered from it.
         measurer: measures calls, one after another.
-        watch: called with the progress.
-        again: solve anew even if the database holds the answer; measured calls are reused all the same.
-        retry: measure once more what has failed; implies `again`.
+        watch: called with the progress; an error that it raises ends the walk, and what was measured is kept.
 
     Returns:
-        The configuration; `measured` is None unless the stored one had been timed end to end.
+        The configuration; its `measured` is None unless the stored one had been timed end to end.
 
     Raises:
         InfeasibleError: some operator has no candidate that works.
         DatabaseError: the database cannot be written.
     """
-    environment = measurer.environment
+    model, environment = request.model, measurer.environment
     key = request_key(model, file)
     database.remember(environment)
-    if not (again or retry):
+    if not (request.again or request.retry):
         stored = _stored(database, key, environment.key)
         if stored is not None:
-            watch(Progress("done", 0, 0, reused=stored.counts["reused"]))
+            watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
-    database.interrupt_jobs(environment.key, message="a later tuning began")
     watch(Progress("space", 0, 0))
-    graph = training_graph(model.graph())
-    space = build_space(graph, file)
-    job = database.start_job(
-        model=model.reference, graph_key=graph.key, request_key=key,
-        request={"model": model.to_json()}, environment_key=environment.key,
-    )  # fmt: skip
+    space = build_space(training_graph(model.graph()), file)
+    standing = Standing(space, watch, request.gap, request.limits)
+    known = measure_missing(space, database, measurer, standing, retry=request.retry)
     try:
-        known, counts, fresh = measure_missing(space, database, measurer, watch, retry=retry)
-        known = confirm_chosen(space, known, fresh, database, measurer, watch)
-        if fresh:
-            database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
-        watch(Progress("solve", 0, 0))
-        configuration = build_configuration(
-            model, space, known, environment, counts, noise_floor=database.fact(environment.key, NOISE_FLOOR)
-        )
-        save(database, configuration, key)
-    except BaseException as error:
-        state: Literal["interrupted", "failed"] = "failed" if isinstance(error, Exception) else "interrupted"
-        database.finish_job(job, state, counts={}, message=str(error) or type(error).__name__)
-        raise
-    database.finish_job(job, "finished", counts=configuration.counts)
-    watch(Progress("done", counts["measured"], counts["measured"], counts["reused"], counts["failed"]))
-    return configuration
+        confirmed = confirm_chosen(space, known, database, measurer, standing)
+    except InfeasibleError as error:
+        if known.complete:
+            raise
+        raise InfeasibleError(
+            f"the limits of the job were reached before there was a plan: {error}; what was measured is kept, so ask "
+            "again with higher limits"
+        ) from None
+    if known.fresh:
+        database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
+    standing.tell(Progress("solve", 0, 0))
+    noise_floor = database.fact(environment.key, NOISE_FLOOR)
+    found = build_configuration(model, space, confirmed, environment, known.counts, noise_floor=noise_floor)
+    number = save(database, found, key, complete=known.complete)
+    standing.best_us = found.certificate.predicted_us
+    standing.bound_us = standing.best_us if known.complete else found.certificate.lower_bound_us  # exact has proven it
+    standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
+    return Tuned(found, number, known.complete)
 
 
-def _stored(database: Database, key: str, environment_key: str) -> Configuration | None:
+def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
     """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss."""
-    document = database.find_configuration(key, environment_key)
-    if document is None:
+    stored = database.configurations.find(key, environment_key)
+    if stored is None:
         return None
+    number, document = stored
     try:
         found = Configuration.from_json(document, "the stored configuration")
     except ConfigurationError:
         return None
-    return replace(found, counts=dict(found.counts) | {"measured": 0, "reused": found.counts["calls"]})
+    return Tuned(
+        replace(found, counts=dict(found.counts) | {"measured": 0, "reused": found.counts["calls"]}), number, True
+    )
 
 
-def save(database: Database, configuration: Configuration, key: str) -> None:
-    """Store a configuration as the latest answer to a request."""
-    database.save_configuration(
-        graph_key=configuration.graph_key, request_key=key, environment_key=configuration.environment_key,
-        document=configuration.to_json(), total_us=configuration.certificate.predicted_us,
+def save(database: Database, configuration: Configuration, key: str, *, complete: bool = True) -> int:
+    """Store a configuration as the latest answer to a request, and return its id.
+
+    Args:
+        complete: whether all that could matter had been measured; otherwise a later request measures on.
+    """
+    model = configuration.model
+    return database.configurations.save(
+        request_key=key, environment_key=configuration.environment_key, family_key=model.family, dtype=model.dtype,
+        extents=model.extents, complete=complete, document=configuration.to_json(),
+        total_us=configuration.certificate.predicted_us,
         measured_us=configuration.measured.plan_us if configuration.measured else None,
     )  # fmt: skip

@@ -1,6 +1,8 @@
 """A fresh database for each test: a file, and a PostgreSQL schema as well where AUTOTUNER_TEST_POSTGRES is a URL."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +14,7 @@ from autotuner.database import Database, open_database
 from autotuner.records import Call, Candidate, Environment, Node, Subgraph, TensorType
 
 POSTGRES = os.environ.get("AUTOTUNER_TEST_POSTGRES")
+HOLDING = Path(__file__).with_name("holding.py")
 ENVIRONMENT = Environment("cpu", "Xeon", (("torch", "2.13"), ("cores", 2), ("bf16", True)), (("cache", "warm"),))
 
 
@@ -56,3 +59,19 @@ def make_call() -> Callable[..., Call]:
         return Call(subgraph, Candidate(kernel, ("ab", "ba"), (("block", block),)))
 
     return make
+
+
+@pytest.fixture
+def start_holding(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `holding.py` on the test's database; what still runs after the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HOLDING), url, *arguments]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

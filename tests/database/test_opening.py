@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,12 +54,9 @@ def test_a_closed_database_is_one_file(tmp_path: Path, environment: Environment)
     assert [path.name for path in tmp_path.iterdir()] == ["timings.sqlite"]
 
 
-def test_a_migrated_database_opens_in_less_than_half_a_second_and_without_alembic(tmp_path: Path) -> None:
+def test_a_migrated_database_opens_without_alembic(tmp_path: Path) -> None:
     file = tmp_path / "timings.sqlite"
     open_database(file).close()
-    started_s = time.perf_counter()
-    open_database(file).close()
-    assert time.perf_counter() - started_s < 0.5
     code = "import sys; from autotuner.database import open_database; open_database(sys.argv[1]); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True).stdout
     assert "sqlalchemy" in modules.split()

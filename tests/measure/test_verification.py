@@ -1,5 +1,6 @@
 """What verification finds, kernel by planted kernel."""
 
+import math
 import re
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from autotuner.kernels import catalogue  # noqa: F401  (registers the real kernels)
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.operands import Buffers, Values
-from autotuner.measure.verification import References, fault, implausible_mask
+from autotuner.measure.verification import References, deviation, fault, implausible_mask
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 T = TensorType((32, 32), "float32")
@@ -17,6 +18,8 @@ DROP = Subgraph((Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.25),)),), (
 BOTH = Subgraph((Node("dropout_mask", "->ab", (), (1,), (("p", 0.25),)),
                  Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.25),))), (T,) * 3, (0,), (1, 2))  # fmt: skip
 ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (T,) * 3, (0, 1), (2,))
+CAUSAL = Subgraph((Node("causal_mask", "ab->ab", (0,), (1,), (("key_axis", "b"), ("query_axis", "a"))),),
+                  (T, T), (0,), (1,))  # fmt: skip
 TURN = Subgraph((Node("conversion", "ab->ba", (0,), (1,)),), (T, T), (0,), (1,))
 
 pytestmark = pytest.mark.usefixtures("planted")
@@ -67,6 +70,32 @@ def test_a_kernel_that_relies_on_adjacent_slices_gets_them() -> None:
     nodes = (Node("add", "ab,ab->ab", (0, 1), (4,)), Node("add", "ab,ab->ab", (4, 2), (3,)))
     sum_of_three = Subgraph(nodes, (T,) * 5, (0, 1, 2), (3,))
     assert found("planted_slices", sum_of_three, "a*b@0/3", "a*b@1/3", "a*b@2/3", "ab") is None
+
+
+@pytest.mark.parametrize("form", ["ab", "ba", "a*b@1/2"])
+def test_minus_infinity_where_the_reference_has_it_is_no_fault(form: str) -> None:
+    assert found("torch_causal_mask", CAUSAL, form, form) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        ((0, 5), 1.0, r"differs .* in 1 of 1024 elements, most at \(0, 5\): 1 instead of -inf, off by inf"),
+        ((0, 5), math.inf, r"differs .* in 1 of 1024 elements, most at \(0, 5\): inf instead of -inf, off by inf"),
+        ((0, 5), math.nan, r"differs .* in 1 of 1024 elements, most at \(0, 5\): nan instead of -inf, off by inf"),
+        ((5, 0), -math.inf, r"is -inf in 1 of 1024 elements, first at \(5, 0\), where the reference is finite"),
+        ((5, 0), 1.5, r"differs .* in 1 of 1024 elements, most at \(5, 0\): 1.5 instead of 1, off by 0.5"),
+    ],
+)
+def test_a_fault_beside_infinite_elements_is_found(place: tuple[int, int], value: float, sentence: str) -> None:
+    reference = torch.ones(32, 32).masked_fill(torch.ones(32, 32).triu(1) > 0, -math.inf)
+    result = reference.clone()
+    call = Call(CAUSAL, Candidate("torch_causal_mask", ("ab", "ab")))
+    assert deviation(call, result, reference.double()) is None
+    result[place] = value
+    reason = deviation(call, result, reference.double())
+    assert reason is not None
+    assert re.search(sentence, reason), reason
 
 
 @pytest.mark.parametrize("form", ["ab", "ba", "ab:byte"])

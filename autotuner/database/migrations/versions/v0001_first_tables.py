@@ -1,4 +1,4 @@
-"""First tables: environment, measurement, job, configuration, fact."""
+"""First tables: environment, measurement, claim, configuration, job, worker, fact."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -44,32 +44,27 @@ def upgrade() -> None:
         sa.UniqueConstraint("call_key", "environment_id", name="uq_measurement_call_key_environment_id"),
         sa.CheckConstraint("(status = 'ok') = (median_us IS NOT NULL)", name=op.f("ck_measurement_ok_has_a_time")),
     )
+    op.create_index("ix_measurement_environment_id", "measurement", ["environment_id"])
     op.create_index("ix_measurement_environment_id_status", "measurement", ["environment_id", "status"])
-    op.create_index("ix_measurement_environment_id_kernel", "measurement", ["environment_id", "kernel"])
     op.create_index("ix_measurement_signature", "measurement", ["signature"])
     op.create_table(
-        "job",
-        sa.Column("id", NUMBER, nullable=False),
-        sa.Column("model", sa.Text, nullable=False),
-        sa.Column("graph_key", KEY, nullable=False),
-        sa.Column("request_key", KEY, nullable=False),
-        sa.Column("request", sa.JSON, nullable=False),
-        _environment("job"),
-        sa.Column("state", sa.String(16), nullable=False),
-        sa.Column("counts", sa.JSON, nullable=False),
-        sa.Column("started_at", TIME, nullable=False),
-        sa.Column("finished_at", TIME),
-        sa.Column("message", sa.Text, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_job"),
+        "claim",
+        _environment("claim"),
+        sa.Column("call_key", KEY, nullable=False),
+        sa.Column("owner", sa.Text, nullable=False),
+        sa.Column("lease_until", TIME, nullable=False),
+        sa.PrimaryKeyConstraint("environment_id", "call_key", name="pk_claim"),
     )
-    op.create_index("ix_job_request_key_environment_id", "job", ["request_key", "environment_id"])
-    op.create_index("ix_job_state", "job", ["state"])
     op.create_table(
         "configuration",
         sa.Column("id", NUMBER, nullable=False),
-        sa.Column("graph_key", KEY, nullable=False),
         sa.Column("request_key", KEY, nullable=False),
         _environment("configuration"),
+        sa.Column("family_key", KEY, nullable=False),
+        sa.Column("dtype", sa.String(16), nullable=False),
+        sa.Column("extents", sa.JSON, nullable=False),
+        sa.Column("extents_key", KEY, nullable=False),
+        sa.Column("complete", sa.Boolean, nullable=False),
         sa.Column("document", sa.JSON, nullable=False),
         sa.Column("total_us", sa.Double, nullable=False),
         sa.Column("measured_us", sa.Double),
@@ -77,7 +72,42 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_configuration"),
     )
     op.create_index("ix_configuration_request_key_environment_id", "configuration", ["request_key", "environment_id"])
-    op.create_index("ix_configuration_graph_key", "configuration", ["graph_key"])
+    op.create_index(
+        "ix_configuration_family_key_dtype_extents_key", "configuration", ["family_key", "dtype", "extents_key"]
+    )
+    op.create_table(
+        "job",
+        sa.Column("id", NUMBER, nullable=False),
+        sa.Column("model", sa.Text, nullable=False),
+        sa.Column("request", sa.JSON, nullable=False),
+        sa.Column("device_type", sa.Text, nullable=False),
+        sa.Column("device_name", sa.Text),
+        sa.Column("attended", sa.Boolean, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("cancelling", sa.Boolean, nullable=False),
+        sa.Column("worker", sa.Text),
+        sa.Column("lease_until", TIME),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("progress", sa.JSON, nullable=False),
+        sa.Column("revision", sa.Integer, nullable=False),
+        sa.Column("counts", sa.JSON, nullable=False),
+        sa.Column("configuration_id", NUMBER, sa.ForeignKey("configuration.id", name="fk_job_configuration_id")),
+        sa.Column("created_at", TIME, nullable=False),
+        sa.Column("started_at", TIME),
+        sa.Column("finished_at", TIME),
+        sa.Column("message", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_job"),
+    )
+    op.create_index("ix_job_state", "job", ["state"])
+    op.create_table(
+        "worker",
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("device_type", sa.Text, nullable=False),
+        sa.Column("device_name", sa.Text, nullable=False),
+        sa.Column("started_at", TIME, nullable=False),
+        sa.Column("seen_at", TIME, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_worker"),
+    )
     op.create_table(
         "fact",
         _environment("fact"),
@@ -89,7 +119,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("fact", "configuration", "job", "measurement", "environment"):
+    for table in ("fact", "worker", "job", "configuration", "claim", "measurement", "environment"):
         op.drop_table(table)
 
 

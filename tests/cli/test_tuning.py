@@ -1,67 +1,18 @@
-"""The command line: what it prints, what it refuses, and the exit code of each; nothing here is measured."""
+"""Commands on this machine: what they print, what they refuse, and the exit code of each; nothing here is measured."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from autotuner import cli
 from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
-from autotuner.models import Model
+from autotuner.models import Model, search_spaces_dir
 from autotuner.problem import Factor, Problem
-from tests.made_up import HERE, made_up_configuration, small_model, space_of, times
-
-COMMANDS = ("tune", "solve", "show", "check", "devices", "spaces")
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run the command line in this process, in an empty folder, with a database that is not there yet."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUTOTUNER_DATABASE", str(tmp_path / "empty.sqlite"))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*arguments: str | Path) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["autotuner", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return Ran(code if isinstance(code, int) else 0 if code is None else 1, captured.out, captured.err)
-
-    return command
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return small_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def found(model: Model) -> Configuration:
-    return made_up_configuration(model)
+from tests.cli.running import Run
+from tests.made_up import HERE, small_model, space_of, times
 
 
 @pytest.fixture
@@ -78,33 +29,6 @@ def measured(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 # What there is
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(run: Run, command: str) -> None:
-    ran = run(command, "--help")
-    assert (ran.code, ran.err) == (0, "")
-    assert f"autotuner {command}" in ran.out
-    assert run(command, "-h").out == ran.out
-
-
-def test_help_lists_the_commands_and_the_exit_codes(run: Run) -> None:
-    ran = run("--help")
-    assert ran.code == 0
-    for command in COMMANDS:
-        assert command in ran.out
-    for text in ("2 bad input", "3 no such device", "4 database", "5 no plan possible", "130 interrupted"):
-        assert text in " ".join(ran.out.split()).replace("│ │", "")
-
-
-def test_options_explain_themselves(run: Run) -> None:
-    shown = run("tune", "--help").out
-    for option in ("--extent", "--option", "--dtype", "--database", "--device", "--threads", "--again", "--json"):
-        assert option in shown
-
-
-def test_without_a_command_help_is_shown(run: Run) -> None:
-    assert "Usage" in "".join((run().out, run().err))
 
 
 def test_spaces_are_listed_for_programs(run: Run) -> None:
@@ -156,7 +80,6 @@ def test_devices_are_listed(run: Run) -> None:
         (["solve", "none.json"], "none.json: cannot be read"),
         (["solve"], "Missing argument"),
         (["tune", "bert-encoder:tiny", "--threads", "two"], "Invalid value for '--threads'"),
-        (["guess"], "No such command 'guess'"),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_would_be_valid(run: Run, arguments: list[str], sentence: str) -> None:
@@ -179,6 +102,14 @@ def test_a_missing_device_ends_with_3(run: Run, command: str) -> None:
     ran = run(command, "bert-encoder:tiny", "--device", "abacus")
     assert ran.code == 3
     assert "DeviceError: no device 'abacus' here; what is here: cpu (" in ran.err
+
+
+def test_a_space_for_another_device_ends_with_3(run: Run, tmp_path: Path) -> None:
+    space = yaml.safe_load((search_spaces_dir() / "kernels" / "cpu.yaml").read_text())
+    (tmp_path / "abacus.yaml").write_text(yaml.safe_dump(space | {"device_type": "abacus"}))
+    ran = run("tune", "bert-encoder:tiny", "--space", "abacus.yaml")
+    assert ran.code == 3
+    assert "abacus.yaml: it is for device type 'abacus', asked for is 'cpu'" in ran.err
 
 
 @pytest.mark.parametrize("command", ["tune", "solve"])
@@ -343,20 +274,3 @@ def test_a_check_ends_with_7_where_results_differ(
     ran = run("check", "found.json")
     assert ran.code == code
     assert ("results differ" in ran.err) is not right
-
-
-# As a program
-
-
-def test_the_program_ends_with_one_line_and_its_code() -> None:
-    ran = subprocess.run([sys.executable, "-m", "autotuner.cli", "solve", "bert-encoder:nano"], capture_output=True,
-                         text=True, check=False)  # fmt: skip
-    assert ran.returncode == 2
-    assert ran.stdout == ""
-    (line,) = ran.stderr.strip().splitlines()
-    assert line.startswith("error ModelError: ")
-
-
-def test_help_needs_no_torch() -> None:
-    program = "import sys, autotuner, autotuner.cli; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

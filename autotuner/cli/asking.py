@@ -1,0 +1,295 @@
+"""Commands that ask a service: submit a job, follow it, and get the best configuration."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from autotuner.cli.following import Followed
+from autotuner.cli.options import Dtype, Extent, Json, Option, Output, given_extents, given_options
+from autotuner.cli.printing import emit, err, out, print_configuration
+from autotuner.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from autotuner.client import Client
+    from autotuner.wire import BestView, JobStateName, JobView
+
+commands = typer.Typer()
+
+Asked = Annotated[
+    str,
+    typer.Argument(help="A model of the service, e.g. bert-encoder:tiny, or the path of a model file, which is sent."),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server", help="URL of the service.", show_default="$AUTOTUNER_SERVER, or else http://127.0.0.1:8000"
+    ),
+]
+WantedDevice = Annotated[str, typer.Option(help="Device type to tune for.")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(help="Name of one device, as GET /v1/devices lists it.", show_default="any of the type"),
+]
+JobId = Annotated[int, typer.Argument(help="Id of a job, as `submit` and `jobs` print it.")]
+
+
+def client(server: str | None) -> "Client":
+    """Return a client of the service that is named, or of that of the settings."""
+    from autotuner.client import Client
+    from autotuner.settings import Settings
+
+    return Client(server or Settings.from_environment().server_url)
+
+
+@commands.command()
+def submit(
+    model: Asked,
+    extent: Extent = None,
+    option: Option = None,
+    dtype: Dtype = None,
+    device: WantedDevice = "cpu",
+    device_name: DeviceName = None,
+    gap: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop once the plan is proven to take at most this share longer than the best, e.g. 0.05.",
+            show_default="measure all that could matter",
+        ),
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")] = None,
+    max_measurements: Annotated[int | None, typer.Option(help="Stop after so many new measurements.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
+    end_to_end: Annotated[
+        bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")
+    ] = True,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it has ended.")] = False,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a tuning job to a service and print its id; with --wait, follow it and print the result.
+
+    Ctrl-C ends only the waiting: the job goes on. With --wait, exit code 1 says that the job ended without a
+    configuration. --json prints the job as the service describes it, with --wait as it ended.
+    """
+    with client(server) as asked:
+        job = asked.submit(
+            model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
+            device_name=device_name, gap=gap, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
+            retry=retry, end_to_end=end_to_end,
+        )  # fmt: skip
+        if wait:
+            job = _followed(asked, job, quiet=as_json)
+        if as_json:
+            emit(job.model_dump(mode="json"))
+        elif not wait:
+            out.print(f"job {job.id}: {job.model}, {job.state}; `autotuner jobs {job.id}` shows it", highlight=False)
+        elif job.configuration_id is not None:
+            print_configuration(asked.configuration(job.configuration_id), as_json=False)
+        if wait and job.configuration_id is None:
+            err.print(f"job {job.id} {job.state}: {job.message}", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1)
+
+
+def _followed(asked: "Client", job: "JobView", *, quiet: bool) -> "JobView":
+    """Return a job as it ended; an interrupt ends the waiting only."""
+    last = job
+    try:
+        with Followed(quiet=quiet) as show:
+            for last in asked.events(job.id):
+                show(last)
+    except KeyboardInterrupt:
+        err.print(
+            f"job {job.id} goes on; `autotuner jobs {job.id}` shows it, `autotuner cancel {job.id}` ends it",
+            highlight=False,
+        )
+        raise typer.Exit(130) from None
+    return last
+
+
+@commands.command()
+def jobs(
+    job_id: Annotated[int | None, typer.Argument(help="Show this job alone, with all that is known of it.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only those queued, running, finished, failed, cancelled or interrupted.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 20,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """List the jobs of a service, the newest first; or show one."""
+    with client(server) as asked:
+        if job_id is not None:
+            job = asked.job(job_id)
+            if as_json:
+                emit(job.model_dump(mode="json"))
+            else:
+                _print_job(job)
+            return
+        found = list(asked.jobs(state=_state(state), limit=limit))
+    if as_json:
+        emit([job.model_dump(mode="json") for job in found])
+    else:
+        _print_jobs(found)
+
+
+def _state(text: str | None) -> "JobStateName | None":
+    from typing import cast, get_args
+
+    from autotuner.errors import InputError
+    from autotuner.wire import JobStateName
+
+    if text is not None and text not in get_args(JobStateName):
+        raise InputError(f"--state {text!r}: write one of {', '.join(get_args(JobStateName))}")
+    return cast("JobStateName | None", text)
+
+
+@commands.command()
+def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
+    """Cancel a job: one that waits ends at once, one that runs in a moment; what was measured is kept."""
+    with client(server) as asked:
+        job = asked.cancel(job_id)
+    if as_json:
+        emit(job.model_dump(mode="json"))
+    else:
+        out.print(f"job {job.id}: {'running, and about to end' if not job.ended else job.state}", highlight=False)
+
+
+@commands.command()
+def best(
+    model: Asked,
+    output: Output = None,
+    extent: Extent = None,
+    option: Option = None,
+    dtype: Dtype = None,
+    device: WantedDevice = "cpu",
+    device_name: DeviceName = None,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Print the best configuration that a service knows, how good a match it is, and what differs.
+
+    Matches: exact; near_device, tuned on another device; near_shape, tuned for other extents, which does not run with
+    yours; none, with exit code 2. --output writes the configuration for `show`, `check`, `report` and autotuner.apply.
+    """
+    from autotuner.configuration import Configuration, save_configuration
+
+    with client(server) as asked:
+        found = asked.best(
+            model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
+            device_name=device_name,
+        )  # fmt: skip
+    if as_json:
+        emit(found.model_dump(mode="json"))
+    if found.best is None:
+        raise NotFoundError(found.message or f"no configuration is known for {model}")
+    if output is not None:
+        save_configuration(Configuration.from_json(found.best.configuration, "the service's configuration"), output)
+    if not as_json:
+        _print_best(found)
+        if output is not None:
+            out.print(f"Configuration written to {output}")
+
+
+# What people see
+
+
+def _print_best(found: "BestView") -> None:
+    view = found.best
+    assert view is not None
+    table = Table("", "", show_header=False)
+    table.add_row("match", found.match)
+    if found.differs:
+        table.add_row("differs in", ", ".join(found.differs))
+    table.add_row("configuration", str(view.id))
+    table.add_row("for", f"{view.dtype}  {_extents(view.extents)}")
+    table.add_row("tuned on", f"{view.device_name} ({view.device_type}), {_moment(view.created_at)}")
+    table.add_row(
+        "measured", "all that could matter" if view.complete else "in part: a job stopped at its limit or gap"
+    )
+    table.add_row("predicted, kernels of one training step", f"{view.predicted_us:,.1f} us")
+    table.add_row("measured end to end", "no" if view.measured_us is None else f"{view.measured_us:,.1f} us")
+    out.print(table)
+    if found.message:
+        out.print(found.message, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_jobs(found: "list[JobView]") -> None:
+    table = Table("job", "state", "model", "device", "progress", "best us", "gap", "created")
+    for column in (0, 5, 6):
+        table.columns[column].justify = "right"
+    for column in (1, 7):
+        table.columns[column].no_wrap = True
+    for job in found:
+        state, progress = _job_state(job), job.progress
+        stage = f"{progress.stage} {progress.done}/{progress.total}" if progress and not job.ended else ""
+        table.add_row(
+            str(job.id), state, f"{job.model} {job.dtype}", job.device_type, stage,
+            _us(progress.best_us if progress else None), _share(progress.gap if progress else None),
+            f"{job.created_at.astimezone(UTC):%m-%d %H:%M}",
+        )  # fmt: skip
+    out.print(table)
+
+
+def _print_job(job: "JobView") -> None:
+    table = Table("", "", show_header=False, title=f"job {job.id}")
+    rows = [
+        ("state", _job_state(job)),
+        ("model", f"{job.model}  {job.dtype}  {_extents(job.extents)}"),
+        ("options", " ".join(f"{name}={value}" for name, value in job.options.items())),
+        ("device", f"{job.device_type}, {job.device_name or 'any'}"),
+        ("stops at", _stops(job)),
+        ("worker", job.worker or "none yet"),
+        ("created", _moment(job.created_at)),
+        ("started", _moment(job.started_at)),
+        ("ended", _moment(job.finished_at)),
+        *_progress_rows(job),
+        ("counts", ", ".join(f"{name} {count:,}" for name, count in job.counts.items())),
+        ("configuration", "none" if job.configuration_id is None else str(job.configuration_id)),
+        ("message", job.message),
+    ]
+    for name, text in rows:
+        if text:
+            table.add_row(name, text)
+    out.print(table, highlight=False)
+
+
+def _progress_rows(job: "JobView") -> list[tuple[str, str]]:
+    progress = job.progress
+    if progress is None or job.ended:
+        return []
+    eta = "" if progress.eta_s is None else f", {progress.eta_s:,.0f} s left"
+    return [
+        ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}{eta}"),
+        ("calls", f"{progress.measured:,} measured, {progress.reused:,} reused, {progress.failed:,} failed"),
+        ("best so far", f"{_us(progress.best_us)} us, gap {_share(progress.gap)}" if progress.best_us else ""),
+    ]
+
+
+def _job_state(job: "JobView") -> str:
+    return f"{job.state}, to be cancelled" if job.cancelling and not job.ended else job.state
+
+
+def _stops(job: "JobView") -> str:
+    limits = [
+        ("gap", job.gap, ""), ("", job.limits.seconds, " s"), ("", job.limits.measurements, " measurements"),
+    ]  # fmt: skip
+    return ", ".join(f"{name} {value:g}{unit}".strip() for name, value, unit in limits if value is not None)
+
+
+def _extents(extents: "dict[str, int]") -> str:
+    return " ".join(f"{axis}={extent}" for axis, extent in extents.items())
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else at.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")

@@ -1,0 +1,68 @@
+"""What several commands take: arguments and options, and the model that they name together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import yaml
+
+from autotuner.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from autotuner.models import Model
+    from autotuner.records import Scalar
+
+Reference = Annotated[
+    str, typer.Argument(help="Model and preset, e.g. bert-encoder:tiny, or the path of a model file.")
+]
+Extent = Annotated[list[str] | None, typer.Option("--extent", help="Elements along an axis, e.g. l=256. Repeatable.")]
+Option = Annotated[list[str] | None, typer.Option("--option", help="A model option, e.g. activation=relu. Repeatable.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; by default the model's.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the configuration here.")]
+DatabaseOption = Annotated[
+    str | None, typer.Option("--database", help="URL, or path of an SQLite file. [default: $AUTOTUNER_DATABASE]")
+]
+Device = Annotated[str, typer.Option(help="Device type to tune for; see `devices`.")]
+Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use. [default: all cores]")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ConfigurationPath = Annotated[Path, typer.Argument(help="A configuration, as `tune --output` writes it.")]
+
+
+def given_model(
+    reference: str, extent: Sequence[str] | None, option: Sequence[str] | None, dtype: str | None
+) -> "Model":
+    """Return the model that the options name together.
+
+    Raises:
+        InputError: a text is not name=value.
+        ModelError: no such model, preset, axis or option, or a value that is not valid.
+    """
+    from autotuner.models import named_model
+
+    return named_model(reference, extents=given_extents(extent), options=given_options(option), dtype=dtype)
+
+
+def given_extents(texts: Sequence[str] | None) -> dict[str, int]:
+    """Read `--extent l=256`, each time that it was given."""
+    extents: dict[str, int] = {}
+    for axis, text in _pairs(texts, "--extent", "l=256"):
+        if not text.isdigit():
+            raise ModelError(f"--extent {axis}={text}: write a whole number above 0, e.g. {axis}=256")
+        extents[axis] = int(text)
+    return extents
+
+
+def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
+    """Read `--option activation=relu`, each time that it was given; values are written as in YAML."""
+    return {name: yaml.safe_load(text) for name, text in _pairs(texts, "--option", "activation=relu")}
+
+
+def _pairs(texts: Sequence[str] | None, flag: str, example: str) -> list[tuple[str, str]]:
+    found = []
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{flag} {text!r}: write name=value, e.g. {flag} {example}")
+        found.append((name, value))
+    return found

@@ -1,0 +1,217 @@
+"""What commands print: tables and progress for people, JSON for programs, files."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from autotuner.errors import InputError
+
+if TYPE_CHECKING:
+    from autotuner.configuration import Configuration, Measured
+    from autotuner.device import Device
+    from autotuner.models.schema import Definition
+    from autotuner.problem import Solution
+    from autotuner.runtime import CheckReport
+    from autotuner.tuner import Progress as Walked
+
+out = Console()
+err = Console(stderr=True)
+
+COVERED_SETS = {"inductor": "connected sets"}
+STAGES = {
+    "space": "enumerating",
+    "compile": "compiling",
+    "measure": "measuring",
+    "confirm": "confirming",
+    "solve": "solving",
+    "end_to_end": "timing end to end",
+    "done": "done",
+}
+
+
+def emit(value: Any) -> None:
+    """Print JSON for programs: on standard output, never wrapped or coloured."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that a command was asked for.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); name a file in a folder that can") from error
+
+
+class Shown:
+    """A progress bar that a walk calls; nothing where the output is for a program."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.bars = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"), console=err,
+        )  # fmt: skip
+        self.context = nullcontext() if quiet else self.bars
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "Shown":
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+    def __call__(self, progress: "Walked") -> None:
+        if progress.stage not in self.tasks:
+            self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
+        notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
+        self.bars.update(
+            self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
+            completed=progress.done if progress.total else 1,
+        )  # fmt: skip
+
+
+def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = False) -> None:
+    """Print a configuration: its longest kernels and its totals; with `steps`, every kernel and every fused set."""
+    if as_json:
+        emit(found.to_json())
+        return
+    model = found.model
+    extents = " ".join(f"{axis}={extent}" for axis, extent in model.extents.items())
+    out.print(f"[bold]{model.reference}[/bold] {model.dtype}  {extents}", highlight=False)
+    out.print(f"on {found.environment['device_name']}, {found.created_at}", highlight=False)
+    _print_steps(found, steps)
+    if steps:
+        _print_fusions(found)
+    _print_totals(found)
+    if found.measured:
+        print_measured(found.measured, found.certificate.predicted_us)
+
+
+def _print_steps(found: "Configuration", every: bool) -> None:
+    from autotuner.tuner import kernels_by_cover
+
+    kernels = Table("computes", "kernel", "forms written", "us", "best us", title="chosen")
+    for column in (3, 4):
+        kernels.columns[column].justify = "right"
+    shown = [*kernels_by_cover(found)]
+    if not every:
+        shown = sorted(shown, key=lambda pair: -pair[1].predicted_us)[:12]
+        kernels.title = f"the {len(shown)} longest of {len(found.steps)} chosen kernels"
+    for label, step in shown:
+        forms = ", ".join(form.split("#")[0] for _, form in step.outputs[:3]) + (" ..." if step.outputs[3:] else "")
+        kernels.add_row(label, step.kernel, forms, f"{step.predicted_us:.1f}", f"{step.bound_us:.1f}")
+    out.print(kernels)
+
+
+def _print_fusions(found: "Configuration") -> None:
+    fusions = Table("could be one kernel", "fastest", "us", "chosen steps, us", "", title="fused sets, by measurement")
+    for column in (2, 3):
+        fusions.columns[column].justify = "right"
+    for fusion in found.fusions:
+        verdict = "chosen" if fusion.chosen else "rejected"
+        best = "none works" if fusion.best_us is None else f"{fusion.best_us:.1f}"
+        fusions.add_row(" + ".join(fusion.operators), fusion.kernel, best, f"{fusion.instead_us:.1f}", verdict)
+    out.print(fusions)
+
+
+def _print_totals(found: "Configuration") -> None:
+    from autotuner.analysis import reduction
+
+    certificate = found.certificate
+    conversions = [step for step in found.steps if step.is_conversion]
+    saved = reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"])
+    gap = "no gap: too little is measured" if certificate.gap is None else f"gap {certificate.gap:.2%}"
+    noise = "not measured" if certificate.noise_floor is None else f"{certificate.noise_floor:.1%}"
+    counts = [f"{found.counts.get(key, 0):,}" for key in ("measured", "reused", "failed")]
+    rows = [
+        ("predicted, kernels of one training step", f"{certificate.predicted_us:,.1f} us"),
+        ("sum of each operator's best", f"{certificate.lower_bound_us:,.1f} us ({gap})"),
+        ("the paper's shortest path", _us(certificate.baseline_us)),
+        ("every operator alone, as declared", _us(certificate.default_us)),
+        ("conversions", f"{len(conversions)}, {sum(step.predicted_us for step in conversions):,.1f} us"),
+        ("bytes moved against unfused", f"{-saved:+.1f} %"),
+        ("calls measured / reused / failed", " / ".join(counts)),
+        ("noise floor of this device", noise),
+    ]
+    summary = Table("", "", show_header=False)
+    for label, text in rows:
+        summary.add_row(label, text)
+    out.print(summary)
+
+
+def _us(value: float | None) -> str:
+    return "no plan" if value is None else f"{value:,.1f} us"
+
+
+def print_measured(measured: "Measured", predicted_us: float) -> None:
+    """Print a training step's time end to end, and its peers'."""
+    table = Table("one training step", "median us", "against the plan", title="end to end, interleaved in one run")
+    difference = measured.predicted_over_measured(predicted_us)
+    table.add_row("this configuration", f"{measured.plan_us:,.1f}", f"predicted {difference:+.1%}")
+    table.add_row("  of it beside kernels", f"{measured.overhead_us:,.1f}", "")
+    for name, peer_us in measured.peers_us.items():
+        table.add_row(name, f"{peer_us:,.1f}", f"{peer_us / measured.plan_us:.2f}x")
+    out.print(table)
+
+
+def print_solution(solution: "Solution", *, as_json: bool) -> None:
+    """Print what a solver found for a problem that carries no model."""
+    if as_json:
+        emit({"solver": solution.solver, "total_us": solution.total_us, "lower_bound_us": solution.lower_bound_us,
+              "gap": solution.gap, "states": dict(solution.states)})  # fmt: skip
+        return
+    out.print(
+        f"{solution.solver}: {solution.total_us:.1f} us, bound {solution.lower_bound_us:.1f}, gap {solution.gap:.2%}"
+    )
+    for name, state in solution.states.items():
+        out.print(f"  {name}: {state}", markup=False, highlight=False)
+
+
+def print_check(report: "CheckReport") -> None:
+    """Print how far each result and each mask is from the framework's."""
+    table = Table("result", "largest relative error", "allowed", "", title="against the framework, in float64")
+    for name, error in report.errors.items():
+        verdict = "ok" if error <= report.tolerance else "[red]WRONG"
+        table.add_row(name, f"{error:.1e}", f"{report.tolerance:.1e}", verdict)
+    for name, mask in report.masks.items():
+        kept = f"keeps {mask.share:.4f}"
+        table.add_row(name, kept, f"{mask.expected:.4f} +- {mask.allowed:.4f}", "ok" if mask.ok else "[red]WRONG")
+    out.print(table)
+
+
+def print_devices(devices: "Iterable[Device]") -> None:
+    table = Table("type", "name")
+    for device in devices:
+        table.add_row(device.device_type, device.name)
+    out.print(table)
+
+
+def print_models(definitions: "Mapping[str, Definition]") -> None:
+    """Print the presets and options of models, by name."""
+    models = Table("model", "presets", "options", title="models")
+    for name, definition in definitions.items():
+        presets = "\n".join(f"{p}: {' '.join(f'{a}={n}' for a, n in e.items())}" for p, e in definition.presets.items())
+        options = "\n".join(f"{o}={v.default}" for o, v in definition.options.items())
+        models.add_row(name, presets, options)
+    out.print(models)
+
+
+def print_kernels(name: str, described: Mapping[str, Any]) -> None:
+    """Print a search space, as `autotuner.space.describe` returns it."""
+    kernels = Table(Column("kernel", overflow="fold"), "covers", "layouts", "parameters", title=f"kernels on {name}")
+    for kernel, entry in described["kernels"].items():
+        params = " ".join(f"{p}={v}" for p, v in entry["params"].items())
+        covers = " + ".join(entry["covers"]) or COVERED_SETS.get(kernel, "siblings, stacked")
+        kernels.add_row(kernel, covers, entry["layouts"], params)
+    out.print(kernels)

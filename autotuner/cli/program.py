@@ -1,0 +1,31 @@
+"""The program: all commands as one, and an exit code for every error."""
+
+import sys
+
+import typer
+
+from autotuner.cli import asking, reporting, serving, tuning
+from autotuner.cli.printing import err
+from autotuner.errors import AutotunerError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Find the fastest layout and algorithm for every operator of a transformer's training step, as one consistent "
+    "whole, and train with it.\n\nExit codes: 0 done; 1 another error; 2 bad input; 3 no such device; 4 database; "
+    "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 130 interrupted (what was measured is "
+    "kept).",
+)
+for module in (tuning, reporting, serving, asking):
+    app.add_typer(module.commands)
+
+
+def main() -> None:
+    """Run the command line; every error that was raised on purpose becomes one line and an exit code."""
+    try:
+        app()
+    except AutotunerError as error:
+        err.print(f"[bold red]error[/bold red] {type(error).__name__}: ", end="")
+        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)

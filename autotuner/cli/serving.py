@@ -1,0 +1,99 @@
+"""Commands that stay: the service, and a worker."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from autotuner.cli.options import DatabaseOption, Threads
+from autotuner.cli.printing import err
+
+commands = typer.Typer()
+
+ServedDevice = Annotated[str, typer.Option(help="Device type that the worker takes jobs for; see `devices`.")]
+
+
+@commands.command()
+def serve(
+    database: DatabaseOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 for any free one.", min=0, max=65535)] = 8000,
+    with_worker: Annotated[
+        bool, typer.Option("--with-worker", help="Run a worker for this machine as well, and keep it running.")
+    ] = False,
+    device: ServedDevice = "cpu",
+) -> None:
+    """Serve the HTTP API under http://HOST:PORT/v1 until Ctrl-C or SIGTERM.
+
+    Clients submit jobs, workers on any machine with the same database run them. With --with-worker one runs here: it is
+    started anew when it dies, and ends with the server. /docs describes the API.
+    """
+    from autotuner.service import serve as run
+    from autotuner.settings import Settings
+
+    url = database or Settings.from_environment().database_url
+    with ExitStack() as beside:
+        if with_worker:
+            from autotuner.cli.supervisor import Supervisor
+            from autotuner.device import environment
+
+            environment(device)
+            beside.enter_context(_ending_on_sigterm())
+            beside.enter_context(Supervisor(_worker_command(database, device), tell))
+        run(url, host=host, port=port)
+
+
+def _worker_command(database: str | None, device: str) -> list[str]:
+    """Return what starts a worker; the database comes with the environment unless it was named."""
+    named = [] if database is None else ["--database", database]
+    return [sys.executable, "-m", "autotuner.cli", "worker", "--device", device, *named, "--parent", str(os.getpid())]
+
+
+@commands.command()
+def worker(
+    database: DatabaseOption = None,
+    device: ServedDevice = "cpu",
+    threads: Threads = None,
+    space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when no job waits.")] = False,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Take jobs from the database and run them on a device of this machine, until Ctrl-C or SIGTERM.
+
+    A job that it leaves goes to the next worker, which goes on from what was measured; so nothing is lost with kill -9.
+    """
+    if parent is not None:
+        from autotuner.cli.supervisor import end_with
+
+        end_with(parent)
+    from autotuner.worker import run
+
+    run(database, device=device, threads=threads, space=space, once=once, log=tell)
+
+
+def tell(event: str, **facts: Any) -> None:
+    """Write one line of a log on standard error: when, what, and the facts that go with it."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    words = [now, event, *(f"{name}={value!r}" for name, value in facts.items())]
+    err.print(" ".join(words), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM end this process by an exception, so that what runs beside it ends first."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,242 @@
+"""Configurations: answers, found by the request that they answer or by what somebody wants to run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import log
+from operator import itemgetter
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, case, cast, func, insert, literal, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from autotuner.database.tables import ConfigurationRow, EnvironmentRow
+from autotuner.database.transactions import Transactions
+from autotuner.errors import NotFoundError
+from autotuner.records import digest
+
+MatchStatus = Literal["exact", "near_device", "near_shape", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A configuration as it is stored.
+
+    Args:
+        id: given by the database, rising.
+        text: the configuration as JSON.
+        complete: whether all that could matter had been measured.
+        total_us: predicted, for one step.
+        measured_us: measured end to end, where it was.
+    """
+
+    id: int
+    text: str
+    dtype: str
+    extents: Mapping[str, int]
+    complete: bool
+    device_type: str
+    device_name: str
+    environment_key: str
+    total_us: float
+    measured_us: float | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The best that is known for what somebody wants to run.
+
+    Args:
+        status: "exact"; "near_device": tuned on another device; "near_shape": on the device, with other extents.
+        differs: the fields in which it is not what was asked for, such as "device_name" or "extents.b".
+        stored: None where the status is "none".
+    """
+
+    status: MatchStatus
+    differs: tuple[str, ...] = ()
+    stored: Stored | None = None
+
+
+class Configurations:
+    """Answers; every method is one transaction and raises `DatabaseError` where the database cannot be used."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def save(
+        self,
+        *,
+        request_key: str,
+        environment_key: str,
+        family_key: str,
+        dtype: str,
+        extents: Mapping[str, int],
+        complete: bool,
+        document: Mapping[str, Any],
+        total_us: float,
+        measured_us: float | None = None,
+    ) -> int:
+        """Store a configuration and return its id; it is the answer to its request in its environment from now on.
+
+        Args:
+            family_key: of models that differ in extents and dtype only.
+            complete: whether all that could matter had been measured.
+            document: the configuration as JSON.
+            total_us: predicted, for one step.
+            measured_us: measured end to end, where it was.
+        """
+        with self._transactions.writing() as connection:
+            statement = insert(ConfigurationRow).values(
+                request_key=request_key,
+                environment_id=self._transactions.environment_id(connection, environment_key),
+                family_key=family_key,
+                dtype=dtype,
+                extents=dict(extents),
+                extents_key=extents_key(extents),
+                complete=complete,
+                document=dict(document),
+                total_us=total_us,
+                measured_us=measured_us,
+                created_at=datetime.now(UTC),
+            )
+            return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
+
+    def find(self, request_key: str, environment_key: str) -> tuple[int, dict[str, Any]] | None:
+        """Return id and document of the latest complete answer to a request in an environment, None without one."""
+        query = (
+            select(ConfigurationRow.id, ConfigurationRow.document)
+            .join(EnvironmentRow)
+            .where(ConfigurationRow.request_key == request_key, EnvironmentRow.key == environment_key)
+            .where(ConfigurationRow.complete)
+            .order_by(ConfigurationRow.id.desc())
+            .limit(1)
+        )
+        with self._transactions.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else (row.id, row.document)
+
+    def get(self, configuration_id: int) -> Stored:
+        """Return a configuration by its id.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        with self._transactions.reading() as connection:
+            row = connection.execute(_stored().where(ConfigurationRow.id == configuration_id)).one_or_none()
+        if row is None:
+            raise NotFoundError(f"{self._transactions.shown} has no configuration {configuration_id}")
+        return _read(row)
+
+    def best(
+        self, *, family_key: str, dtype: str, extents: Mapping[str, int], device_type: str, device_name: str | None
+    ) -> Match:
+        """Return the best configuration known for a model on a device.
+
+        A complete one goes before one that is not, a later one before an earlier. Failing an exact match, it is one
+        for the same extents from another device (of the same type, if there is one), which runs but may not be the
+        fastest; failing that, the one whose extents are nearest, by the sum of |log| of their ratios.
+
+        Args:
+            device_name: None for any device of the type.
+        """
+        family = (ConfigurationRow.family_key == family_key) & (ConfigurationRow.dtype == dtype)
+        same_type = EnvironmentRow.device_type == device_type
+        here = same_type if device_name is None else same_type & (EnvironmentRow.device_name == device_name)
+        with self._transactions.reading() as connection:
+            found = _first(connection, family & _of(extents), case((here, 0), (same_type, 1), else_=2))
+            if found is None:
+                shape = _nearest(connection.execute(_shapes(family & here)).all(), extents)
+                found = None if shape is None else _first(connection, family & here & _of(shape))
+        if found is None:
+            return Match("none")
+        differs = [f"extents.{axis}" for axis, extent in extents.items() if found.extents[axis] != extent]
+        if differs:
+            return Match("near_shape", tuple(differs), found)
+        asked = {"device_type": device_type, "device_name": device_name}
+        differs = [name for name, value in asked.items() if value is not None and getattr(found, name) != value]
+        return Match("near_device" if differs else "exact", tuple(differs), found)
+
+    def latest_id(self) -> int:
+        """Return the id of the latest configuration of all, 0 without one: while it stays, so does every answer here.
+
+        Configurations are added, and never changed.
+        """
+        with self._transactions.reading() as connection:
+            return connection.execute(_LATEST_ID).scalar_one() or 0
+
+    def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
+        """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
+        ids = _latest(
+            ConfigurationRow.family_key == family_key,
+            EnvironmentRow.device_type, ConfigurationRow.dtype, ConfigurationRow.extents_key,
+        )  # fmt: skip
+        query = (
+            select(EnvironmentRow.device_type, ConfigurationRow.dtype, ConfigurationRow.extents)
+            .join(EnvironmentRow)
+            .where(ConfigurationRow.id.in_(ids))
+            .order_by(ConfigurationRow.id.desc())
+        )
+        with self._transactions.reading() as connection:
+            return [(kind, dtype, extents) for kind, dtype, extents in connection.execute(query)]
+
+
+_LATEST_ID = select(func.max(ConfigurationRow.id))
+
+
+def extents_key(extents: Mapping[str, int]) -> str:
+    return digest(sorted(extents.items()))
+
+
+def _stored() -> Select[*tuple[Any, ...]]:
+    return select(
+        ConfigurationRow.id,
+        cast(ConfigurationRow.document, Text).label("text"),
+        ConfigurationRow.dtype,
+        ConfigurationRow.extents,
+        ConfigurationRow.complete,
+        EnvironmentRow.device_type,
+        EnvironmentRow.device_name,
+        EnvironmentRow.key.label("environment_key"),
+        ConfigurationRow.total_us,
+        ConfigurationRow.measured_us,
+        ConfigurationRow.created_at,
+    ).join(EnvironmentRow)
+
+
+def _read(row: Row[*tuple[Any, ...]]) -> Stored:
+    return Stored(**row._mapping)
+
+
+def _of(extents: Mapping[str, int]) -> ColumnElement[bool]:
+    return ConfigurationRow.extents_key == extents_key(extents)
+
+
+def _first(connection: Connection, where: ColumnElement[bool], rank: ColumnElement[int] | None = None) -> Stored | None:
+    """Return the one of least rank, then a complete one, then the latest; the documents of the others stay unread."""
+    order = (literal(0) if rank is None else rank, ConfigurationRow.complete.desc(), ConfigurationRow.id.desc())
+    found = connection.execute(
+        select(ConfigurationRow.id).join(EnvironmentRow).where(where).order_by(*order).limit(1)
+    ).scalar_one_or_none()
+    return None if found is None else _read(connection.execute(_stored().where(ConfigurationRow.id == found)).one())
+
+
+def _latest(where: ColumnElement[bool], *each: InstrumentedAttribute[str]) -> Select[int]:
+    """Select the id of the latest configuration for each value of some columns."""
+    return select(func.max(ConfigurationRow.id)).join(EnvironmentRow).where(where).group_by(*each)
+
+
+def _shapes(where: ColumnElement[bool]) -> Select[int, dict[str, int]]:
+    """Select the extents that configurations have, each once, with the latest that has them."""
+    latest = _latest(where, ConfigurationRow.extents_key)
+    return select(ConfigurationRow.id, ConfigurationRow.extents).where(ConfigurationRow.id.in_(latest))
+
+
+def _nearest(shapes: Iterable[Row[int, dict[str, int]]], extents: Mapping[str, int]) -> dict[str, int] | None:
+    """Return the extents of the same axes by the least sum of |log| of their ratios, of equal ones the latest."""
+    ranked = [
+        (sum(abs(log(found[axis] / extent)) for axis, extent in extents.items()), -number, found)
+        for number, found in shapes
+        if found.keys() == extents.keys()
+    ]
+    return min(ranked, key=itemgetter(0, 1))[2] if ranked else None

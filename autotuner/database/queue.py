@@ -1,0 +1,304 @@
+"""The queue: jobs that wait, who runs one, and how it ends.
+
+Its methods are all that the service and the workers know of it, so that another engine can take its place. This one
+keeps it in the tables of the database. A job that its worker leaves behind goes to the next one: on the host of that
+worker as soon as its process is gone, elsewhere when its lease has run out, by clocks that are taken to agree.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
+
+from autotuner.database.columns import JOB, ending, job_of
+from autotuner.database.job import ENDED, Job, JobState, Worker
+from autotuner.database.owner import is_gone
+from autotuner.database.tables import JobRow, WorkerRow
+from autotuner.database.transactions import Transactions
+from autotuner.database.upserting import upsert
+from autotuner.errors import JobStateError, NotFoundError
+
+LEASE_S = 60.0
+ATTEMPTS = 5
+"""A job whose worker is lost so often in a row, with nothing measured in between, is given up."""
+
+LOST_CANCELLED = "it was cancelled, and its worker was lost"
+WAITING: tuple[JobState, ...] = ("queued", "running")
+Renewal = Literal["go on", "cancel", "lost"]
+
+
+class JobQueue:
+    """Jobs; every method is one transaction and raises `DatabaseError` where the database cannot be read or written."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def enqueue(
+        self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
+    ) -> Job:
+        """Store a job that waits for a worker of its device."""
+        with self._transactions.writing() as connection:
+            return self._insert(connection, model, request, device_type, device_name)
+
+    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
+        """Store a job that the caller runs itself, from now on."""
+        with self._transactions.writing() as connection:
+            self._settle(connection)
+            job = self._insert(connection, model, request, device_type, device_name, attended=True)
+            return self._take(connection, job.id, worker)
+
+    def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
+        """Take the oldest job that waits for this device, or that was left behind on one; None where there is none."""
+        with self._transactions.writing() as connection:
+            left_behind = self._settle(connection, claiming=worker)
+            query = (
+                select(JobRow.id)
+                .where(
+                    or_(JobRow.state == "queued", JobRow.id.in_(left_behind)),
+                    JobRow.device_type == device_type,
+                    or_(JobRow.device_name.is_(None), JobRow.device_name == device_name),
+                )
+                .order_by(JobRow.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            found = connection.execute(query).scalar_one_or_none()
+            return None if found is None else self._take(connection, found, worker)
+
+    def renew(
+        self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
+    ) -> Renewal:
+        """Say that a job is still being worked on, and how far it is.
+
+        Args:
+            progress: replaces what was stored before; None leaves it.
+            advanced: something was measured since the job was taken.
+
+        Returns:
+            "cancel" where somebody cancelled it, "lost" where another worker has it or it has ended.
+        """
+        values: dict[str, Any] = {"lease_until": _lease()}
+        if progress is not None:
+            values |= {"progress": dict(progress), "revision": JobRow.revision + 1}
+        if advanced:
+            values["attempts"] = 0
+        statement = update(JobRow).where(_held(job_id, worker)).values(values).returning(JobRow.cancelling)
+        with self._transactions.writing() as connection:
+            cancelling = connection.execute(statement).scalar_one_or_none()
+        if cancelling is None:
+            return "lost"
+        return "cancel" if cancelling else "go on"
+
+    def finish(
+        self,
+        job_id: int,
+        worker: str,
+        state: JobState,
+        *,
+        counts: Mapping[str, int] | None = None,
+        configuration_id: int | None = None,
+        message: str = "",
+    ) -> Job:
+        """Store how a job ended that this worker runs.
+
+        Raises:
+            NotFoundError: there is no such job.
+            JobStateError: it has ended already, or another worker has it.
+        """
+        if state not in ENDED:
+            raise JobStateError(f"job {job_id} cannot end as {state!r}: give one of {', '.join(ENDED)}")
+        values = ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
+        statement = update(JobRow).where(_held(job_id, worker)).values(values)
+        with self._transactions.writing() as connection:
+            if connection.execute(statement).rowcount == 0:
+                found = self._job(connection, job_id)
+                holder = "no worker" if found.worker is None else f"worker {found.worker}"
+                raise JobStateError(f"job {job_id} is {found.state}, with {holder}: only who runs a job can end it")
+            return self._job(connection, job_id)
+
+    def release(self, job_id: int, worker: str) -> None:
+        """Put a job back that this worker runs, for another to go on with; one that is not its own stays as it is.
+
+        A job that was cancelled meanwhile ends as that. What is put back was not lost, so attempts count anew.
+        """
+        held = _held(job_id, worker)
+        put_back = {
+            "state": "queued",
+            "worker": None,
+            "lease_until": None,
+            "attempts": 0,
+            "revision": JobRow.revision + 1,
+        }
+        with self._transactions.writing() as connection:
+            query = select(JobRow.cancelling).where(held).with_for_update()
+            cancelling = connection.execute(query).scalar_one_or_none()
+            if cancelling:
+                self._end(connection, job_id, "cancelled", "it was cancelled; what was measured is kept")
+            elif cancelling is not None:
+                connection.execute(update(JobRow).where(JobRow.id == job_id).values(put_back))
+
+    def cancel(self, job_id: int) -> Job:
+        """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
+
+        Raises:
+            NotFoundError: there is no such job.
+            JobStateError: it has ended otherwise.
+        """
+        with self._transactions.writing() as connection:
+            left_behind = self._settle(connection)
+            found = self._job(connection, job_id, alone=True)
+            if found.state == "queued":
+                self._end(connection, job_id, "cancelled", "it was cancelled while it waited")
+            elif job_id in left_behind:
+                self._end(connection, job_id, "cancelled", LOST_CANCELLED)
+            elif found.state == "running" and not found.cancelling:
+                values = {"cancelling": True, "revision": JobRow.revision + 1}
+                connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
+            job = self._job(connection, job_id)
+        if job.ended and job.state != "cancelled":
+            raise JobStateError(f"job {job_id} is {job.state} already: only one that waits or runs is cancelled")
+        return job
+
+    def job(self, job_id: int) -> Job:
+        """Return a job.
+
+        Raises:
+            NotFoundError: there is none with this id.
+        """
+        with self._transactions.reading() as connection:
+            return self._job(connection, job_id)
+
+    def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
+        """Return jobs, the newest first; with `before`, only those with a lesser id."""
+        query = select(*JOB).order_by(JobRow.id.desc()).limit(limit)
+        if state is not None:
+            query = query.where(JobRow.state == state)
+        if before is not None:
+            query = query.where(JobRow.id < before)
+        with self._transactions.reading() as connection:
+            return [job_of(row) for row in connection.execute(query)]
+
+    def waiting(self) -> dict[JobState, int]:
+        """Return how many jobs have each state that is not an end."""
+        query = (
+            select(JobRow.state, func.count().label("number")).where(JobRow.state.in_(WAITING)).group_by(JobRow.state)
+        )
+        with self._transactions.reading() as connection:
+            found = {row.state: row.number for row in connection.execute(query)}
+        return {state: found.get(state, 0) for state in WAITING}
+
+    # Workers
+
+    def greet(self, worker: str, device_type: str, device_name: str) -> None:
+        """Say that a worker is there and takes jobs; those that are gone are forgotten when a new one comes."""
+        now = datetime.now(UTC)
+        values = {"name": worker, "device_type": device_type, "device_name": device_name, "started_at": now}
+        with self._transactions.writing() as connection:
+            seen = update(WorkerRow).where(WorkerRow.name == worker).values(seen_at=now)
+            if connection.execute(seen).rowcount == 0:
+                gone = [w.name for w in self._workers(connection) if is_gone(w.name, _worker_lease(w), now)]
+                connection.execute(delete(WorkerRow).where(WorkerRow.name.in_(gone)))
+                connection.execute(upsert(connection, WorkerRow, ("name",)), values | {"seen_at": now})
+
+    def leave(self, worker: str) -> None:
+        """Say that a worker takes no more jobs."""
+        with self._transactions.writing() as connection:
+            connection.execute(delete(WorkerRow).where(WorkerRow.name == worker))
+
+    def workers(self) -> list[Worker]:
+        """Return the workers that are there, the first that came first."""
+        with self._transactions.reading() as connection:
+            found = self._workers(connection)
+        now = datetime.now(UTC)
+        return [worker for worker in found if not is_gone(worker.name, _worker_lease(worker), now)]
+
+    # Inside a transaction
+
+    def _insert(
+        self,
+        connection: Connection,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str | None,
+        *,
+        attended: bool = False,
+    ) -> Job:
+        statement = insert(JobRow).values(
+            model=model, request=dict(request), device_type=device_type, device_name=device_name, attended=attended,
+            state="queued", cancelling=False, attempts=0, progress={}, revision=1, counts={},
+            created_at=datetime.now(UTC), message="",
+        )  # fmt: skip
+        return self._job(connection, connection.execute(statement.returning(JobRow.id)).scalar_one())
+
+    def _take(self, connection: Connection, job_id: int, worker: str) -> Job:
+        values = {
+            "state": "running",
+            "worker": worker,
+            "lease_until": _lease(),
+            "started_at": func.coalesce(JobRow.started_at, datetime.now(UTC)),
+            "attempts": JobRow.attempts + 1,
+            "revision": JobRow.revision + 1,
+        }
+        connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
+        return self._job(connection, job_id)
+
+    def _settle(self, connection: Connection, claiming: str | None = None) -> list[int]:
+        """End what lost its worker and is not to go on, and return the ids of what is.
+
+        A worker that claims a job has none in hand: what it still seems to run, it could not give back. On PostgreSQL
+        the jobs are locked as they were seen here; one that another transaction has in hand is left to that.
+        """
+        now = datetime.now(UTC)
+        query = select(
+            JobRow.id, JobRow.worker, JobRow.lease_until, JobRow.attended, JobRow.cancelling, JobRow.attempts
+        )
+        left_behind = []
+        for row in connection.execute(query.where(JobRow.state == "running").order_by(JobRow.id)).all():
+            given_up = row.worker == claiming and not row.attended
+            if not given_up and not is_gone(row.worker, row.lease_until, now):
+                continue
+            as_seen = _held(row.id, row.worker) & (JobRow.lease_until == row.lease_until)
+            lock = select(JobRow.id).where(as_seen).with_for_update(skip_locked=True)
+            if connection.execute(lock).one_or_none() is None:
+                continue
+            if row.cancelling:
+                self._end(connection, row.id, "cancelled", LOST_CANCELLED)
+            elif row.attended:
+                self._end(connection, row.id, "interrupted", "its process ended; what it measured is kept")
+            elif row.attempts >= ATTEMPTS:
+                message = f"its worker was lost {row.attempts} times in a row; what was measured is kept"
+                self._end(connection, row.id, "failed", message)
+            else:
+                left_behind.append(row.id)
+        return left_behind
+
+    def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
+        connection.execute(update(JobRow).where(JobRow.id == job_id).values(ending(state, message)))
+
+    def _job(self, connection: Connection, job_id: int, *, alone: bool = False) -> Job:
+        """Return a job; with `alone`, PostgreSQL keeps others from changing it until the transaction ends."""
+        query = select(*JOB).where(JobRow.id == job_id)
+        row = connection.execute(query.with_for_update() if alone else query).one_or_none()
+        if row is None:
+            raise NotFoundError(f"{self._transactions.shown} has no job {job_id}: `jobs` lists those that exist")
+        return job_of(row)
+
+    @staticmethod
+    def _workers(connection: Connection) -> list[Worker]:
+        query = select(WorkerRow.name, WorkerRow.device_type, WorkerRow.device_name, WorkerRow.started_at,
+                       WorkerRow.seen_at).order_by(WorkerRow.started_at, WorkerRow.name)  # fmt: skip
+        return [Worker(**row._mapping) for row in connection.execute(query)]
+
+
+def _held(job_id: int, worker: str) -> ColumnElement[bool]:
+    return (JobRow.id == job_id) & (JobRow.worker == worker) & (JobRow.state == "running")
+
+
+def _lease() -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=LEASE_S)
+
+
+def _worker_lease(worker: Worker) -> datetime:
+    return worker.seen_at + timedelta(seconds=LEASE_S)

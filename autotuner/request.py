@@ -1,0 +1,75 @@
+"""What a tuning job asks for."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from autotuner.errors import InputError
+from autotuner.models import Model
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a job stops measuring and answers with what it has; None for no limit.
+
+    Args:
+        seconds: of measuring, compiling included.
+        measurements: that are new.
+    """
+
+    seconds: float | None = None
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not (isfinite(self.seconds) and self.seconds > 0):
+            raise InputError(f"the limit of seconds is {self.seconds}: give a number above 0, or none")
+        if self.measurements is not None and self.measurements < 1:
+            raise InputError(f"the limit of measurements is {self.measurements}: give a number above 0, or none")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model, where it shall run, and how much effort the answer is worth.
+
+    Args:
+        device_name: None for any device of the type.
+        gap: stop measuring as soon as the best plan so far is proven to take at most this share longer than the best
+            there can be: 0.1 for a tenth.
+        again: solve anew even if the answer is known; measurements are reused all the same.
+        retry: measure once more what has failed.
+        end_to_end: time the answer against the framework.
+    """
+
+    model: Model
+    device_type: str = "cpu"
+    device_name: str | None = None
+    gap: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    again: bool = False
+    retry: bool = False
+    end_to_end: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gap is not None and not (isfinite(self.gap) and self.gap >= 0):
+            raise InputError(f"gap is {self.gap}: give a share of 0 or more, such as 0.05, or none")
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {"model": self.model.to_json(), "limits": asdict(self.limits), **plain}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Request":
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: a key is missing or unknown, or a value is not valid.
+        """
+        keys = {"model", "limits", *_PLAIN}
+        if set(value) != keys:
+            raise InputError(f"a request has the keys {', '.join(sorted(keys))}, not {sorted(value)}")
+        plain = {name: value[name] for name in _PLAIN}
+        return cls(model=Model.from_json(value["model"]), limits=Limits(**value["limits"]), **plain)
+
+
+_PLAIN = ("device_type", "device_name", "gap", "again", "retry", "end_to_end")

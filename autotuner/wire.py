@@ -1,0 +1,323 @@
+"""What travels over HTTP: the bodies and queries that service and client share, as Pydantic models.
+
+Times of day are in UTC.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+from autotuner.records import Scalar, Status
+
+PAGE = 50
+PAGE_MAX = 1000
+AXIS = r"^[a-z]$"
+EXTENT_MAX = 2**31 - 1
+"""What an index of 32 bits reaches, as kernels of a device have it."""
+
+INTEGER_MAX = 2**63 - 1
+"""What the database stores."""
+
+OPTIONS_MAX = 64
+
+JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
+MatchName = Literal["exact", "near_device", "near_shape", "none"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Axis = Annotated[str, Field(pattern=AXIS)]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _integer(value: Any) -> Any:
+    """Read an integer of a body: 980.0 is one, as JSON Schema has it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _digits(value: Any) -> Any:
+    """Read an integer of a URL or a header: digits alone, which is less than Python takes for one."""
+    if not isinstance(value, str):
+        return value
+    if not (value.isascii() and value.isdigit()) or len(value) > 20:
+        raise PydanticCustomError("whole_number", "Input should be a whole number in decimal digits, within 64 bits")
+    return int(value)
+
+
+def _truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise PydanticCustomError("true_or_false", "Input should be true or false")
+
+
+Integer = BeforeValidator(_integer)
+Digits = BeforeValidator(_digits)
+Extent = Annotated[int, Field(ge=1, le=EXTENT_MAX, strict=True), Integer]
+Id = Annotated[int, Field(ge=1, le=INTEGER_MAX), Digits]
+Cursor = Annotated[int, Field(ge=0, le=INTEGER_MAX), Digits]
+PageLimit = Annotated[int, Field(ge=1, le=PAGE_MAX), Digits]
+
+
+class Body(BaseModel):
+    """A body with exactly these fields; a field that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SubmittedLimits(Body):
+    """When the job stops measuring and answers with what it has; null for no limit."""
+
+    seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    measurements: Annotated[int, Field(ge=1, le=10**9, strict=True), Integer] | None = None
+
+
+class SubmittedDevice(Body):
+    """Where it shall run: a device type, and perhaps the name of one device as `GET /v1/devices` lists it."""
+
+    type: Text = "cpu"
+    name: Text | None = None
+
+
+class Submission(Body):
+    """A tuning job: a model that the service knows ("bert-encoder:tiny"), or the content of a model file."""
+
+    model: Text | dict[str, JsonValue]
+    preset: Text | None = None
+    extents: dict[Axis, Extent] = {}
+    options: dict[Text, bool | int | float | Text] = {}
+    dtype: Dtype | None = None
+    device: SubmittedDevice = SubmittedDevice()
+    gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    limits: SubmittedLimits = SubmittedLimits()
+    again: bool = False
+    retry: bool = False
+    end_to_end: bool = True
+
+
+class Query(BaseModel):
+    """The part of a URL after the question mark; a name that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobsQuery(Query):
+    """Which jobs: all, or those of one state; those with a lesser id than `before`."""
+
+    state: JobStateName | None = None
+    limit: PageLimit = PAGE
+    before: Cursor | None = None
+
+
+class BestQuery(Query):
+    """What somebody wants to run: `model`, or the `family` of a job together with `dtype` and an `extent` per axis.
+
+    `extent` and `option` are written as in the command line, `l=128` and `activation=relu`, once for each; the value
+    of an option may be written as JSON. `device_name` is for one device, without it any of the type will do.
+    """
+
+    model: Annotated[Text | None, Field(examples=["bert-encoder:base"])] = None
+    family: Key | None = None
+    extent: Annotated[list[Annotated[str, Field(pattern=r"^[a-z]=[1-9][0-9]{0,9}$")]], Field(max_length=26)] = []
+    option: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f]+$", max_length=300)]],
+        Field(max_length=OPTIONS_MAX),
+    ] = []
+    dtype: Dtype | None = None
+    device_type: Text = "cpu"
+    device_name: Text | None = None
+
+
+class MeasurementsQuery(Query):
+    """Which measurements: those with these values; those with a greater id than `after`.
+
+    `kinds` are those of all operators of a call in their order, such as `contraction` or `bias+gelu_erf`.
+    """
+
+    environment_key: Key | None = None
+    device_type: Text | None = None
+    signature: Key | None = None
+    kernel: Text | None = None
+    kinds: Annotated[str, Field(pattern=r"^[a-z_]+(\+[a-z_]+)*$", max_length=1000)] | None = None
+    status: Status | None = None
+    limit: PageLimit = PAGE
+    after: Cursor | None = None
+    statistics: Annotated[bool, BeforeValidator(_truth)] = False
+
+
+class Answer(BaseModel):
+    """A body that the service sends; a client ignores fields that it does not know."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class ProgressView(Answer):
+    """How far a job is: `done` of `total` calls of this stage; the best plan so far and the proven gap."""
+
+    stage: str
+    done: int
+    total: int
+    measured: int
+    reused: int
+    failed: int
+    best_us: float | None
+    bound_us: float | None
+    gap: float | None
+    eta_s: float | None
+
+
+class JobView(Answer):
+    """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`."""
+
+    id: int
+    state: JobStateName
+    cancelling: bool
+    attended: bool
+    model: str
+    family: str
+    extents: dict[str, int]
+    options: dict[str, Scalar]
+    dtype: str
+    device_type: str
+    device_name: str | None
+    gap: float | None
+    limits: SubmittedLimits
+    worker: str | None
+    progress: ProgressView | None
+    counts: dict[str, int]
+    configuration_id: int | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    message: str
+    revision: int
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("queued", "running")
+
+
+class JobPage(Answer):
+    """Jobs, the newest first; `next` is the value of `before` for the page after this one, null on the last."""
+
+    items: list[JobView]
+    next: int | None
+
+
+class ConfigurationView(Answer):
+    """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs."""
+
+    id: int
+    dtype: str
+    extents: dict[str, int]
+    complete: bool
+    device_type: str
+    device_name: str
+    environment_key: str
+    predicted_us: float
+    measured_us: float | None
+    created_at: datetime
+    configuration: dict[str, Any]
+
+
+class BestView(Answer):
+    """The best configuration known for a model on a device, how good a match it is, and in which fields it differs."""
+
+    match: MatchName
+    differs: list[str]
+    message: str
+    best: ConfigurationView | None
+
+
+class MeasurementView(Answer):
+    """What a call cost in an environment, or why it could not be had."""
+
+    id: int
+    environment_key: str
+    call_key: str
+    signature: str
+    kinds: list[str]
+    kernel: str
+    forms: list[str]
+    params: dict[str, Any]
+    extents: list[list[int]]
+    status: Status
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    samples: int
+    workspace_bytes: int
+    message: str
+    measured_at: datetime
+
+
+class StatisticsView(Answer):
+    """Of all measurements that the filters admit, not only of this page."""
+
+    statuses: dict[Status, int]
+    least_us: float | None
+    mean_us: float | None
+    greatest_us: float | None
+
+
+class MeasurementPage(Answer):
+    """Measurements in the order of their ids; `next` is the value of `after` for the next page, null on the last."""
+
+    items: list[MeasurementView]
+    next: int | None
+    statistics: StatisticsView | None
+
+
+class EnvironmentView(Answer):
+    """A device with versions and measuring policy, in which timings are comparable."""
+
+    key: str
+    facts: dict[str, Any]
+    policy: dict[str, Any]
+    measurements: dict[Status, int]
+
+
+class WorkerView(Answer):
+    name: str
+    started_at: datetime
+    seen_at: datetime
+
+
+class DeviceView(Answer):
+    """A device that somebody measured on, or for which a worker takes jobs."""
+
+    type: str
+    name: str
+    workers: list[WorkerView]
+    environments: list[EnvironmentView]
+
+
+class ModelView(Answer):
+    """A model file of the service: its axes, presets and options."""
+
+    name: str
+    dtype: str
+    axes: dict[str, str]
+    presets: dict[str, dict[str, int]]
+    options: dict[str, Any]
+
+
+class Health(Answer):
+    status: Literal["ok"]
+    version: str
+    queued: int
+    running: int
+    workers: int
+
+
+class Problem(Answer):
+    """What went wrong, as RFC 9457 has it; `errors` says which fields."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[Mapping[str, Any]] | None = None

@@ -1,0 +1,126 @@
+"""The loop of a worker: take a job for this device, run it, take the next."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from autotuner.database import Database, Job, open_database, this_process
+from autotuner.device import environment
+from autotuner.errors import AutotunerError, DatabaseError
+from autotuner.request import Request
+from autotuner.settings import Settings
+from autotuner.space import SpaceFile, space_file
+from autotuner.worker.attending import run_job, silent
+from autotuner.worker.reporting import Log
+
+LOOK_S = 0.5
+GREET_S = 10.0
+BROKEN_S = 5.0
+
+
+def run(
+    database: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    space: str | Path | None = None,
+    once: bool = False,
+    log: Log = silent,
+) -> None:
+    """Take and run jobs until the process is told to end (SIGTERM, SIGINT); a job in hand goes back to the queue.
+
+    Args:
+        database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
+        device: device type; "cpu".
+        threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
+        space: path of a search space file; by default that of the device type.
+        once: end when no job waits.
+        log: called with an event and facts.
+
+    Raises:
+        AutotunerError: the worker cannot start. What goes wrong with a job is stored with it and ends only the job.
+    """
+    settings = Settings.from_environment()
+    here = environment(device)
+    file = space_file(device, space)
+    name = this_process()
+    with open_database(database if database is not None else settings.database_url) as opened, _ending_on_signals():
+        queue = opened.queue
+        greeted_at = -GREET_S
+
+        def greet() -> None:
+            queue.greet(name, here.device_type, here.device_name)
+
+        log("worker_started", worker=name, device_type=here.device_type, device_name=here.device_name)
+        try:
+            while True:
+                try:
+                    if time.monotonic() - greeted_at > GREET_S:
+                        greet()
+                        greeted_at = time.monotonic()
+                    job = queue.claim(name, here.device_type, here.device_name)
+                except DatabaseError as error:
+                    log("database_failed", error=str(error), retry_after_s=BROKEN_S)
+                    time.sleep(BROKEN_S)
+                    continue
+                if job is not None:
+                    _run(job, opened, file, settings, name, threads, greet, log)
+                elif once:
+                    return
+                else:
+                    time.sleep(LOOK_S)
+        finally:
+            log("worker_ended", worker=name)
+            queue.leave(name)
+
+
+def _run(
+    job: Job,
+    database: Database,
+    file: SpaceFile,
+    settings: Settings,
+    name: str,
+    threads: int | None,
+    greet: Callable[[], None],
+    log: Log,
+) -> None:
+    log("job_taken", job=job.id, model=job.model)
+    try:
+        try:
+            request = Request.from_json(job.request)
+        except AutotunerError as error:
+            database.queue.finish(job.id, name, "failed", message=str(error))
+            raise
+        found = run_job(
+            job, request, database, file, settings, worker=name, threads=threads, also=greet, log=log
+        )  # fmt: skip
+    except AutotunerError as error:
+        log("job_failed", job=job.id, error=str(error))
+    except Exception as error:  # a job never ends the worker
+        log("job_failed", job=job.id, error=f"{type(error).__name__}: {error}")
+    else:
+        if found is None:
+            log("job_given_up", job=job.id)
+        else:
+            log("job_finished", job=job.id, predicted_us=found.certificate.predicted_us)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Turn SIGTERM into the end of the process as SIGINT is one, so that a job in hand is put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

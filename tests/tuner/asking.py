@@ -1,0 +1,49 @@
+"""A measurer for tests of the walk: answers from made-up or recorded measurements, and keeps what it was asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autotuner import tuner
+from autotuner.configuration import Configuration
+from autotuner.database import Database
+from autotuner.models import Model
+from autotuner.records import Call, Environment, Measurement
+from autotuner.request import Request
+from autotuner.space import SpaceFile
+from autotuner.tuner import Asked, Replay, Watch
+from tests.made_up import HERE
+
+
+class Asking(Replay):
+    """A replay that keeps what it was asked, first and once more, and may be interrupted after some results."""
+
+    def __init__(
+        self, recorded: Mapping[str, Measurement], environment: Environment = HERE, stop_after: int | None = None
+    ) -> None:
+        super().__init__(environment, recorded)
+        self.compiled: list[str] = []
+        self.asked: list[str] = []
+        self.answered: list[str] = []
+        self.confirmed: list[str] = []
+        self.stop_after = stop_after
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        self.compiled += [call.key for call in calls]
+        return super().prepare(calls)
+
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        keys = [call.key for race in races for call in race]
+        self.confirmed += [key for key in keys if key in self.asked]
+        self.asked += [key for key in keys if key not in self.confirmed]
+        for call, measurement in super().measure(races):
+            if len(self.answered) == self.stop_after:
+                raise KeyboardInterrupt
+            self.answered.append(call.key)
+            yield call, measurement
+
+
+def tune(
+    model: Model, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None, **asked: Any
+) -> Configuration:
+    """Run the walk; what is asked beside the model is given by name, as in `Request`."""
+    return tuner.tune(Request(model, **asked), file, database, measurer, watch=watch).configuration

@@ -1,0 +1,104 @@
+"""The answer: on what was recorded of an encoder layer, and on a small model with made-up times."""
+
+import pytest
+
+from autotuner.database import Database
+from autotuner.kernels import KERNELS
+from autotuner.kernels.canonical import canonical
+from autotuner.models import Model
+from autotuner.problem.formulate import formulate
+from autotuner.records import Measurement
+from autotuner.solvers import SOLVERS
+from autotuner.tuner import Replay, build_configuration, default_us, kernels_by_cover
+from autotuner.tuner.answer import bound_us, is_declared
+from tests.made_up import HERE, space_of, times
+from tests.problem.walking import contradictions
+from tests.tuner.asking import tune
+from tests.tuner.conftest import RECORDED, Recorded
+
+
+def test_the_walk_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded, database: Database) -> None:
+    assert RECORDED.stat().st_size < 300 * 1024
+    found = tune(recorded.model, recorded.file, database, Replay(recorded.environment, recorded.measurements))
+    certificate, space = found.certificate, recorded.space
+    costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
+    best = SOLVERS["exact"](formulate(space, costs).problem)
+    assert certificate.solver == "exact"
+    assert certificate.predicted_us == pytest.approx(best.total_us)
+    assert certificate.predicted_us == pytest.approx(sum(step.predicted_us for step in found.steps))
+    assert 0 < certificate.lower_bound_us <= certificate.predicted_us
+    assert certificate.gap == pytest.approx(certificate.predicted_us / certificate.lower_bound_us - 1)
+    assert certificate.baseline_us is not None
+    assert certificate.baseline_us >= certificate.predicted_us
+    assert certificate.default_us is not None
+    assert certificate.default_us > certificate.predicted_us
+    assert contradictions(space.graph, space.given, found.steps) == []
+    assert found.counts["calls"] == found.counts["measured"] == len(space.calls)
+    assert found.counts["reused"] == found.counts["unknown"] == 0
+    assert found.bytes_moved["chosen"] < found.bytes_moved["unfused"]
+
+
+def test_every_step_costs_what_was_measured_for_its_call(recorded: Recorded) -> None:
+    found = build_configuration(recorded.model, recorded.space, recorded.measurements, recorded.environment, {})
+    for step in found.steps:
+        assert 0 <= step.bound_us <= step.predicted_us
+        if not step.adjacent:  # where operands must lie in one buffer, a step's own forms do not say so
+            call = step.call(recorded.space.graph)
+            measured = recorded.measurements[canonical(call.subgraph, call.candidate).key]
+            assert measured.median_us == step.predicted_us
+    assert sum(bool(step.adjacent) for step in found.steps) < len(found.steps) / 2
+
+
+def test_the_papers_strategy_gives_a_plan_too_and_none_cheaper(recorded: Recorded) -> None:
+    given = recorded.model, recorded.space, recorded.measurements, recorded.environment, dict[str, int]()
+    exact, baseline = build_configuration(*given), build_configuration(*given, solver="shortest_path")
+    assert baseline.certificate.solver == "shortest_path"
+    assert baseline.certificate.predicted_us == pytest.approx(exact.certificate.baseline_us)
+    assert contradictions(recorded.space.graph, recorded.space.given, baseline.steps) == []
+
+
+def test_every_fusion_is_chosen_or_rejected_by_measurement(recorded: Recorded) -> None:
+    found = build_configuration(recorded.model, recorded.space, recorded.measurements, recorded.environment, {})
+    chosen = {step.operators for step in found.steps if len(step.operators) > 1}
+    wide = {choice.cover.operators for choice in recorded.space.choices if len(choice.cover.operators) > 1}
+    assert {fusion.operators for fusion in found.fusions} == wide
+    assert {fusion.operators for fusion in found.fusions if fusion.chosen} == chosen
+    assert chosen
+    for fusion in found.fusions:
+        assert fusion.best_us is not None
+        assert fusion.kernel in KERNELS
+    labels = [label for label, _ in kernels_by_cover(found)]
+    assert len(set(labels)) == len(labels) == len(found.steps)
+
+
+def test_the_default_is_every_operator_alone_as_declared(small: Model) -> None:
+    space = space_of(small)
+    declared = {
+        choice.call.key: 7.0 for choice in space.choices
+        if len(choice.cover.operators) == 1
+        and all(text == space.graph.tensors[name].axes for name, text in choice.by_tensor.items())
+    }  # fmt: skip
+    assert default_us(space, declared) == 7.0 * len(space.graph.operators)
+    some = next(iter(declared))
+    assert default_us(space, {key: cost for key, cost in declared.items() if key != some}) is None
+
+
+def test_what_is_not_measured_may_cost_nothing_so_the_bound_rises_with_what_is_known(small: Model) -> None:
+    space = space_of(small)
+    known = times(space.calls)
+    bounds, so_far = [bound_us(space, {})], dict[str, Measurement]()
+    for key, measurement in known.items():
+        so_far[key] = measurement
+        bounds.append(bound_us(space, so_far))
+    assert bounds[0] == 0.0
+    assert bounds == sorted(bounds)
+    whole = build_configuration(small, space, known, HERE, {}).certificate
+    assert bounds[-1] == whole.lower_bound_us > 0
+
+
+def test_with_too_little_measured_the_gap_is_not_known(small: Model) -> None:
+    space = space_of(small)
+    declared = {c.cover.operators: c for c in space.choices if is_declared(space.graph, c)}
+    known = times(choice.call.key for names, choice in declared.items() if len(names) == 1)
+    certificate = build_configuration(small, space, known, HERE, {}).certificate
+    assert (certificate.lower_bound_us, certificate.gap) == (0.0, None)
