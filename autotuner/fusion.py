@@ -3,13 +3,13 @@
 A cover is convex: no path leaves it and comes back, so that it can run as one kernel.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autotuner.graph import Graph, Operator
 from autotuner.kernels import KERNELS, Kernel
-from autotuner.kernels.attention import BACKWARD, FORWARD
+from autotuner.kernels.attention import BACKWARD, CAUSAL_FORWARD, FORWARD
 from autotuner.kernels.fused import FUSIBLE
 
 INDUCTOR_ALONE = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters")
@@ -101,11 +101,12 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
     for kernel in enabled:
         for operators in _pattern(graph, kernel):
             add(operators, kernel.name, boundary(graph, operators))
-    if "torch_flash_attention" in kernels and "torch_flash_attention_grad" in kernels:
-        for operators, edge in attention_forward(graph):
-            add(operators, "torch_flash_attention", edge)
-        for operators, edge, again in attention_grad(graph):
-            add(operators, "torch_flash_attention_grad", edge, again)
+    for kinds, name in ((FORWARD, "torch_flash_attention"), (CAUSAL_FORWARD, "torch_flash_attention_causal")):
+        if name in kernels and f"{name}_grad" in kernels:
+            for operators, edge in attention_forward(graph, kinds):
+                add(operators, name, edge)
+            for operators, edge, again in attention_grad(graph, kinds):
+                add(operators, f"{name}_grad", edge, again)
     for group in stack_groups(graph):
         for name, operators in _stacks(graph, group, reach):
             if name in kernels:
@@ -156,33 +157,49 @@ def _takes_product(follower: Operator, product: str) -> bool:
     return follower.inputs[0] == product or (follower.kind == "add" and product in follower.inputs)
 
 
-def attention_forward(graph: Graph) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
-    """Yield scores, scale, softmax and context where nothing stands between; weights stay inside."""
+def attention_forward(
+    graph: Graph, kinds: tuple[str, ...] = FORWARD
+) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
+    """Yield scores, scale, a causal mask if `kinds` has one, softmax and context; weights stay inside."""
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
             continue
         weights, log_sum_exp = softmax.outputs
-        scale = graph.producers.get(softmax.inputs[0])
-        scores = graph.producers.get(scale.inputs[0]) if scale and scale.kind == "scale" else None
         context = next((o for o in graph.consumers[weights] if o.phase == "forward" and o.inputs[0] == weights), None)
-        chain = (scores, scale, softmax, context)
-        if all(chain) and tuple(o.kind for o in chain if o) == FORWARD and scale and scores and context:
-            inputs = (*scores.inputs, context.inputs[1])
+        if context is None:
+            continue
+        chain = [softmax, context]
+        while len(chain) < len(kinds) and chain[0].inputs and chain[0].inputs[0] in graph.producers:
+            chain.insert(0, graph.producers[chain[0].inputs[0]])
+        if tuple(o.kind for o in chain) == kinds and _causal_of_queries(chain):
+            inputs = (*chain[0].inputs, context.inputs[1])
             saved = any(o.phase == "backward" for o in graph.consumers[weights])
-            yield (
-                (scores, scale, softmax, context),
-                (inputs, (context.outputs[0], log_sum_exp) if saved else context.outputs),
-            )
+            yield tuple(chain), (inputs, (context.outputs[0], log_sum_exp) if saved else context.outputs)
 
 
-def attention_grad(graph: Graph) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
+def _causal_of_queries(chain: Sequence[Operator]) -> bool:
+    """Tell whether a causal mask, where attention has one, hides keys (which the softmax runs along) from queries."""
+    scores, mask, softmax = chain[0], chain[-3], chain[-2]
+    if mask.kind != "causal_mask":
+        return True
+    places = [mask.output_axes[0].index(str(mask.attribute(name))) for name in ("query_axis", "key_axis")]
+    query, key = (scores.output_axes[0][place] for place in places)
+    runs_along = softmax.input_axes[0].index(str(softmax.attribute("axis")))
+    return places[1] == runs_along and query not in scores.input_axes[1] and key not in scores.input_axes[0]
+
+
+def attention_grad(
+    graph: Graph, kinds: tuple[str, ...] = FORWARD
+) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
     """Yield the backward operators of the same attention, and the forward ones that make the weights again.
 
     The forward output and the log-sum-exp are read, the weights are not.
     """
-    for (scores, scale, softmax, context), (inputs, outputs) in attention_forward(graph):
+    for chain, (inputs, outputs) in attention_forward(graph, kinds):
         if len(outputs) != 2:
             continue
+        *again, context = chain
+        softmax = again[-1]
         query, key, value = inputs
         weights = softmax.outputs[0]
         grad_softmax = next((o for o in graph.consumers[weights] if o.kind == "softmax_grad"), None)
@@ -203,7 +220,7 @@ def attention_grad(graph: Graph) -> Iterator[tuple[tuple[Operator, ...], Boundar
             yield (
                 (grad_weights, grad_value, grad_softmax, grad_scale, into_query, into_key),
                 ((gradient, query, key, value, context.outputs[0], outputs[1]), made),
-                (scores, scale, softmax),
+                tuple(again),
             )
 
 

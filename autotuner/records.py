@@ -21,6 +21,11 @@ Status = Literal["ok", "refused", "wrong", "error", "timeout", "crashed", "out_o
 STATUSES: tuple[Status, ...] = ("ok", "refused", "wrong", "error", "timeout", "crashed", "out_of_memory")
 
 
+def names_axis(attribute: str) -> bool:
+    """Tell whether an attribute's value is a letter of its operator's spec: `axis`, or a name that ends in `_axis`."""
+    return attribute == "axis" or attribute.endswith("_axis")
+
+
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

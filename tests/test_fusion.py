@@ -1,6 +1,7 @@
 """Which operators one kernel may cover: on hand-made graphs that show one thing each, and on the encoder layer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -17,6 +18,7 @@ from autotuner.fusion import (
 )
 from autotuner.graph import Graph, Operator, Tensor, training_graph
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
+from autotuner.kernels.attention import CAUSAL_FORWARD
 from autotuner.kernels.fused import FUSIBLE
 from autotuner.models import load_model
 
@@ -28,6 +30,10 @@ PROJECTIONS = ("query_projection", "key_projection", "value_projection")
 
 def encoder(p: float = 0.1, **options: bool | str) -> Graph:
     return training_graph(load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, p) | options).graph())
+
+
+def decoder(p: float = 0.1) -> Graph:
+    return training_graph(load_model("gpt-block").instantiate(None, ODD, dict.fromkeys(SITES, p)).graph())
 
 
 def graph(*steps: str, outputs: Iterable[str] = ()) -> Graph:
@@ -204,6 +210,26 @@ def test_attention_is_one_cover_only_where_nothing_stands_between() -> None:
         assert found(other, "torch_flash_attention") == found(other, "torch_flash_attention_grad") == []
 
 
+def test_attention_with_a_causal_mask_is_a_cover_of_its_own() -> None:
+    causal = decoder(0.0)
+    ((operators, (inputs, outputs)),) = attention_forward(causal, CAUSAL_FORWARD)
+    assert [o.name for o in operators] == ["scores", "scaled_scores", "masked_scores", "attention", "context"]
+    assert (inputs, outputs) == (("query", "key", "value"), ("context", "attention_logsumexp"))
+    (_, (read, made), again) = next(iter(attention_grad(causal, CAUSAL_FORWARD)))
+    assert read == ("grad_context", "query", "key", "value", "context", "attention_logsumexp")
+    assert made == ("grad_query", "grad_key", "grad_value")
+    assert [operator.name for operator in again] == ["scores", "scaled_scores", "masked_scores", "attention"]
+    assert list(attention_forward(causal)) == list(attention_forward(decoder(0.1), CAUSAL_FORWARD)) == []
+    assert list(attention_forward(encoder(0.0), CAUSAL_FORWARD)) == []
+
+
+def test_a_causal_mask_that_hides_queries_from_keys_is_no_causal_attention() -> None:
+    causal = decoder(0.0)
+    turned = (("key_axis", "q"), ("query_axis", "k"))
+    operators = tuple(replace(o, attributes=turned) if o.kind == "causal_mask" else o for o in causal.operators)
+    assert list(attention_forward(replace(causal, operators=operators), CAUSAL_FORWARD)) == []
+
+
 def test_attention_needs_both_of_its_kernels() -> None:
     layer = encoder(0.0)
     assert covers(layer, ["torch_flash_attention"]) == ()
@@ -218,9 +244,12 @@ def test_without_backward_attention_leaves_no_statistic() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(p: float) -> None:
+@pytest.mark.parametrize("model", [encoder, decoder])
+def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
+    model: Callable[[float], Graph], p: float
+) -> None:
     # The problem forbids two covers that need each other; a circle of three, none of whose pairs is one, it would miss.
-    layer = encoder(p)
+    layer = model(p)
     named = {operator.name: operator for operator in layer.operators}
     wide = list({cover.operators: cover for cover in covers(layer, ALL) if len(cover.operators) > 1})
     reach = Reach(layer)

@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
     "bias": _bias,
     "scale": _scale,
     "mask": _mask,
+    "causal_mask": _mask,
     "softmax": _softmax,
     "gelu_erf": _gelu,
     "gelu_tanh": _gelu,

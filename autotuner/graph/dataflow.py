@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from autotuner.errors import GraphError
-from autotuner.records import LETTERS, Attributes, Node, Scalar, Subgraph, TensorType
+from autotuner.records import LETTERS, Attributes, Node, Scalar, Subgraph, TensorType, names_axis
 
 Role = Literal["input", "parameter", "activation", "auxiliary", "gradient"]
 
@@ -209,7 +209,7 @@ def nameless(operator: Operator, inputs: tuple[int, ...], outputs: tuple[int, ..
         if letter.isalpha() and ord(letter) not in renaming:
             renaming[ord(letter)] = ord(LETTERS[len(renaming)])
     attributes = tuple(
-        (name, value.translate(renaming) if name == "axis" and isinstance(value, str) else value)
+        (name, value.translate(renaming) if names_axis(name) and isinstance(value, str) else value)
         for name, value in operator.attributes
     )
     return Node(operator.kind, operator.spec.translate(renaming), inputs, outputs, attributes)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from autotuner.errors import GraphError
 from autotuner.graph.dataflow import Operator
+from autotuner.records import names_axis
 
 OperatorClass = Literal["contraction", "normalisation", "element-wise"]
 Product = Literal["value", "mask", "statistic", "optional statistic"]
@@ -28,7 +29,7 @@ class Kind:
         pattern: which operands have which axes; "" for a contraction, whose spec is free.
         operator_class: as in Data Movement Is All You Need; normalisations are those that reduce along an axis.
         flop_per_element: per element of X, a transcendental function counted as one; contractions are counted apart.
-        attributes: name and type of each; all are mandatory.
+        attributes: name and type of each; all are mandatory. One named `axis`, or like `key_axis`, is a letter of X.
         makes: one per output. A mask has the model's dtype and a statistic at least float32; both are auxiliary.
     """
 
@@ -50,6 +51,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1),
         Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}),
         Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1),
+        Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str}),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic")),
         Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5),
         Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9),
@@ -133,10 +135,14 @@ def _check_pattern(operator: Operator, kind: Kind) -> None:
     symbols = list(zip(sides[0] + sides[1], operator.input_axes + operator.output_axes, strict=True))
     whole = next(axes for symbol, axes in symbols if symbol == "X")
     bound = {"X": whole}
-    if "axis" in kind.attributes:
-        bound["H"] = str(operator.attribute("axis"))
-        if len(bound["H"]) != 1 or bound["H"] not in whole:
-            raise _misfit(operator, kind, f"attribute axis {bound['H']!r} is none of the axes {whole!r}")
+    named = {name: str(operator.attribute(name)) for name in kind.attributes if names_axis(name)}
+    for name, axis in named.items():
+        if len(axis) != 1 or axis not in whole:
+            raise _misfit(operator, kind, f"attribute {name} {axis!r} is none of the axes {whole!r}")
+    if len(set(named.values())) < len(named):
+        raise _misfit(operator, kind, f"its attributes {' and '.join(named)} name one axis; each wants its own")
+    if "axis" in named:
+        bound["H"] = named["axis"]
     # H before R, which follows from it.
     for symbol, axes in sorted(symbols, key=lambda pair: pair[0] == "R"):
         if symbol == "R":

@@ -10,6 +10,7 @@ from autotuner.records import Candidate, Subgraph
 _IMPLEMENTATION = "autotuner.kernels.torch_cpu.attention"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
+CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
 
 
@@ -34,7 +35,7 @@ def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 
 def backward_of(subgraph: Subgraph) -> bool:
     """Tell attention's backward, whose first input is the gradient of its output, from its forward."""
-    return len(subgraph.nodes) > len(FORWARD)
+    return "softmax_grad" in subgraph.kinds
 
 
 def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -69,6 +70,8 @@ def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 for _name, _kinds, _function, _consistent in (
     ("torch_flash_attention", FORWARD, "forward", ""),
     ("torch_flash_attention_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
+    ("torch_flash_attention_causal", CAUSAL_FORWARD, "forward", ""),
+    ("torch_flash_attention_causal_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
 ):
     KERNELS.add(
         Kernel(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from autotuner.kernels.geometry import forms_by_number, operand_letters, operand_numbers
 from autotuner.kernels.registry import KERNELS
 from autotuner.layout import STACK_AXIS, Form
-from autotuner.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType
+from autotuner.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
 
 Axis = int | str
 
@@ -85,7 +85,7 @@ def _chains(subgraph: Subgraph, axes: dict[int, list[int]], orders: list[list[Ax
         axis
         for node in subgraph.nodes
         for name, value in node.attributes
-        if name == "axis"
+        if names_axis(name)
         for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True)
         for letter, axis in zip(letters, axes[number], strict=True)
         if letter == value
@@ -143,7 +143,7 @@ def _rebuilt(
             texts.append("".join(letters.setdefault(axis, LETTERS[len(letters)]) for axis in own))
         count = len(node.inputs)
         attributes = tuple(
-            (name, _letter_of(node, axes, letters, str(value)) if name == "axis" else value)
+            (name, _letter_of(node, axes, letters, str(value)) if names_axis(name) else value)
             for name, value in node.attributes
         )
         spec = f"{','.join(texts[:count])}->{','.join(texts[count:])}"

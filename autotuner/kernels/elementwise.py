@@ -1,4 +1,4 @@
-"""Kernels that keep every full operand in one layout: bias, scale, mask, add, activations, dropout and reductions.
+"""Kernels that keep every full operand in one layout: bias, scale, masks, add, activations, dropout and reductions.
 
 What counts is the memory order of the widest operand; narrower ones (statistics, say) follow it, and vectors that are
 parameters keep their declared order.
@@ -174,7 +174,7 @@ def _add(
 
 
 for _kind in ("scale", "add", "gelu_erf", "gelu_tanh", "relu", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
-              "bias", "mask", "dropout"):  # fmt: skip
+              "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
     _add(f"torch_{_kind}", _kind, _kind, pitched=True)
 _add("torch_bias_grad", "bias_grad", "bias_grad", sum_casts, pitched=True)
 _add("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix, pitched=True)

@@ -10,7 +10,7 @@ from autotuner.layout import Form
 from autotuner.records import Candidate, Subgraph
 
 FUSIBLE = frozenset({
-    "bias", "scale", "mask", "add", "softmax", "gelu_erf", "gelu_tanh", "relu", "dropout", "layer_norm",
+    "bias", "scale", "mask", "causal_mask", "add", "softmax", "gelu_erf", "gelu_tanh", "relu", "dropout", "layer_norm",
     "bias_grad", "softmax_grad", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
     "layer_norm_grad_input", "layer_norm_grad_parameters",
 })  # fmt: skip

@@ -108,6 +108,17 @@ def _scale(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (tensors[0] * _number(node, "factor"),)
 
 
+def _causal_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Keep a score where its key is at or before its query, both counted from the first; -inf elsewhere."""
+    (x,), (whole,) = tensors, _axes(node)[0]
+    places = []
+    for name in ("query_axis", "key_axis"):
+        axis = str(_attribute(node, name))
+        places.append(_onto(torch.arange(x.shape[whole.index(axis)], device=x.device), axis, whole))
+    query, key = places
+    return (torch.where(key <= query, x, float("-inf")),)
+
+
 def _softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (x,) = tensors
     axis = _axes(node)[0][0].index(str(_attribute(node, "axis")))
@@ -203,6 +214,7 @@ REFERENCE: Mapping[str, Function] = {
     "bias_grad": _bias_grad,
     "scale": _scale,
     "mask": _bias,
+    "causal_mask": _causal_mask,
     "softmax": _softmax,
     "softmax_grad": _softmax_grad,
     "gelu_erf": _gelu_erf,

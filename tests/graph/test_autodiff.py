@@ -97,6 +97,17 @@ def test_backward_reads_the_mask_and_statistics_of_forward() -> None:
     assert "grad_attention_mask" not in graph.tensors
 
 
+def test_a_causal_mask_hands_its_gradient_on() -> None:
+    masked = Operator("y", "causal_mask", "ab->ab", ("u",), ("y",), (("query_axis", "a"), ("key_axis", "b")))
+    graph = training_graph(
+        chain(Operator("u", "contraction", "ac,bc->ab", ("x", "w"), ("u",)), masked, x="ac", w="bc", u="ab", y="ab")
+    )
+    assert [(o.name, o.inputs) for o in graph.operators if o.phase == "backward"] == [
+        ("grad_x", ("grad_y", "w")),
+        ("grad_w", ("grad_y", "x")),
+    ]
+
+
 def test_relu_saves_its_output_and_gelu_its_input() -> None:
     assert encoder(activation="relu").producers["grad_linear1_biased"].inputs[1] == "activation"
     assert encoder(activation="gelu_tanh").producers["grad_linear1_biased"].inputs[1] == "linear1_biased"
@@ -129,6 +140,17 @@ def test_renaming_axes_tensors_and_operators_changes_no_signature() -> None:
             first.subgraph([one], one.inputs, one.outputs).signature
             == second.subgraph([two], two.inputs, two.outputs).signature
         )
+
+
+def test_axes_that_a_causal_mask_names_are_renamed_with_its_spec() -> None:
+    def causal(a: str, b: str, query: str, key: str) -> Graph:
+        tensors = {name: Tensor(name, a + b, "float32", "input" if name == "x" else "activation") for name in "xy"}
+        attributes = (("key_axis", key), ("query_axis", query))
+        operator = Operator("y", "causal_mask", f"{a}{b}->{a}{b}", ("x",), ("y",), attributes)
+        return Graph("causal", {a: 3, b: 3}, tensors, (operator,), ("y",))
+
+    assert causal("q", "k", query="q", key="k").key == causal("k", "z", query="k", key="z").key
+    assert causal("q", "k", query="q", key="k").key != causal("q", "k", query="k", key="q").key
 
 
 def test_another_extent_is_another_signature() -> None:

@@ -13,13 +13,13 @@ def operator(kind: str, spec: str, **attributes: Scalar) -> Operator:
                     tuple(attributes.items()))  # fmt: skip
 
 
-VALUES: dict[type, Scalar] = {float: 0.5, str: "k"}
+VALUES: dict[str, Scalar] = {"axis": "k", "query_axis": "q", "key_axis": "k"}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_example_fits_its_own_kind(name: str) -> None:
     kind = KINDS[name]
-    example = operator(name, kind.example, **{n: VALUES[t] for n, t in kind.attributes.items()})
+    example = operator(name, kind.example, **{n: VALUES.get(n, 0.5) for n in kind.attributes})
     check_operator(example)
     assert len(example.outputs) == len(kind.makes)
 
@@ -51,6 +51,13 @@ def test_a_softmax_runs_along_one_of_its_axes() -> None:
         check_operator(operator("softmax", "ab->ab,a", axis="z"))
     with pytest.raises(GraphError, match="axes 'a' must be 'b'"):
         check_operator(operator("softmax", "ab->ab,a", axis="a"))
+
+
+def test_a_causal_mask_hides_keys_along_one_axis_from_queries_along_another() -> None:
+    with pytest.raises(GraphError, match="attribute key_axis 'z' is none of the axes 'ab'"):
+        check_operator(operator("causal_mask", "ab->ab", query_axis="a", key_axis="z"))
+    with pytest.raises(GraphError, match="its attributes query_axis and key_axis name one axis; each wants its own"):
+        check_operator(operator("causal_mask", "ab->ab", query_axis="a", key_axis="a"))
 
 
 def test_attributes_are_mandatory_and_typed() -> None:

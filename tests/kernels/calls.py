@@ -1,4 +1,4 @@
-"""Every call that the kernels' own rules admit on an encoder layer, with made-up operands, for tests of kernels."""
+"""Every call that the kernels' own rules admit on a transformer's layer, with made-up operands, for tests."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +26,7 @@ VARIANTS: tuple[Mapping[str, Scalar], ...] = (
     {"p": 0.25},
     {"p": 0.0, "activation": "gelu_tanh"},
     {"p": 0.0, "activation": "relu", "attention_mask": True},
+    {"p": 0.0, "model": "gpt-block"},
 )
 # Torch wraps a number as a tensor of one element.
 SCALAR_BYTES = 16
@@ -33,10 +34,17 @@ SCALAR_BYTES = 16
 FILE: SpaceFile = load_space(search_spaces_dir() / "kernels" / "cpu.yaml")
 
 
-def layer(extents: Mapping[str, int], dtype: str = "float64", *, p: float = 0.25, **options: Scalar) -> Graph:
-    """Return the training graph of an encoder layer whose dropouts all have the same p."""
+def layer(
+    extents: Mapping[str, int],
+    dtype: str = "float64",
+    *,
+    p: float = 0.25,
+    model: str = "bert-encoder",
+    **options: Scalar,
+) -> Graph:
+    """Return the training graph of a model's layer whose dropouts all have the same p."""
     chosen = dict.fromkeys(SITES, p) | options
-    return training_graph(load_model("bert-encoder").instantiate(None, extents, chosen, dtype).graph())
+    return training_graph(load_model(model).instantiate(None, extents, chosen, dtype).graph())
 
 
 def subgraphs(graph: Graph) -> Iterator[tuple[str, Subgraph]]:
@@ -68,7 +76,7 @@ def _covered(extents: tuple[tuple[str, int], ...], dtype: str, variant: int) -> 
 
 
 def admitted(
-    kernel: str, extents: Mapping[str, int], dtype: str = "float64", variants: Sequence[int] = (0, 1, 2)
+    kernel: str, extents: Mapping[str, int], dtype: str = "float64", variants: Sequence[int] = range(len(VARIANTS))
 ) -> list[Call]:
     """Return the distinct calls of a kernel over variants of the layer: every row of layouts that its rule enumerates
     and does not refuse, and, with pitched operands and merged axes, every call of the search space."""

@@ -7,7 +7,7 @@ import torch
 
 from autotuner.kernels import KERNELS
 from autotuner.layout import Form
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.records import Call, Candidate, Node, Scalar, Subgraph, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, prepare
 
 # At least as many calls over three variants of the layer: each row of the rule, and what the search space adds to them.
@@ -16,6 +16,7 @@ COUNTS = {
     "torch_add": 7,
     "torch_bias": 73,
     "torch_mask": 32,
+    "torch_causal_mask": 29,
     "torch_gelu_erf": 7,
     "torch_gelu_erf_grad": 7,
     "torch_gelu_tanh": 7,
@@ -42,7 +43,7 @@ def refusal(kernel: str, subgraph: Subgraph, *forms: str) -> str | None:
     return KERNELS[kernel].refuses(subgraph, Candidate(kernel, forms))
 
 
-def subgraph(kind: str, spec: str, *shapes: tuple[int, ...], dtype: str = "float32", **attributes: float) -> Subgraph:
+def subgraph(kind: str, spec: str, *shapes: tuple[int, ...], dtype: str = "float32", **attributes: Scalar) -> Subgraph:
     count = len(spec.split("->")[0].split(",")) if spec.split("->")[0] else 0
     places = tuple(range(len(shapes)))
     node = Node(kind, spec, places[:count], places[count:], tuple(attributes.items()))
@@ -161,6 +162,20 @@ def test_dropout_zeroes_what_the_mask_drops_and_scales_the_rest(form: str) -> No
     made.run()
     assert made.outputs[0] is not None
     assert made.outputs[0].tolist() == [[4.0, 0.0], [0.0, 16.0]]
+
+
+@pytest.mark.parametrize("form", ["abc", "acb", "bca", "cba"])
+def test_a_causal_mask_hides_what_comes_after_whatever_the_order(form: str) -> None:
+    causal = subgraph("causal_mask", "abc->abc", (2, 3, 3), (2, 3, 3), query_axis="b", key_axis="c")
+    made = prepare(Call(causal, Candidate("torch_causal_mask", (form, form))))
+    x, (y,) = made.inputs[0], made.outputs
+    assert x is not None
+    assert y is not None
+    x.fill_(2.0)
+    for _ in range(2):
+        made.run()
+    inf = float("inf")
+    assert y.tolist() == [[[2.0, -inf, -inf], [2.0, 2.0, -inf], [2.0, 2.0, 2.0]]] * 2
 
 
 @pytest.mark.parametrize("kernel", ["torch_bernoulli", "torch_random_bits"])

@@ -1,4 +1,4 @@
-"""The generic fused kernel: its rules over every set of the layer; compiled on three, since each takes seconds."""
+"""The generic fused kernel: its rules over every set of the layer; compiled on four, since each takes seconds."""
 
 import pytest
 
@@ -25,8 +25,9 @@ def sets() -> dict[tuple[str, ...], Subgraph]:
         (("dropout", "add", "layer_norm"), ("abc", "abc:byte", "abc", "a", "a", "abc", "abc", "ab", "ab")),
         (("dropout", "gelu_erf_grad"), ("abc", "abc", "abc", "abc")),
         (("scale", "softmax", "dropout"), ("acbd", "acbd:byte", "acbd", "acbd")),
+        (("scale", "causal_mask", "softmax"), ("abcd", "abcd")),
     ],
-    ids=["forward with a byte mask", "backward", "in another order than declared"],
+    ids=["forward with a byte mask", "backward", "in another order than declared", "with a causal mask inside"],
 )
 def test_a_compiled_set_equals_the_reference_and_clones_nothing(kinds: tuple[str, ...], row: tuple[str, ...]) -> None:
     call = Call(sets()[kinds], Candidate("inductor", row))

@@ -158,6 +158,17 @@ def test_a_bias_may_lie_on_any_axes_in_any_order() -> None:
     torch.testing.assert_close(grad, x.sum(1).T)
 
 
+def test_a_causal_mask_keeps_the_keys_up_to_each_query() -> None:
+    x = torch.arange(6.0).reshape(2, 3).double()
+    causal = one("causal_mask", "ab->ab", [(2, 3)], [(2, 3)], query_axis="a", key_axis="b")
+    turned = one("causal_mask", "ba->ba", [(3, 2)], [(3, 2)], query_axis="a", key_axis="b")
+    (y,), (z,) = evaluate(causal, [x]), evaluate(turned, [x.T])
+    assert y is not None
+    assert z is not None
+    assert y.tolist() == [[0.0, -math.inf, -math.inf], [3.0, 4.0, -math.inf]]
+    assert torch.equal(z, y.T)
+
+
 def test_softmax_runs_along_the_axis_that_it_names() -> None:
     x = torch.randn(2, 3, 4)
     weights, sums = evaluate(one("softmax", "abc->abc,ac", [(2, 3, 4)], [(2, 3, 4), (2, 4)], axis="b"), [x])

@@ -46,6 +46,7 @@ def test_a_name_and_a_path_load_the_same_file() -> None:
     path = search_spaces_dir() / "models" / "bert_encoder.yaml"
     assert known_models()["bert-encoder"] == path
     assert load_model("bert-encoder") == load_model(str(path))
+    assert load_model("gpt-block").definition.name == "gpt-block"
 
 
 def test_search_spaces_are_inside_the_package_where_none_are_beside_it(

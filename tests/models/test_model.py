@@ -49,6 +49,12 @@ def test_the_mask_is_there_only_when_asked_for() -> None:
     assert masked.shape("attention_mask") == (4, 64)
 
 
+def test_a_causal_mask_names_the_axes_of_queries_and_keys() -> None:
+    masked = load_model("gpt-block").instantiate("tiny").graph().producers["masked_scores"]
+    assert (masked.kind, masked.spec, masked.inputs) == ("causal_mask", "bnqk->bnqk", ("scaled_scores",))
+    assert masked.attributes == (("key_axis", "k"), ("query_axis", "q"))
+
+
 def test_options_choose_kinds_and_attributes() -> None:
     graph = BERT.instantiate("tiny", options={"activation": "relu", "epsilon": 1e-12, "attention_dropout": 0.2}).graph()
     assert graph.producers["activation"].kind == "relu"

@@ -29,25 +29,31 @@ def _factor(subgraph: Subgraph) -> float:
     return float(dict(next(node for node in subgraph.nodes if node.kind == "scale").attributes)["factor"])
 
 
+def _causal(subgraph: Subgraph) -> bool:
+    return "causal_mask" in subgraph.kinds
+
+
 def _back(turn: Sequence[int]) -> list[int]:
     return [list(turn).index(axis) for axis in range(len(turn))]
 
 
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
-    """softmax(factor * query key^T) value, and the log-sum-exp that backward needs."""
+    """softmax(factor * query key^T) value, causal or not, and the log-sum-exp that backward needs."""
     subgraph = call.subgraph
     by_number = dict(zip(subgraph.inputs, inputs, strict=True))
-    scores, context = subgraph.nodes[0], subgraph.nodes[3]
+    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
     letters = attention_letters(subgraph)
     turns = [_turn(letters, scores, 0), _turn(letters, scores, 1), _turn(_value_letters(context), context, 1)]
     query, key, value = (
         by_number[number].permute(turn) for number, turn in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
     )
     back = _back(_turn(_value_letters(context), context, 2))
-    factor = _factor(subgraph)
+    factor, causal = _factor(subgraph), _causal(subgraph)
 
     def run() -> None:
-        out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=factor)
+        out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, is_causal=causal, scale=factor
+        )
         outputs[0].copy_(out.permute(back))
         if len(outputs) > 1:
             outputs[1].copy_(log_sum_exp)
@@ -67,11 +73,11 @@ def _value_letters(context: Node) -> str:
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside."""
     grad, query, key, value, out, log_sum_exp = _backward_operands(inputs)
-    factor = _factor(call.subgraph)
+    factor, causal = _factor(call.subgraph), _causal(call.subgraph)
 
     def run() -> None:
         made = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, log_sum_exp, 0.0, False, scale=factor
+            grad, query, key, value, out, log_sum_exp, 0.0, causal, scale=factor
         )
         for target, gradient in zip(outputs, made, strict=True):
             target.copy_(gradient.permute(0, 2, 1, 3))
@@ -90,6 +96,8 @@ def _backward_operands(inputs: Sequence[Tensor]) -> list[Tensor]:
 def fill_in_statistics(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output and log-sum-exp those of the given query, key and value."""
     _, query, key, value, out, log_sum_exp = _backward_operands(inputs)
-    made, statistics = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=_factor(subgraph))
+    made, statistics = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, is_causal=_causal(subgraph), scale=_factor(subgraph)
+    )
     out.copy_(made)
     log_sum_exp.copy_(statistics)
