@@ -104,7 +104,7 @@ class Fusion:
 class Certificate:
     """How good the plan is, in microseconds: its predicted total, a lower bound, and who solved it.
 
-    `lower_bound_us` is the sum of each operator's best, no conversion paid, where what is not measured may cost nothing;
+    `lower_bound_us` is the sum of each operator's best, no conversion paid, where what is not measured costs nothing;
     `gap` is None where that is 0. `baseline_us` is the paper's strategy on the same costs, `default_us` every operator
     alone with every tensor as declared, each None where it has no plan.
     `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.

@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def sampler(clock: Clock, call_us: float, sets: int, policy: Policy = Policy(0)) -> tuple[Sampler, list[int]]:
+def sampler(clock: Clock, call_us: float, sets: int, **policy: float) -> tuple[Sampler, list[int]]:
     """Return a sampler of calls that take exactly so long, and the list of which operand set each call used."""
     order: list[int] = []
 
@@ -40,7 +40,7 @@ def sampler(clock: Clock, call_us: float, sets: int, policy: Policy = Policy(0))
 
         return run
 
-    return Sampler([make(number) for number in range(sets)], policy), order
+    return Sampler([make(number) for number in range(sets)], Policy(0, **policy)), order  # type: ignore[arg-type]
 
 
 def test_every_operand_set_is_called_before_the_first_sample(clock: Clock) -> None:
@@ -49,7 +49,7 @@ def test_every_operand_set_is_called_before_the_first_sample(clock: Clock) -> No
 
 
 def test_a_sample_lasts_long_enough_and_rotates_through_the_operand_sets(clock: Clock) -> None:
-    made, order = sampler(clock, 10.0, 3, Policy(0, sample_us=200.0))
+    made, order = sampler(clock, 10.0, 3, sample_us=200.0)
     order.clear()
     assert made.sample() == (10.0, 200.0)
     assert order == [place % 3 for place in range(20)]
@@ -64,7 +64,7 @@ def test_the_next_sample_goes_on_where_the_last_one_ended(clock: Clock) -> None:
 
 
 def test_a_call_that_is_long_enough_is_a_sample_by_itself(clock: Clock) -> None:
-    made, order = sampler(clock, 2_000.0, 2, Policy(0, single_us=1_000.0))
+    made, order = sampler(clock, 2_000.0, 2, single_us=1_000.0)
     order.clear()
     made.sample()
     assert len(order) == 1
