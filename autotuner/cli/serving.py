@@ -75,7 +75,8 @@ def worker(
         end_with(parent)
     from autotuner.worker import run
 
-    run(database, device=device, threads=threads, space=space, once=once, log=tell)
+    with _ending_on_sigterm():
+        run(database, device=device, threads=threads, space=space, once=once, log=tell)
 
 
 def tell(event: str, **facts: Any) -> None:
@@ -87,7 +88,7 @@ def tell(event: str, **facts: Any) -> None:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM end this process by an exception, so that what runs beside it ends first."""
+    """Have SIGTERM end this process by an exception, so that what runs beside it ends first, and a job is put back."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(0)

@@ -1,12 +1,8 @@
 """The loop of a worker: take a job for this device, run it, take the next."""
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from autotuner.database import Database, Job, open_database, this_process
 from autotuner.device import environment
@@ -31,7 +27,9 @@ def run(
     once: bool = False,
     log: Log = silent,
 ) -> None:
-    """Take and run jobs until the process is told to end (SIGTERM, SIGINT); a job in hand goes back to the queue.
+    """Take and run jobs until an exception that is no error ends it (SystemExit, KeyboardInterrupt).
+
+    A job in hand then goes back to the queue.
 
     Args:
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
@@ -48,7 +46,7 @@ def run(
     here = environment(device)
     file = space_file(device, space)
     name = this_process()
-    with open_database(database if database is not None else settings.database_url) as opened, _ending_on_signals():
+    with open_database(database if database is not None else settings.database_url) as opened:
         queue = opened.queue
         greeted_at = -GREET_S
 
@@ -107,20 +105,3 @@ def _run(
             log("job_given_up", job=job.id)
         else:
             log("job_finished", job=job.id, predicted_us=found.certificate.predicted_us)
-
-
-@contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Turn SIGTERM into the end of the process as SIGINT is one, so that a job in hand is put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(0)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

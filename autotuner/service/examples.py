@@ -1,0 +1,172 @@
+"""Examples of the OpenAPI document; a test holds them to what the service takes and sends."""
+
+from typing import Any
+
+_KEY = "4b1f0c5be3a86a2f0d6c8f1b7c1e9d0a5f3e2d1c0b9a89786756453423120100"
+_FAMILY = "9c56cc51b374c3ba189210d5b6d4bf57790d351c96c47c02190ecf1e430635ab"
+_CPU = "Intel Xeon Platinum 8481C"
+_WORKER = "tuner-1/4026531836:4711:1834472"
+_AT, _LATER = "2026-03-02T09:30:00Z", "2026-03-02T09:41:12.500000Z"
+
+SMALL_MODEL: dict[str, Any] = {
+    "version": 1,
+    "name": "projection",
+    "axes": {"b": "row", "h": "hidden", "f": "feature"},
+    "options": {"activation": {"default": "gelu_erf", "choices": ["gelu_erf", "relu"]}},
+    "presets": {"small": {"b": 64, "h": 128, "f": 256}},
+    "inputs": {"x": {"axes": "bh"}},
+    "parameters": {"weight": "fh", "offset": "f"},
+    "operators": [
+        {"name": "product", "kind": "contraction", "spec": "bh,fh->bf", "inputs": ["x", "weight"],
+         "outputs": ["product"]},
+        {"name": "biased", "kind": "bias", "spec": "bf,f->bf", "inputs": ["product", "offset"], "outputs": ["biased"]},
+        {"name": "y", "kind": "$activation", "spec": "bf->bf", "inputs": ["biased"], "outputs": ["y"]},
+    ],
+    "outputs": ["y"],
+}  # fmt: skip
+
+SUBMISSIONS: dict[str, dict[str, Any]] = {
+    "known": {
+        "summary": "A model of the service, with another length",
+        "value": {"model": "bert-encoder:tiny", "extents": {"l": 32}, "options": {"activation": "relu"}, "gap": 0.05},
+    },
+    "limited": {
+        "summary": "Ten minutes of measuring at most",
+        "value": {"model": "bert-encoder", "preset": "tiny", "device": {"type": "cpu"}, "limits": {"seconds": 600}},
+    },
+    "inline": {
+        "summary": "The content of a model file",
+        "value": {"model": SMALL_MODEL, "preset": "small", "options": {"activation": "relu"}, "end_to_end": False},
+    },
+}
+
+QUEUED: dict[str, Any] = {
+    "id": 7, "state": "queued", "cancelling": False, "attended": False, "model": "bert-encoder:tiny",
+    "family": _FAMILY, "extents": {"b": 4, "l": 32, "h": 128, "n": 4, "p": 32, "f": 512},
+    "options": {"activation": "relu"}, "dtype": "float32", "device_type": "cpu", "device_name": None, "gap": 0.05,
+    "limits": {"seconds": None, "measurements": None}, "worker": None, "progress": None, "counts": {},
+    "configuration_id": None, "created_at": _AT, "started_at": None, "finished_at": None, "message": "",
+    "revision": 1,
+}  # fmt: skip
+_PROGRESS: dict[str, Any] = {
+    "stage": "measure", "done": 420, "total": 1733, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4,
+    "bound_us": 3990.1, "gap": 0.283, "eta_s": 95.0,
+}  # fmt: skip
+RUNNING = QUEUED | {"state": "running", "worker": _WORKER, "progress": _PROGRESS, "started_at": _AT, "revision": 9}
+CANCELLING = RUNNING | {"cancelling": True, "revision": 10}
+FINISHED = RUNNING | {
+    "state": "finished", "progress": _PROGRESS | {"stage": "done", "done": 1733, "gap": 0.04, "eta_s": 0.0},
+    "counts": {"calls": 1733, "measured": 1693, "reused": 40, "failed": 3}, "configuration_id": 3,
+    "finished_at": _LATER, "revision": 61,
+}  # fmt: skip
+JOB_PAGE = {"items": [QUEUED | {"id": 8}, FINISHED], "next": 7}
+EVENTS = """\
+id: 9
+event: progress
+data: {"id":7,"state":"running","revision":9, ...}
+
+: still here
+
+id: 61
+event: finished
+data: {"id":7,"state":"finished","configuration_id":3,"revision":61, ...}
+
+"""
+
+CONFIGURATION: dict[str, Any] = {
+    "id": 3, "dtype": "float32", "extents": QUEUED["extents"], "complete": True, "device_type": "cpu",
+    "device_name": _CPU, "environment_key": _KEY, "predicted_us": 4105.2, "measured_us": 4230.9, "created_at": _LATER,
+    "configuration": {"schema": 1, "model": {"name": "bert-encoder", "preset": "tiny"}, "steps": []},
+}  # fmt: skip
+BEST = {
+    "exact": {
+        "summary": "Tuned for exactly this",
+        "value": {"match": "exact", "differs": [], "message": "tuned for exactly this", "best": CONFIGURATION},
+    },
+    "near_device": {
+        "summary": "Tuned on another device",
+        "value": {
+            "match": "near_device",
+            "differs": ["device_name"],
+            "message": f"tuned on {_CPU} (cpu), not on the device that is asked for: it runs there, and may not be the "
+            "fastest; POST /v1/jobs tunes for that device",
+            "best": CONFIGURATION,
+        },
+    },
+    "none": {
+        "summary": "Nothing is known",
+        "value": {
+            "match": "none",
+            "differs": [],
+            "message": "nothing is known of this model: POST /v1/jobs tunes for it",
+            "best": None,
+        },
+    },
+}
+
+_STATUSES = {"ok": 1690, "refused": 3, "wrong": 0, "error": 0, "timeout": 0, "crashed": 0, "out_of_memory": 0}
+MEASUREMENT_PAGE: dict[str, Any] = {
+    "items": [
+        {
+            "id": 12, "environment_key": _KEY, "call_key": _FAMILY, "signature": _KEY, "kinds": ["bias", "gelu_erf"],
+            "kernel": "inductor_fused", "forms": ["ab", "b", "ab"], "params": {"block": 128},
+            "extents": [[256, 512], [512], [256, 512]], "status": "ok", "median_us": 41.5, "low_us": 41.1,
+            "high_us": 42.0, "samples": 20, "workspace_bytes": 0, "message": "", "measured_at": _AT,
+        }
+    ],
+    "next": 12,
+    "statistics": {"statuses": _STATUSES, "least_us": 0.9, "mean_us": 130.4, "greatest_us": 2210.7},
+}  # fmt: skip
+DEVICES: list[dict[str, Any]] = [
+    {
+        "type": "cpu", "name": _CPU, "workers": [{"name": _WORKER, "started_at": _AT, "seen_at": _LATER}],
+        "environments": [
+            {"key": _KEY, "facts": {"cores": 2, "threads": 2, "torch": "2.11.0"}, "policy": {"cache": "warm"},
+             "measurements": _STATUSES}
+        ],
+    }
+]  # fmt: skip
+MODELS: list[dict[str, Any]] = [
+    {
+        "name": "projection", "dtype": "float32", "axes": SMALL_MODEL["axes"], "presets": SMALL_MODEL["presets"],
+        "options": SMALL_MODEL["options"],
+    }
+]  # fmt: skip
+HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
+
+PROBLEMS: dict[int, dict[str, Any]] = {
+    404: {"detail": "no job 99: GET /v1/jobs lists those that there are", "instance": "/v1/jobs/99"},
+    409: {
+        "detail": "model 'bert-encoder': no axis 'z'; known: b (batch), l (position in the sequence)",
+        "instance": "/v1/jobs",
+    },
+    413: {"detail": "the body is above 1048576 bytes, and so larger than any job can be", "instance": "/v1/jobs"},
+    415: {
+        "detail": "the body is 'text/plain': send JSON with `Content-Type: application/json`",
+        "instance": "/v1/jobs",
+    },
+    422: {
+        "detail": "query limit: should be less than or equal to 1000, not '5000'",
+        "instance": "/v1/jobs",
+        "errors": [{"field": "query limit", "message": "should be less than or equal to 1000, not '5000'"}],
+    },
+    500: {"detail": "the service failed; its log says why", "instance": "/v1/jobs"},
+    503: {
+        "detail": "the database of the service cannot be used now; its log says why: try again later",
+        "instance": "/v1/jobs",
+    },
+}
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "submit_job": {"example": QUEUED},
+    "list_jobs": {"example": JOB_PAGE},
+    "get_job": {"example": FINISHED},
+    "cancel_job": {"example": CANCELLING},
+    "best_configuration": {"examples": BEST},
+    "get_configuration": {"example": CONFIGURATION},
+    "list_measurements": {"example": MEASUREMENT_PAGE},
+    "list_devices": {"example": DEVICES},
+    "list_models": {"example": MODELS},
+    "get_health": {"example": HEALTH},
+}
+"""Of the JSON that each operation answers with."""

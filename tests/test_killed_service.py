@@ -1,0 +1,119 @@
+"""`kill -9` of worker and service in the middle of a job: started again, they end it; nothing is lost or doubled."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotuner.client import Client
+from autotuner.database import open_database
+from autotuner.errors import ServiceError
+from tests.made_up import feed_forward, without_compilers
+
+KILLS = 8
+SEED = 3
+START_S = 120.0
+
+
+class Processes:
+    """A service and a worker on one database, each of which can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self.database = folder / "killed.sqlite"
+        self.url = f"http://127.0.0.1:{port}"
+        self._environment = os.environ | {"AUTOTUNER_CACHE": str(folder / "cache")}
+        named = ["--database", str(self.database)]
+        self._commands = {
+            "service": ["serve", *named, "--port", port],
+            "worker": ["worker", *named, "--space", str(without_compilers(folder))],
+        }
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "autotuner.cli", *self._commands[name]]
+        self.running[name] = subprocess.Popen(
+            command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        if name == "service":
+            self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                with Client(self.url, retries=0) as client:
+                    client.health()
+                return
+            except ServiceError:
+                assert time.monotonic() < until, "the service does not answer"
+                time.sleep(0.1)
+
+    def kill(self, name: str) -> None:
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+
+    def stored(self) -> list[str]:
+        with open_database(self.database) as opened:
+            return [measured.call.key for measured in opened.measurements()]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    try:
+        yield made
+    finally:
+        for process in made.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.timeout(900)
+def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Processes, tmp_path: Path) -> None:
+    moments = random.Random(SEED)
+    processes.start("service")
+    processes.start("worker")
+    with Client(processes.url) as client:
+        job = client.submit(f"{feed_forward(tmp_path)}:small", end_to_end=False)
+    known: set[str] = set()
+    killed_midway = 0
+    for kill in range(KILLS):
+        victim = ("worker", "service")[kill % 2] if kill < 2 else moments.choice(["worker", "worker", "service"])
+        wanted = len(known) + moments.randint(1, 4)
+        while len(stored := set(processes.stored())) < wanted and not ended(processes, job.id):
+            time.sleep(0.05)
+        time.sleep(moments.uniform(0.0, 0.7))
+        killed_midway += not ended(processes, job.id)
+        processes.kill(victim)
+        assert known <= stored <= set(processes.stored())
+        known = stored
+        processes.start(victim)
+    assert killed_midway >= KILLS // 2, "the job was over too soon for this test to show anything"
+
+    with Client(processes.url) as client:
+        finished = client.wait(job.id, timeout_s=600)
+        assert (finished.state, finished.message) == ("finished", "")
+        assert [found.id for found in client.jobs()] == [job.id]
+        best = client.best(family=job.family, extents=job.extents, dtype=job.dtype)
+        assert best.match == "exact"
+        assert best.best is not None
+        assert best.best.id == finished.configuration_id
+    calls = processes.stored()
+    assert known <= set(calls)
+    assert len(calls) == len(set(calls)) == finished.counts["calls"]
+    assert finished.counts["measured"] + finished.counts["reused"] == finished.counts["calls"]
+
+
+def ended(processes: Processes, job_id: int) -> bool:
+    with open_database(processes.database) as opened:
+        return opened.queue.job(job_id).ended
