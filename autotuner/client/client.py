@@ -280,7 +280,7 @@ class Client:
 
     def health(self) -> Health:
         """Return how many jobs wait and run, and how many workers there are."""
-        return self._transport.read(Health, self._transport.get("v1/health"))
+        return self._transport.read(Health, self._transport.get("v1/healthz"))
 
 
 def _page(left: int | None) -> int:

@@ -7,7 +7,20 @@ from math import log
 from operator import itemgetter
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Text, case, cast, func, insert, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    select,
+)
 from sqlalchemy.orm import InstrumentedAttribute
 
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
@@ -157,13 +170,13 @@ class Configurations:
         differs = [name for name, value in asked.items() if value is not None and getattr(found, name) != value]
         return Match("near_device" if differs else "exact", tuple(differs), found)
 
-    def latest_id(self) -> int:
-        """Return the id of the latest configuration of all, 0 without one: while it stays, so does every answer here.
+    def count(self, family_key: str) -> int:
+        """Return how many there are for a family of models: while it stays, so do `best` and `known` of that family.
 
         Configurations are added, and never changed.
         """
         with self._transactions.reading() as connection:
-            return connection.execute(_LATEST_ID).scalar_one() or 0
+            return connection.execute(_COUNT, {"family_key": family_key}).scalar_one()
 
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
         """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
@@ -181,7 +194,7 @@ class Configurations:
             return [(kind, dtype, extents) for kind, dtype, extents in connection.execute(query)]
 
 
-_LATEST_ID = select(func.max(ConfigurationRow.id))
+_COUNT = select(func.count()).where(ConfigurationRow.family_key == bindparam("family_key"))
 
 
 def extents_key(extents: Mapping[str, int]) -> str:

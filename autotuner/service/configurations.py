@@ -112,7 +112,7 @@ class Answer:
 
 
 class Answers:
-    """Answers that were given, each until its family has another configuration: asked again, it costs one short query."""
+    """Answers that were given, each until its family has another configuration; asked again, it is one short query."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

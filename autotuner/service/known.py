@@ -83,7 +83,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         return [model_view(name, files.file(name)) for name in files.names()]
 
     @routes.get(
-        "/v1/health",
+        "/v1/healthz",
         tags=["service"],
         operation_id="get_health",
         summary="Say whether the service can answer",

@@ -65,7 +65,7 @@ def test_models_have_axes_presets_and_options(asked: TestClient) -> None:
 
 @pytest.mark.usefixtures("filled")
 def test_health_counts_jobs_and_workers(asked: TestClient) -> None:
-    found = asked.get("/v1/health").json()
+    found = asked.get("/v1/healthz").json()
     assert (found["status"], found["queued"], found["running"], found["workers"]) == ("ok", 1, 1, 1)
     assert asked.get("/healthz").json() == found
 

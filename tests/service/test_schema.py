@@ -15,7 +15,7 @@ from autotuner.database import Database, this_process
 from tests.service.filled import ending_jobs
 from tests.service.listening import listening
 
-EXAMPLES = 50
+EXAMPLES = 30
 LIMIT_S = 250
 
 
