@@ -37,6 +37,17 @@ def test_a_forbidden_assignment_names_the_factor_and_the_row() -> None:
         PROBLEM.cost_us({"x": "ab", "y": "ab"})
 
 
+def test_an_assignment_without_a_state_for_a_variable_is_refused() -> None:
+    with pytest.raises(ProblemError, match="1 of the variables: y"):
+        PROBLEM.cost_us({"x": "ab"})
+
+
+def test_the_order_of_factors_does_not_change_a_total() -> None:
+    factors = tuple(Factor(f"f{us}", ("x",), {("ab",): us}) for us in (0.1, 0.2, 0.3, 1e15))
+    states = {"x": "ab"}
+    assert Problem(factors).cost_us(states) == Problem(factors[::-1]).cost_us(states)
+
+
 @pytest.mark.parametrize("given", [None, [], "text", {}, {"schema": SCHEMA + 1}, value(schema="1")])
 def test_another_schema_is_refused(given: Any) -> None:
     with pytest.raises(ProblemError, match=f"no problem of schema {SCHEMA}"):
@@ -56,6 +67,15 @@ def test_another_schema_is_refused(given: Any) -> None:
         value(factors=[{"name": "f", "variables": ["x"], "rows": [[["ab"], 1.0]]}]),
         value(factors=[{"name": "f", "variables": ["x"], "rows": [3]}]),
         value(chain=None),
+        value(chain="xy"),
+        value(chain=["x", 1]),
+        value(factors=[{"name": 3, "variables": ["x"], "rows": [["ab", 1.0]]}]),
+        value(factors=[{"name": "f", "variables": "x", "rows": [["ab", 1.0]]}]),
+        value(factors=[{"name": "f", "variables": ["x", 1], "rows": [["ab", "ab", 1.0]]}]),
+        value(factors=[{"name": "f", "variables": ["x"], "rows": ["a1"]}]),
+        value(factors=[{"name": "f", "variables": ["x"], "rows": [[1, 1.0]]}]),
+        value(factors=[{"name": "f", "variables": ["x"], "rows": [["ab", "1.0"]]}]),
+        value(factors=[{"name": "f", "variables": ["x"], "rows": [["ab", True]]}]),
     ],
 )
 def test_a_damaged_problem_is_refused(given: Any) -> None:
@@ -80,6 +100,12 @@ def test_a_row_that_cannot_be_is_refused(rows: list[Any], reason: str) -> None:
 def test_a_factor_that_names_a_variable_twice_is_refused() -> None:
     with pytest.raises(ProblemError, match="twice"):
         Factor("f", ("x", "x"), {})
+
+
+def test_a_row_that_is_given_twice_is_refused() -> None:
+    given = value(factors=[{"name": "f", "variables": ["x"], "rows": [["ab", 1.0], ["ab", 2.0]]}], chain=[])
+    with pytest.raises(ProblemError, match=r"'f' has row \('ab',\) twice, at 1.0 and 2.0"):
+        Problem.from_json(given)
 
 
 def test_factor_names_are_unique() -> None:

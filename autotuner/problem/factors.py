@@ -1,7 +1,8 @@
 """What a solver gets and what it returns. Knows nothing of transformers, kernels or tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import fsum
 from typing import Any
 
 from autotuner.errors import ProblemError
@@ -63,18 +64,21 @@ class Problem:
         return tuple(dict.fromkeys(name for factor in self.factors for name in factor.variables))
 
     def cost_us(self, states: Mapping[str, State]) -> float:
-        """Return the total cost of a full assignment.
+        """Return the total cost of a full assignment, rounded once: the order of factors makes no difference.
 
         Raises:
-            ProblemError: some factor forbids it; the message names the factor and its row.
+            ProblemError: a variable has no state, or some factor forbids the assignment; the message names which.
         """
-        total = 0.0
+        missing = [name for name in self.variables if name not in states]
+        if missing:
+            raise ProblemError(f"no state is given for {len(missing)} of the variables: {', '.join(missing[:8])}")
+        costs = []
         for factor in self.factors:
             row = tuple(states[name] for name in factor.variables)
             if row not in factor.table:
                 raise ProblemError(f"factor {factor.name!r} has no row {row}")
-            total += factor.table[row]
-        return total
+            costs.append(factor.table[row])
+        return fsum(costs)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -95,29 +99,56 @@ class Problem:
         """Read a problem from its JSON value.
 
         Raises:
-            ProblemError: another schema version, or not a problem at all.
+            ProblemError: another schema version, or not a problem at all; no row may occur twice.
         """
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             given = value.get("schema") if isinstance(value, dict) else type(value).__name__
             raise ProblemError(f"this is no problem of schema {SCHEMA}, its schema is {given!r}")
         try:
-            factors = tuple(
-                Factor(f["name"], tuple(f["variables"]), {tuple(row[:-1]): float(row[-1]) for row in f["rows"]})
-                for f in value["factors"]
-            )
-            return cls(factors, tuple(value["chain"]))
+            return cls(tuple(map(_factor, value["factors"])), _names(value["chain"], "the chain"))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise ProblemError(f"the problem is damaged: {error!r}") from error
 
 
+def _factor(value: Any) -> Factor:
+    name = value["name"]
+    if not isinstance(name, str):
+        raise ProblemError(f"the problem is damaged: a factor's name is a text, not {name!r}")
+    variables = _names(value["variables"], f"factor {name!r}")
+    table: dict[Row, float] = {}
+    for given in value["rows"]:
+        if not isinstance(given, list) or not given:
+            raise ProblemError(f"the problem is damaged: factor {name!r} has {given!r}, a row is states and a cost")
+        *states, cost = given
+        row = tuple(states)
+        if not all(isinstance(state, str) for state in row):
+            raise ProblemError(f"the problem is damaged: factor {name!r}: row {given}: states are texts")
+        if isinstance(cost, bool) or not isinstance(cost, int | float):
+            raise ProblemError(f"the problem is damaged: factor {name!r}: row {row} costs {cost!r}, which is no number")
+        if row in table:
+            raise ProblemError(f"factor {name!r} has row {row} twice, at {table[row]} and {cost}: give it once")
+        table[row] = float(cost)
+    return Factor(name, variables, table)
+
+
+def _names(value: Any, whose: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ProblemError(f"the problem is damaged: the variables of {whose} are a list of names, not {value!r}")
+    return tuple(value)
+
+
 @dataclass(frozen=True)
 class Solution:
-    """A state for each variable, and what is known about how good it is; all times in microseconds."""
+    """A state for each variable, and what is known about how good it is; all times in microseconds.
+
+    `statistics` says what solving took, by names that are the solver's own; solutions are equal without it.
+    """
 
     states: Mapping[str, State]
     total_us: float
     lower_bound_us: float
     solver: str
+    statistics: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def gap(self) -> float:

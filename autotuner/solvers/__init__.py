@@ -8,9 +8,20 @@ from autotuner.problem import Problem, Solution
 from autotuner.solvers.brute_force import brute_force
 from autotuner.solvers.consistency import independent_bound_us
 from autotuner.solvers.exact import exact
+from autotuner.solvers.marginals import min_marginals, project
+from autotuner.solvers.repeated import chained, exact_repeated
 from autotuner.solvers.shortest_path import shortest_path
 
-__all__ = ["SOLVERS", "Solver", "independent_bound_us"]
+__all__ = [
+    "SOLVERS",
+    "Solver",
+    "chained",
+    "exact",
+    "exact_repeated",
+    "independent_bound_us",
+    "min_marginals",
+    "project",
+]
 
 
 @dataclass(frozen=True)

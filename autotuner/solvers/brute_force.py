@@ -12,13 +12,13 @@ def brute_force(problem: Problem) -> Solution:
     """Return the assignment with the least total cost, by trying all of them, depth first.
 
     A branch ends where its cost so far reaches that of the best assignment: no cost is negative. Of equally cheap
-    assignments the first in order of states' names is returned.
+    assignments the first is returned: by the state of the first variable by name, then by that of the second ...
 
     Raises:
         InfeasibleError: no assignment satisfies every factor.
         ProblemError: more than `MOST_ASSIGNMENTS` would have to be looked at.
     """
-    variables = problem.variables
+    variables = sorted(problem.variables)
     states = [_states(problem, name) for name in variables]
     count = prod(map(len, states))
     if count > MOST_ASSIGNMENTS:
@@ -29,7 +29,7 @@ def brute_force(problem: Problem) -> Solution:
     place = {name: number for number, name in enumerate(variables)}
     # A factor is looked up as soon as the last of its variables has a state.
     due: list[list[tuple[tuple[int, ...], dict[tuple[State, ...], float]]]] = [[] for _ in range(len(variables) + 1)]
-    for factor in problem.factors:
+    for factor in sorted(problem.factors, key=lambda factor: factor.name):
         places = tuple(place[name] for name in factor.variables)
         due[max(places, default=-1) + 1].append((places, dict(factor.table)))
 

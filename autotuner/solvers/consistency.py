@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,14 +114,62 @@ def _emptied(names: Sequence[str], table: Table) -> str:
 
 
 def whole(network: Network) -> Consistent:
-    """Return all of the network's tables, arc consistent."""
-    return consistent(network.names, dict(enumerate(network.tables)), network.state_counts)
+    """Return all of the network's tables, arc consistent.
+
+    Raises:
+        InfeasibleError: nothing is left of some table; the message names a few that contradict each other.
+    """
+    tables = dict(enumerate(network.tables))
+    try:
+        return consistent(network.names, tables, network.state_counts)
+    except InfeasibleError as error:
+        places = _conflict(network)
+        if len(places) < 2:
+            raise
+        scope = sorted({v for place in places for v in tables[place].variables})
+        raise InfeasibleError(
+            f"factors {_listed(tables[place].name for place in places)} contradict each other: no states of"
+            f" {_listed(network.names[v] for v in scope)} satisfy all of them; without any one of them, some might"
+        ) from error
+
+
+def _conflict(network: Network) -> list[int]:
+    """Return places of tables that arc consistency alone refutes, none of which it could do without.
+
+    A table at a time is left out for good if what stays is still refuted; half of the rest at a time, before that.
+    """
+    places = list(range(len(network.tables)))
+    size = len(places) // 2
+    while size:
+        start = 0
+        while start < len(places):
+            fewer = places[:start] + places[start + size :]
+            if _refuted(network, fewer):
+                places = fewer
+            else:
+                start += size
+        size //= 2
+    return places
+
+
+def _refuted(network: Network, places: Sequence[int]) -> bool:
+    try:
+        consistent(network.names, {place: network.tables[place] for place in places}, network.state_counts)
+    except InfeasibleError:
+        return True
+    return False
+
+
+def _listed(names: Iterable[str], most: int = 12) -> str:
+    quoted = [repr(name) for name in names]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return ", ".join(quoted[:most]) + more
 
 
 def independent_bound_us(problem: Problem) -> float:
     """Return the sum of each factor's cheapest row, of those that arc consistency leaves: no assignment costs less.
 
-    Added in the order in which `Problem.cost_us` adds, so rounding cannot lift it above an assignment's total.
+    Added as exactly as `Problem.cost_us` adds, so rounding cannot lift it above an assignment's total.
 
     Raises:
         InfeasibleError: nothing is left of some factor.
@@ -130,7 +179,4 @@ def independent_bound_us(problem: Problem) -> float:
 
 def bound_us(tables: Iterable[Table]) -> float:
     """Return the sum of each table's cheapest row."""
-    total = 0.0
-    for table in tables:
-        total += float(table.costs.min())
-    return total
+    return fsum(float(table.costs.min()) for table in tables)

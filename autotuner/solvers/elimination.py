@@ -2,19 +2,25 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solvers.bounds import near_order, pruned, tightened
 from autotuner.solvers.consistency import Consistent, bound_us, consistent
+from autotuner.solvers.limits import Limits, TooLargeError
+from autotuner.solvers.order import estimated_bytes
 from autotuner.solvers.search import first_assignment
-from autotuner.solvers.tables import Codes, Table, join, product, project
+from autotuner.solvers.tables import Codes, Costs, Table, join, minimised, product
 
 # More sweeps lift the bound by less than the next elimination does; seen on layers of 80 operators.
 SWEEPS = 8
 # A join may be this much larger than what is left of it after the projection.
 JOINED = 20
+
+
+_SMALLEST = itemgetter(1, 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,6 +46,7 @@ class Elimination:
         names: of the variables, by number, for messages.
         state_counts: number of states of each variable.
         tables: what is to be minimised in sum; arc consistent.
+        limits: what this and its copies may use.
         choices: of variables that are gone already.
         constant: what is to be added to the sum.
     """
@@ -49,16 +56,19 @@ class Elimination:
         names: Sequence[str],
         state_counts: Sequence[int],
         tables: Iterable[Table],
+        limits: Limits,
         choices: Iterable[Choice] = (),
         constant: float = 0.0,
     ) -> None:
         self.names = names
         self.state_counts = state_counts
+        self.limits = limits
         self.choices = list(choices)
         self.constant = constant
         self.tables: dict[int, Table] = {}
         self.readers: dict[int, dict[int, None]] = {}
         self._made = 0
+        self._left: Consistent | None = None
         for table in tables:
             self._add(table)
 
@@ -67,9 +77,28 @@ class Elimination:
         """The number of rows that are left, of all tables."""
         return sum(table.rows for table in self.tables.values())
 
+    @property
+    def bound_us(self) -> float:
+        """The sum of each table's cheapest row: no assignment costs less."""
+        return self.constant + bound_us(self.tables.values())
+
+    def estimated_bytes(self) -> float:
+        """Return what the largest table would need at most if elimination went on without bounds."""
+        alive = {v: self._states(v) for v in self.readers}
+        return estimated_bytes((table.variables for table in self.tables.values()), alive)
+
+    def spares(self) -> Costs:
+        """Return how far rows lie above the cheapest of their table, in order, where they do."""
+        above = [table.costs - table.costs.min() for table in self.tables.values()]
+        every = np.concatenate([np.zeros(0), *above])
+        return np.sort(every[every > 0])
+
     def copy(self) -> "Elimination":
         """Return another elimination that goes on from here."""
-        return Elimination(self.names, self.state_counts, self.tables.values(), self.choices, self.constant)
+        other = Elimination(self.names, self.state_counts, (), self.limits, self.choices, self.constant)
+        other.tables, other._made, other._left = dict(self.tables), self._made, self._left
+        other.readers = {v: dict(places) for v, places in self.readers.items()}
+        return other
 
     def codes(self) -> dict[int, int]:
         """Return the best state of each variable, all of which are eliminated."""
@@ -89,17 +118,25 @@ class Elimination:
 
         Raises:
             InfeasibleError: the tables of some variable share no row.
-            ProblemError: a join would need too much memory.
+            TooLargeError: `most_rows` is infinite, and a join would need too much memory.
         """
         alive = {v: self._states(v) for v in self.readers}
         rows = {v: self._estimate(v, alive) for v in self.readers}
         while rows:
-            variable = min(rows, key=lambda v: (rows[v], v))
-            if rows[variable][0] > most_rows or rows[variable][1] > JOINED * most_rows:
+            variable, (left, joined) = min(rows.items(), key=_SMALLEST)
+            if left > most_rows or joined > JOINED * most_rows:
                 return False
+            try:
+                touched = self._eliminate(variable, JOINED * most_rows)
+            except TooLargeError:
+                if most_rows == np.inf:
+                    raise
+                # Estimated too low; tables that are made later may still make it smaller.
+                rows[variable] = (np.inf, np.inf)
+                continue
             del rows[variable]
-            for touched in self._eliminate(variable):
-                rows[touched] = self._estimate(touched, alive)
+            for other in touched:
+                rows[other] = self._estimate(other, alive)
         return True
 
     def tighten(self, most_us: float) -> float:
@@ -112,7 +149,7 @@ class Elimination:
             InfeasibleError: nothing is left.
         """
         # Dropping rows before the sweeps as well makes the sweeps several times cheaper on what was tightened before.
-        left, _ = self._pruned(consistent(self.names, self.tables, self.state_counts), most_us)
+        left, _ = self._pruned(self._consistent(), most_us)
         left, bound = self._pruned(tightened(left, near_order(left), SWEEPS), most_us)
         self._replace(left)
         return bound
@@ -123,15 +160,19 @@ class Elimination:
             raise InfeasibleError(f"no assignment costs {most_us} us or less: the bound is {bound} us")
         return pruned(left, most_us - bound), bound
 
-    def dive(self) -> float | None:
-        """Return the total of the first assignment that a greedy search finds; None where it gave up.
+    def dive(self) -> "Elimination | None":
+        """Return this, complete, with the first assignment that a greedy search finds; None where it gave up.
 
         Raises:
             InfeasibleError: there is no assignment.
         """
-        left = consistent(self.names, self.tables, self.state_counts)
+        left = self._consistent()
         found = first_assignment(left, near_order(left), {}, most_backtracks=50)
-        return None if found is None else self.constant + bound_us(found.tables.values())
+        if found is None:
+            return None
+        complete = self.copy()
+        complete._replace(found)
+        return complete
 
     def halves(self) -> list["Elimination"]:
         """Return eliminations that share out the states of the variable with most rows; the cheaper half comes first.
@@ -139,7 +180,7 @@ class Elimination:
         Raises:
             InfeasibleError: nothing is left of either.
         """
-        left = consistent(self.names, self.tables, self.state_counts)
+        left = self._consistent()
         rows = {v: sum(left.tables[place].rows for place in left.readers[v]) for v in left.readers}
         variable = max(rows, key=lambda v: (len(left.states(v)) > 1, rows[v], -v))
         states = left.states(variable)
@@ -158,9 +199,15 @@ class Elimination:
             raise reason
         return halves
 
+    def _consistent(self) -> Consistent:
+        """Return the tables, arc consistent; what bounds have left of them is so until a variable is eliminated."""
+        if self._left is None:
+            self._left = consistent(self.names, self.tables, self.state_counts)
+        return self._left
+
     def _replace(self, left: Consistent) -> None:
         """Go on with these tables; a variable with a single state left is gone."""
-        self.tables, self.readers = {}, {}
+        self.tables, self.readers, self._left = {}, {}, None
         settled = {v: np.flatnonzero(domain) for v, domain in left.domains.items() if domain.sum() == 1}
         nothing = Table("", (), np.zeros((0, 1), np.int32), np.zeros(1))
         self.choices += [Choice(v, nothing, states.astype(np.int32)) for v, states in settled.items()]
@@ -169,17 +216,8 @@ class Elimination:
 
     def _add(self, table: Table) -> None:
         """Add a table, as one with every table whose variables are among its own, or that has all of its own."""
-        while True:
-            scope = set(table.variables)
-            near = {place: None for variable in table.variables for place in self.readers.get(variable, ())}
-            scopes = ((place, set(self.tables[place].variables)) for place in near)
-            fits = next((place for place, other in scopes if other <= scope or scope <= other), None)
-            if fits is None:
-                break
-            other = self._remove(fits)
-            table = join(table, other, self.state_counts)
-            if not table.rows:
-                raise InfeasibleError(f"no row of {table.name!r} agrees with any of {other.name!r}")
+        while (both := self._with_narrower(table)) is not None:
+            table = both
         if not table.variables:
             self.constant += float(table.costs.sum())
             return
@@ -187,9 +225,28 @@ class Elimination:
         for variable in table.variables:
             self.readers.setdefault(variable, {})[self._made] = None
         self._made += 1
+        self._left = None
+
+    def _with_narrower(self, table: Table) -> Table | None:
+        """Return the table joined with one whose variables are among its own or the other way, which is gone then."""
+        scope = set(table.variables)
+        for place in {place: None for variable in table.variables for place in self.readers.get(variable, ())}:
+            other = self.tables[place]
+            if not (scope.issuperset(other.variables) or scope.issubset(other.variables)):
+                continue
+            try:
+                both = join(table, other, self.state_counts, self.limits)
+            except TooLargeError:
+                continue
+            self._remove(place)
+            if not both.rows:
+                raise InfeasibleError(f"no row of {table.name!r} agrees with any of {other.name!r}")
+            return both
+        return None
 
     def _remove(self, place: int) -> Table:
         table = self.tables.pop(place)
+        self._left = None
         for variable in table.variables:
             del self.readers[variable][place]
         return table
@@ -198,32 +255,43 @@ class Elimination:
         return min(len(np.unique(self.tables[place].column(variable))) for place in self.readers[variable])
 
     def _estimate(self, variable: int, alive: Mapping[int, int]) -> tuple[float, float]:
-        """Return how many rows the result of eliminating a variable has, and the join before it.
+        tables = [self.tables[place] for place in self.readers[variable]]
+        return estimated_rows(tables, variable, self.state_counts, alive)
 
-        Exact for tables that share this variable alone; each other one that several name is taken as independent.
-        """
-        matches = np.ones(self.state_counts[variable])
-        shared: dict[int, int] = {}
-        for place in self.readers[variable]:
-            table = self.tables[place]
-            matches *= np.bincount(table.column(variable), minlength=len(matches))
-            for other in table.variables:
-                shared[other] = shared.get(other, 0) + 1
-        shared.pop(variable, None)
-        joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items())
-        return min(joined, product(alive[v] for v in shared)), joined
-
-    def _eliminate(self, variable: int) -> tuple[int, ...]:
-        """Minimise the variable out of its tables; return the variables that stood beside it."""
-        bucket = sorted((self._remove(place) for place in list(self.readers[variable])), key=lambda table: table.rows)
-        del self.readers[variable]
+    def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
+        """Minimise the variable out of its tables, unless a join has too many rows; return what stood beside it."""
+        bucket = sorted((self.tables[place] for place in self.readers[variable]), key=lambda table: table.rows)
         joined = bucket[0]
         for table in bucket[1:]:
-            joined = join(joined, table, self.state_counts)
+            joined = join(joined, table, self.state_counts, self.limits, most_rows)
         if not joined.rows:
             factors = ", ".join(repr(table.name) for table in bucket)
             raise InfeasibleError(f"no state of variable {self.names[variable]!r} fits all that name it: {factors}")
-        rest, states = project(joined, variable, self.state_counts)
+        for place in list(self.readers[variable]):
+            self._remove(place)
+        del self.readers[variable]
+        rest, states = minimised(joined, variable, self.state_counts)
         self.choices.append(Choice(variable, rest, states))
         self._add(rest)
         return rest.variables
+
+
+def estimated_rows(
+    tables: Sequence[Table], variable: int, state_counts: Sequence[int], alive: Mapping[int, int]
+) -> tuple[float, float]:
+    """Return how many rows the result of eliminating a variable has, and the join of its tables before that.
+
+    Exact for tables that share this variable alone; each other one that several name is taken as independent.
+
+    Args:
+        alive: how many states of each variable are left.
+    """
+    matches = np.ones(state_counts[variable])
+    shared: dict[int, int] = {}
+    for table in tables:
+        matches *= np.bincount(table.column(variable), minlength=len(matches))
+        for other in table.variables:
+            shared[other] = shared.get(other, 0) + 1
+    shared.pop(variable, None)
+    joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items())
+    return min(joined, product(alive[v] for v in shared)), joined

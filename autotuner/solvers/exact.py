@@ -1,40 +1,58 @@
 """The cheapest assignment, proven: elimination on what cannot be ruled out by bounds."""
 
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic
+
 from autotuner.errors import InfeasibleError
 from autotuner.problem import Problem, Solution
 from autotuner.solvers.consistency import whole
 from autotuner.solvers.elimination import Elimination
+from autotuner.solvers.limits import MEMORY_BYTES, Limits
 from autotuner.solvers.reduction import merged, undominated
-from autotuner.solvers.tables import encode
+from autotuner.solvers.splitting import split
+from autotuner.solvers.tables import Network, encode
 
 # Tables of this many rows cost less to make than to avoid; above it, bounds drop rows first, and cases are split.
-# Timed on layers of 76 operators: 30,000 to 50,000 differ by less than the clock's noise, 20,000 takes longer.
-MOST_ROWS = 40_000.0
+MOST_ROWS = 6_000.0
 # Rows that the bounds must drop, as a share, for another round on the same variables to pay.
 DROPPED = 0.15
+# Guesses spare as many rows above their table's cheapest as these, the second twice as many, and so on; but a guess
+# lies above the one before by no more than this share of how far that was above the bound: one far too high is slow.
+SPARED = 4_000
+GROWTH = 0.5
+# Where all rows together cost so many times the bound, some are dropped before costs are moved.
+COARSE = 1e5
 # Rounding while costs move between tables stays far below this share of a total.
 MARGIN = 1e-9
 
 
-def exact(problem: Problem) -> Solution:
+def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_bytes: float = MEMORY_BYTES) -> Solution:
     """Return the assignment with the least total cost, by eliminating one variable after another.
 
-    The problem is made arc consistent, variables that are forced to be equal become one, and states that another one
-    always replaces are dropped. Variables with small results are eliminated, the smallest estimate first. Then a total
-    is guessed a little above the bound, rows that no assignment within the guess can use are dropped, and elimination
-    goes on; where results still grow, the states of a variable are shared between two cases. If nothing is found, the
-    guess was a bound: the next one is higher.
+    The problem is made arc consistent. Wide pairs of variables are split by the kinds of their states, variables that
+    are forced to be equal become one, and states that another one always replaces are dropped. Variables with small
+    results are eliminated, the smallest estimate first. Then a total is guessed a little above the bound, rows that no
+    assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
+    variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
+        time_limit_s: when to return the best plan known, unproven; as soon as there is one, where there is none yet.
+        memory_limit_bytes: the most that one table may need, with what is needed to make it. A table's rows are counted
+            before it is made; where it would need more, cases are split, which takes time instead.
 
     Returns:
-        States whose total is proven, up to rounding by less than 1e-9 of it: `lower_bound_us` equals `total_us`.
-        The same problem gives the same states.
+        States whose total is proven, up to rounding by less than 1e-9 of it: `lower_bound_us` equals `total_us`. If the
+        time was over first, `lower_bound_us` is less. The same problem gives the same states, whatever order its
+        factors, their variables and their rows are in: of states that come out equal, the first by name is taken, while
+        variables and factors are looked at in order of their names.
+
+        `statistics` has the rows and bytes of the largest table, what it would have needed without bounds at most (by
+        an estimate that is made first; 0 where small tables did), and the number of cases.
 
     Raises:
-        InfeasibleError: the factors contradict each other; the message names where that showed.
-        ProblemError: a table of the elimination would need more than 2 GiB.
+        InfeasibleError: the factors contradict each other; the message names some that do.
 
     Cost:
         O(n * f**w) for n variables of f states, w of them beside one another at most; far less where bounds are tight.
@@ -42,54 +60,113 @@ def exact(problem: Problem) -> Solution:
     Source:
         Dechter, Bucket elimination (1999); de Givry et al., Solving Max-SAT as weighted CSP (2003) for the bounds.
     """
+    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encode(problem)
-    left, choices = merged(undominated(whole(network), network.state_counts), network.state_counts)
-    start = Elimination(network.names, network.state_counts, left.tables.values(), choices)
-    states = network.named(_cheapest(start).codes())
+    found = cheapest(reduced(network, limits))
+    states = network.named(found.plan.codes())
     total = problem.cost_us(states)
-    return Solution(states, total, total, "exact")
+    bound = total if found.bound_us is None else min(total, found.bound_us)
+    return Solution(states, total, bound, "exact", limits.statistics())
 
 
-def _cheapest(start: Elimination) -> Elimination:
-    """Return the elimination, complete, of the least total; guesses rise until one holds."""
+def reduced(network: Network, limits: Limits) -> Elimination:
+    """Return an elimination of what is left of a problem when all is done that costs little and changes no optimum.
+
+    Raises:
+        InfeasibleError: nothing is left.
+    """
+    parts = split(undominated(whole(network), network.state_counts), network.state_counts)
+    left, choices = merged(parts.left, parts.state_counts)
+    return Elimination(left.names, parts.state_counts, left.tables.values(), limits, choices)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete elimination, and a bound below which no plan lies; None where the plan itself is the bound."""
+
+    plan: Elimination
+    bound_us: float | None
+
+
+def cheapest(start: Elimination) -> Found:
+    """Return the cheapest assignment, or the best one when the time is over; guesses rise until one holds.
+
+    Raises:
+        InfeasibleError: there is no assignment.
+    """
     if start.run(MOST_ROWS):
-        return start
+        return Found(start, None)
+    start.limits.estimated_bytes = start.estimated_bytes()
     most = start.constant + sum(float(table.costs.max()) for table in start.tables.values())
-    known = start.dive()
-    # Rows dearer than a whole assignment go before any cost is moved: sums with them would be rounded more coarsely.
-    most = most if known is None else known
-    bound = start.tighten(_with_margin(most))
-    step = (most - bound) / (32 if known is not None else 1024)
-    while True:
-        guess = min(most, bound + step)
-        found, reason = _within(start, _with_margin(guess))
-        if found is not None:
-            return found
+    best = None
+    if most > COARSE * (start.bound_us + 1):
+        # Rows dearer than a whole assignment go before any cost is moved: sums with them would be rounded coarsely.
+        best = start.dive()
+        most = most if best is None else best.constant
+    bound = start.tighten(with_margin(most))
+    found = start.dive()
+    if found is not None and (best is None or found.constant < best.constant):
+        best, most = found, found.constant
+    proven = bound
+    spares = start.spares()
+    for doublings in count():
+        spared = SPARED << doublings
+        guess = bound + float(spares[spared]) if spared < len(spares) else most
+        if doublings:
+            guess = min(guess, proven + max((proven - bound) * GROWTH, (most - bound) / 256))
+        guess = min(guess, most)
+        search = _Within(start, with_margin(guess), stoppable=best is not None)
+        if search.best is not None:
+            best = search.best
+        if search.stopped and best is not None:
+            return Found(best, with_margin(proven, -1))
+        if search.best is not None:
+            return Found(search.best, None)
         if guess >= most:
-            raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {reason}")
-        step *= 1.5
+            raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {search.reason}")
+        proven = guess
+    raise AssertionError("guesses rise until they reach the most that there can be")
 
 
-def _with_margin(total_us: float, sign: int = 1) -> float:
+def with_margin(total_us: float, sign: int = 1) -> float:
+    """Return the total, higher (or, with sign -1, lower) by what rounding may have changed it."""
     return total_us + sign * MARGIN * (1 + abs(total_us))
 
 
-def _within(start: Elimination, most_us: float) -> tuple[Elimination | None, str]:
-    """Return the elimination of the least total up to `most_us`, or None and what stood against it last."""
-    best, reason = None, ""
-    cases = [start.copy()]
-    while cases:
-        case = cases.pop()
-        try:
-            halves = _solved(case, most_us)
-        except InfeasibleError as error:
-            reason = str(error)
-            continue
-        cases.extend(reversed(halves))
-        if not halves and case.constant <= most_us:
-            best = case
-            most_us = _with_margin(case.constant, -1)
-    return best, reason
+@dataclass
+class _Within:
+    """The search for the elimination of the least total up to `most_us`: `best` is None where there is none.
+
+    Args:
+        stoppable: whether it may stop before it has found anything.
+    """
+
+    start: Elimination
+    most_us: float
+    stoppable: bool
+    best: Elimination | None = None
+    stopped: bool = False
+    reason: str = ""
+    _cases: list[Elimination] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = self.start.limits
+        self._cases.append(self.start.copy())
+        while self._cases:
+            if limits.over and (self.stoppable or self.best is not None):
+                self.stopped = True
+                return
+            case = self._cases.pop()
+            limits.cases += 1
+            try:
+                halves = _solved(case, self.most_us)
+            except InfeasibleError as error:
+                self.reason = str(error)
+                continue
+            self._cases.extend(reversed(halves))
+            if not halves and case.constant <= self.most_us:
+                self.best = case
+                self.most_us = with_margin(case.constant, -1)
 
 
 def _solved(case: Elimination, most_us: float) -> list[Elimination]:

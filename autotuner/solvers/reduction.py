@@ -1,19 +1,24 @@
 """Variables and states that a problem can do without, because another one always stands in for them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from autotuner.solvers.consistency import Consistent, Domain, consistent
 from autotuner.solvers.elimination import Choice
-from autotuner.solvers.tables import Codes, Costs, Table, keys
+from autotuner.solvers.tables import Codes, Costs, Table, hashes, keys
 
 
-def merged(left: Consistent, state_counts: Sequence[int]) -> tuple[Consistent, list[Choice]]:
+def merged(
+    left: Consistent, state_counts: Sequence[int], kept: Collection[int] = ()
+) -> tuple[Consistent, list[Choice]]:
     """Return the tables with one variable in place of two that are forced to be equal, and how to read the other.
 
     Two variables are equal, up to the names of their states, where a table of both has each state of either in one row.
+
+    Args:
+        kept: variables that stay.
     """
     tables, choices = dict(left.tables), list[Choice]()
     readers = {v: dict.fromkeys(places) for v, places in left.readers.items()}
@@ -21,17 +26,19 @@ def merged(left: Consistent, state_counts: Sequence[int]) -> tuple[Consistent, l
         table = tables[place]
         if len(table.variables) != 2 or not _is_equality(table, left):
             continue
-        kept, gone = table.variables
+        stays, gone = sorted(table.variables, key=lambda v: (v not in kept, v))
+        if gone in kept:
+            continue
         rest = table.without((gone,))
         choices.append(Choice(gone, rest.costing(np.zeros(rest.rows)), table.column(gone)))
         translation = np.zeros(state_counts[gone], np.int32)
-        translation[table.column(gone)] = table.column(kept)
+        translation[table.column(gone)] = table.column(stays)
         tables[place] = rest
         del readers[gone][place]
         for other in readers.pop(gone):
-            tables[other] = _renamed(tables[other], gone, kept, translation)
-            readers[kept][other] = None
-    return consistent(left.names, tables, state_counts), choices
+            tables[other] = _renamed(tables[other], gone, stays, translation)
+            readers[stays][other] = None
+    return (consistent(left.names, tables, state_counts) if choices else left), choices
 
 
 def _is_equality(table: Table, left: Consistent) -> bool:
@@ -51,20 +58,25 @@ def _renamed(table: Table, gone: int, kept: int, translation: Codes) -> Table:
     return Table(table.name, (*table.variables[:place], kept, *table.variables[place + 1 :]), columns, table.costs)
 
 
-def undominated(left: Consistent, state_counts: Sequence[int]) -> Consistent:
+def undominated(left: Consistent, state_counts: Sequence[int], kept: Collection[int] = ()) -> Consistent:
     """Return what is left without states that another state of their variable always replaces at no more cost.
 
     State s goes if some state t has the same rows, and what t costs more in one table at most is made up for in the
     others: the slower of two algorithms on the same forms, a conversion that no reader asks for. Of two that replace
     each other the first stays.
 
+    Args:
+        kept: variables that keep all of their states.
+
     Source:
         Goldstein, Efficient rotamer elimination (1994), for states that allow the same.
     """
-    queue = dict.fromkeys(left.readers)
+    queue = dict.fromkeys(_with_twins(left, state_counts))
     while queue:
         variable = next(iter(queue))
         del queue[variable]
+        if variable in kept:
+            continue
         gone = _replaced(left, variable, state_counts)
         if not gone:
             continue
@@ -76,6 +88,17 @@ def undominated(left: Consistent, state_counts: Sequence[int]) -> Consistent:
         near = {v: None for one in fewer for place in left.readers[one] for v in left.tables[place].variables}
         queue.update(near)
     return left
+
+
+def _with_twins(left: Consistent, state_counts: Sequence[int]) -> list[int]:
+    """Return the variables with states that seem to allow the same rows, by sums of hashes of them."""
+    sums = {v: np.zeros(state_counts[v], np.uint64) for v in left.readers}
+    for place, table in left.tables.items():
+        for variable in table.variables if len(table.variables) > 1 else ():
+            rest = table.without((variable,))
+            key, _ = keys(rest.columns, [state_counts[v] for v in rest.variables], table.rows)
+            np.add.at(sums[variable], table.column(variable), hashes(key, place))
+    return [v for v, each in sums.items() if len(np.unique(each[left.domains[v]])) < left.domains[v].sum()]
 
 
 def _replaced(left: Consistent, variable: int, state_counts: Sequence[int]) -> list[int]:

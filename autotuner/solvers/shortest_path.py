@@ -5,6 +5,8 @@ from itertools import count
 from autotuner.problem import Problem, Solution
 from autotuner.solvers.consistency import Consistent, bound_us, consistent, whole
 from autotuner.solvers.elimination import Elimination
+from autotuner.solvers.exact import cheapest
+from autotuner.solvers.limits import Limits
 from autotuner.solvers.search import first_assignment
 from autotuner.solvers.tables import Network, encode
 
@@ -28,7 +30,6 @@ def shortest_path(problem: Problem) -> Solution:
 
     Raises:
         InfeasibleError: no assignment satisfies every factor.
-        ProblemError: finding any assignment would need more than 2 GiB.
 
     Source:
         Ivanov et al., Data Movement Is All You Need (MLSys 2021), the selection of configurations.
@@ -52,9 +53,8 @@ def _path(network: Network, left: Consistent, chain: list[int]) -> dict[int, int
         if ranks and min(ranks) >= 0 and max(ranks) - min(ranks) < REACH:
             near[place] = table
     consistently = consistent(network.names, near, network.state_counts)
-    elimination = Elimination(network.names, network.state_counts, consistently.tables.values())
-    elimination.run(float("inf"))
-    codes = elimination.codes()
+    tables = consistently.tables.values()
+    codes = cheapest(Elimination(network.names, network.state_counts, tables, Limits())).plan.codes()
     return {variable: codes[variable] for variable in chain if variable in codes}
 
 
@@ -73,6 +73,4 @@ def _followed(network: Network, left: Consistent, order: list[int], path: dict[i
 def _any(network: Network, left: Consistent) -> dict[int, int]:
     """Return some assignment, found by elimination with every cost 0, where greedy search went wrong too often."""
     tables = [table.costing(table.costs * 0) for table in left.tables.values()]
-    elimination = Elimination(network.names, network.state_counts, tables)
-    elimination.run(float("inf"))
-    return elimination.codes()
+    return cheapest(Elimination(network.names, network.state_counts, tables, Limits())).plan.codes()

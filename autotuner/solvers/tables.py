@@ -2,19 +2,18 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.errors import ProblemError
 from autotuner.problem import Problem
+from autotuner.solvers.limits import Limits, TooLargeError
 
 Integers = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Costs = NDArray[np.float64]
 
-MEMORY_BYTES = 2 << 30
 # Keys up to this index an array as they are; above it, and above a few per row, they are renumbered without holes.
 DENSE_KEYS = 1 << 16
 
@@ -38,6 +37,11 @@ class Table:
     @property
     def rows(self) -> int:
         return len(self.costs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes."""
+        return self.columns.nbytes + self.costs.nbytes
 
     def column(self, variable: int) -> Codes:
         """Return the variable's state in each row."""
@@ -66,9 +70,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A problem with its variables numbered in order of first appearance, and their states in order of their names.
+    """A problem with its variables numbered in order of their names, and their states as well.
 
-    Rows are sorted by their numbers, so nothing depends on the order in which a factor's table was filled.
+    Tables are in order of their factors' names, columns in order of variables, rows in order of their numbers. So
+    nothing depends on the order in which a problem or a factor's table was written down.
     """
 
     names: tuple[str, ...]
@@ -86,26 +91,46 @@ class Network:
 
 
 def encode(problem: Problem) -> Network:
-    """Return the problem on arrays; table i is factor i."""
-    names = problem.variables
+    """Return the problem on arrays.
+
+    Cost:
+        One look into a dictionary per state of each row: 40 ms for 110,000 rows of two states.
+    """
+    names = tuple(sorted(problem.variables))
     number = {name: v for v, name in enumerate(names)}
-    seen: list[set[str]] = [set() for _ in names]
-    columns_of = [list(zip(*factor.table, strict=True)) for factor in problem.factors]
-    for factor, columns in zip(problem.factors, columns_of, strict=True):
-        for name, column in zip(factor.variables, columns, strict=False):
-            seen[number[name]].update(column)
-    states = tuple(tuple(sorted(each)) for each in seen)
-    codes = [{state: code for code, state in enumerate(each)} for each in states]
+    # States are numbered as they turn up, and then anew in order of their names.
+    met: list[dict[str, int]] = [_Met() for _ in names]
+    factors = sorted(problem.factors, key=lambda factor: factor.name)
+    raw = []
+    for factor in factors:
+        scope = sorted((number[name], place) for place, name in enumerate(factor.variables))
+        columns = list(zip(*factor.table, strict=True)) or [()] * len(scope)
+        array = np.empty((len(scope), len(factor.table)), np.int32)
+        for row, (variable, place) in enumerate(scope):
+            array[row] = np.fromiter(map(met[variable].__getitem__, columns[place]), np.int32, len(factor.table))
+        raw.append((tuple(variable for variable, _ in scope), array))
+    states = tuple(tuple(sorted(each)) for each in met)
+    renumber = [np.argsort(np.fromiter(map(each.__getitem__, ordered), np.int32, len(ordered))).astype(np.int32)
+                for each, ordered in zip(met, states, strict=True)]  # fmt: skip
     tables = []
-    for factor, columns in zip(problem.factors, columns_of, strict=True):
-        variables = tuple(number[name] for name in factor.variables)
-        array = np.zeros((len(variables), len(factor.table)), np.int32)
-        for place, column in enumerate(columns):
-            array[place] = np.fromiter(map(codes[variables[place]].__getitem__, column), np.int32, len(column))
+    for factor, (variables, array) in zip(factors, raw, strict=True):
+        for row, variable in enumerate(variables):
+            array[row] = renumber[variable][array[row]]
         costs = np.fromiter(factor.table.values(), np.float64, len(factor.table))
-        order = np.lexsort(array[::-1]) if variables else np.arange(len(costs))
-        tables.append(Table(factor.name, variables, array[:, order], costs[order]))
+        if variables:
+            key, _ = keys(array, [len(states[v]) for v in variables], len(costs))
+            order = np.argsort(key)
+            array, costs = array[:, order], costs[order]
+        tables.append(Table(factor.name, variables, array, costs))
     return Network(names, states, tuple(tables))
+
+
+class _Met(dict[str, int]):
+    """Numbers given to keys as they are first asked for."""
+
+    def __missing__(self, key: str) -> int:
+        self[key] = number = len(self)
+        return number
 
 
 def keys(columns: Iterable[Codes], state_counts: Iterable[int], rows: int) -> tuple[Integers, int]:
@@ -127,11 +152,25 @@ def renumbered(key: Integers) -> tuple[Integers, int]:
     return places.astype(np.int64), max(1, len(distinct))
 
 
-def join(left: Table, right: Table, state_counts: Sequence[int]) -> Table:
+def hashes(key: Integers, salt: int) -> NDArray[np.uint64]:
+    """Return a well mixed number for each key; sums of them tell sets of keys apart, but for a chance of 1 in 2**64.
+
+    Source:
+        Steele et al., Fast splittable pseudorandom number generators (2014): the finaliser of SplitMix64.
+    """
+    mixed = (key.astype(np.uint64) + np.uint64(salt << 40 | 1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def join(left: Table, right: Table, state_counts: Sequence[int], limits: Limits, most_rows: float = inf) -> Table:
     """Return the table over both tables' variables: every pair of rows that agree, costs added.
 
     Raises:
-        ProblemError: the result would need more than `MEMORY_BYTES`.
+        TooLargeError: the result would have more than `most_rows` rows, or need more memory than there may be; its rows
+            are counted before they are made.
 
     Cost:
         O(rows of left + right + result), a sort of right's keys besides.
@@ -145,7 +184,9 @@ def join(left: Table, right: Table, state_counts: Sequence[int]) -> Table:
     counts = np.bincount(right_key, minlength=span)
     partners = counts[left_key]
     rows = int(partners.sum())
-    refuse_above_memory(rows, variables, state_counts, f"joining {left.name!r} with {right.name!r}")
+    if rows > most_rows:
+        raise TooLargeError(f"joining {left.name!r} with {right.name!r} makes {rows:,} rows, above {most_rows:,.0f}")
+    limits.admit(rows, [state_counts[v] for v in variables], lambda: f"joining {left.name!r} with {right.name!r}")
 
     order = np.argsort(right_key, kind="stable")
     first = (np.cumsum(counts) - counts)[left_key]
@@ -160,20 +201,7 @@ def join(left: Table, right: Table, state_counts: Sequence[int]) -> Table:
     return Table(left.name, variables, columns, left.costs[left_rows] + right.costs[right_rows])
 
 
-def refuse_above_memory(rows: int, variables: Sequence[int], state_counts: Sequence[int], doing: str) -> None:
-    """Raise ProblemError if so many rows over so many variables do not fit."""
-    # Per row: a code per variable, a cost, and while joining three indices of 8 bytes.
-    needed_bytes = rows * (4 * len(variables) + 8 + 24)
-    if needed_bytes > MEMORY_BYTES:
-        states = ", ".join(str(state_counts[v]) for v in variables)
-        raise ProblemError(
-            f"{doing} makes {rows:,} rows over {len(variables)} variables of {states} states,"
-            f" {needed_bytes / 2**30:.1f} GiB; at most {MEMORY_BYTES / 2**30:.1f} GiB are used:"
-            " give fewer states per variable, or fewer variables per factor"
-        )
-
-
-def project(table: Table, variable: int, state_counts: Sequence[int]) -> tuple[Table, Codes]:
+def minimised(table: Table, variable: int, state_counts: Sequence[int]) -> tuple[Table, Codes]:
     """Return the cheapest cost over the variable's states for each row of the others, and the state that has it.
 
     Of equally cheap states the first is taken. Rows of the result are sorted.

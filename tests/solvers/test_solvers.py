@@ -2,10 +2,9 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
-from runpy import run_path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +12,14 @@ from hypothesis import strategies as st
 
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.problem import Factor, Problem, Row, Solution
-from autotuner.solvers import SOLVERS, Solver, independent_bound_us
+from autotuner.solvers import SOLVERS, Solver, exact, independent_bound_us
+from tests.solvers.drawing import problems, shuffled
+from tests.solvers.generate import transformer_layer
 
 EXACT = import_module("autotuner.solvers.exact")
 SHORTEST_PATH = import_module("autotuner.solvers.shortest_path")
+SPLITTING = import_module("autotuner.solvers.splitting")
 TABLES = import_module("autotuner.solvers.tables")
-transformer_layer: Callable[..., Problem] = run_path(str(Path(__file__).with_name("generate.py")))["transformer_layer"]
 AB, BA = "ab", "ba"
 ORACLE = SOLVERS["brute_force"]
 
@@ -26,33 +27,6 @@ ORACLE = SOLVERS["brute_force"]
 @pytest.fixture(params=SOLVERS, ids=str)
 def solve(request: pytest.FixtureRequest) -> Solver:
     return SOLVERS[request.param]
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    """Chains with residual edges, several readers of one variable, equalities, wide factors; some are infeasible."""
-    count = draw(st.integers(1, 6))
-    names = [f"v{i}" for i in range(count)]
-    state_counts = {name: draw(st.integers(1, 4)) for name in names}
-    scopes = [tuple(pair) for pair in itertools.pairwise(names) if draw(st.booleans())]
-    scopes += draw(st.lists(st.permutations(names).map(lambda p: tuple(p[: min(2, count)])), max_size=4))
-    scopes += draw(st.lists(st.permutations(names).map(lambda p: tuple(p[: min(4, count)])), max_size=2))
-    scopes += [(name,) for name in names if draw(st.booleans())]
-    # Drawing every cost with hypothesis would be slow: a seed fills the tables.
-    fill = random.Random(draw(st.integers(0, 2**32)))
-    share = draw(st.sampled_from((0.3, 0.6, 0.9, 1.0)))
-    most = draw(st.sampled_from((0, 2, 50)))
-    factors = []
-    for number, scope in enumerate(scopes):
-        rows: list[Row] = list(itertools.product(*([f"s{i}" for i in range(state_counts[v])] for v in scope)))
-        kept = [row for row in rows if fill.random() < share]
-        if len(scope) == 2 and fill.random() < 0.2:
-            kept = [row for row in rows if row[0] == row[1]]
-        fill.shuffle(kept)
-        factors.append(Factor(f"f{number}", scope, {row: float(fill.randint(0, most)) for row in kept}))
-    named = {v for factor in factors for v in factor.variables}
-    chain = tuple(name for name in names if name in named and draw(st.booleans()))
-    return Problem(tuple(factors), chain)
 
 
 def solution_or_none(solver: Solver, problem: Problem) -> Solution | None:
@@ -95,6 +69,7 @@ def test_the_same_holds_where_every_limit_is_reached(problem: Problem) -> None:
         patch.setattr(EXACT, "MOST_ROWS", 0.5)
         patch.setattr(SHORTEST_PATH, "MOST_BACKTRACKS", 0)
         patch.setattr(TABLES, "DENSE_KEYS", 0)
+        patch.setattr(SPLITTING, "FEWEST_ROWS", 0)
         assert_solved_as_exhaustively(problem)
 
 
@@ -109,30 +84,68 @@ def test_bounds_and_cases_change_nothing_for_a_layer_of_a_transformer(
     assert with_bounds <= SOLVERS["shortest_path"](problem).total_us
 
 
-def test_a_table_above_the_memory_limit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TABLES, "MEMORY_BYTES", 1 << 20)
-    monkeypatch.setattr(EXACT, "MOST_ROWS", float("inf"))
+def triangle(states: int) -> Problem:
+    """Return three variables with a random cost for each pair of states: eliminating one makes a table of all three."""
     draw = random.Random(0)
-    costs: dict[Row, float] = {(f"s{i}", f"s{j}"): draw.random() for i in range(60) for j in range(60)}
-    pairs = [("hub", "v0"), ("hub", "v1"), ("v0", "v1")]
-    problem = Problem(tuple(Factor(f"{a} {b}", (a, b), costs) for a, b in pairs))
-    with pytest.raises(ProblemError, match="216,000 rows over 3 variables"):
-        SOLVERS["exact"](problem)
+    costs: dict[Row, float] = {(f"s{i}", f"s{j}"): draw.randint(0, 99) for i in range(states) for j in range(states)}
+    return Problem(tuple(Factor(f"{a} {b}", (a, b), dict(costs)) for a, b in (("x", "y"), ("x", "z"), ("y", "z"))))
+
+
+def test_no_table_needs_more_memory_than_there_may_be() -> None:
+    problem = triangle(30)
+    wide = exact(problem)
+    assert wide.statistics["largest_rows"] == 30**3
+    tight = exact(problem, memory_limit_bytes=100_000)
+    assert 0 < tight.statistics["largest_bytes"] <= 100_000 < wide.statistics["largest_bytes"]
+    assert tight.total_us == tight.lower_bound_us == wide.total_us
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None)
+@given(problem=problems())
+def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
+    best = solution_or_none(ORACLE, problem)
+    if best is not None:
+        assert exact(problem, memory_limit_bytes=1) == replace(best, solver="exact", states=ANY)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None)
+@given(problem=problems())
+def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Problem) -> None:
+    best = solution_or_none(ORACLE, problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EXACT, "MOST_ROWS", 0.5)
+        if best is None:
+            with pytest.raises(InfeasibleError):
+                exact(problem, time_limit_s=0)
+            return
+        found = exact(problem, time_limit_s=0)
+    assert found.total_us == problem.cost_us(found.states)
+    assert found.lower_bound_us <= best.total_us <= found.total_us
+
+
+def test_a_layer_has_a_plan_before_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXACT, "MOST_ROWS", 30.0)
+    problem = transformer_layer(0, rows=4)
+    early, late = exact(problem, time_limit_s=0), exact(problem)
+    assert early.lower_bound_us < late.total_us == late.lower_bound_us <= early.total_us
+    assert early.gap > 0
+    assert late.statistics["estimated_bytes"] > late.statistics["largest_bytes"] > 0
+    assert early.statistics["cases"] < late.statistics["cases"]
+
+
+def test_infeasible_problems_name_a_few_factors_that_contradict_each_other() -> None:
+    steps = [Factor(f"step {i}", (f"v{i}", f"v{i + 1}"), {(AB, AB): 1.0, (BA, BA): 1.0}) for i in range(9)]
+    ends = [Factor("makes", ("v3",), {(AB,): 0.0}), Factor("reads", ("v5",), {(BA,): 0.0})]
+    with pytest.raises(InfeasibleError, match="'makes', 'reads', 'step 3', 'step 4' contradict each other"):
+        exact(Problem((*steps, *ends)))
 
 
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), seed=st.integers(0, 2**32))
-def test_the_order_in_which_a_table_was_filled_does_not_change_the_solution(problem: Problem, seed: int) -> None:
-    draw = random.Random(seed)
-    shuffled = Problem(
-        tuple(
-            Factor(factor.name, factor.variables, dict(draw.sample(list(factor.table.items()), len(factor.table))))
-            for factor in problem.factors
-        ),
-        problem.chain,
-    )
+def test_the_order_of_factors_variables_and_rows_does_not_change_the_solution(problem: Problem, seed: int) -> None:
+    other = shuffled(problem, seed)
     for solver in SOLVERS.values():
-        assert solution_or_none(solver, problem) == solution_or_none(solver, shuffled)
+        assert solution_or_none(solver, problem) == solution_or_none(solver, other)
 
 
 def test_the_best_whole_is_not_made_of_the_best_parts(solve: Solver) -> None:
