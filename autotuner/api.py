@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits", "Progress", "apply", "check", "load_configuration", "load_model", "save_configuration", "tune"]
 
-ASKED_S = 10.0
+ASKED_S = 5.0
 """A service that takes longer does not keep `apply` waiting."""
 
 
@@ -97,6 +97,9 @@ def _as_model(
     missing = [axis for axis in ("b", "l") if axis not in (extents or {})]
     if missing:
         raise ModelError(f"a module does not say how large its batches are: give extents for {' and '.join(missing)}")
+    for axis, extent in (extents or {}).items():
+        if axis in found and extent != found[axis]:
+            raise ModelError(f"extents give {axis}={extent}, and the module's own is {found[axis]}: leave it out")
     return load_model(name).instantiate(
         None, extents={**found, **(extents or {})}, options={**read, **(options or {})}, dtype=dtype or own_dtype
     )
@@ -104,7 +107,7 @@ def _as_model(
 
 def apply(
     module: "nn.Module",
-    configuration: Configuration | None = None,
+    configuration: Configuration | str | Path | None = None,
     *,
     server: "str | Client | None" = None,
     extents: Mapping[str, int] | None = None,
@@ -116,30 +119,36 @@ def apply(
     says why.
 
     Args:
-        configuration: tuned for the module; or else
+        configuration: tuned for the module, or the path of its file; or else
         server: URL of a service, or a client of it.
         extents: with a server, elements along the axes that a module does not know: `b` and `l`.
 
     Raises:
         InputError: neither configuration nor server is given, or both, or `server` is no URL.
-        ModelError: a server, and extents that lack `b` or `l`.
+        ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
     from autotuner.runtime import TunedWarning
     from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:
-        return run(module, configuration)
+        return run(
+            module, configuration if isinstance(configuration, Configuration) else load_configuration(configuration)
+        )
     if configuration is not None or server is None:
         raise InputError("give apply a configuration or a server that knows one: one of the two")
     if isinstance(server, str):
         server_url(server)
     try:
         model = _as_model(module, extents, None, None)
-        found, note = _best_known(module, model, server)
-        tuned = run(module, found)
     except ModelError:
         raise
+    except AutotunerError as error:
+        warnings.warn(f"the module stays as it is: {error}", TunedWarning, stacklevel=2)
+        return module
+    try:
+        found, note = _best_known(module, model, server)
+        tuned = run(module, found)
     except AutotunerError as error:
         note = f"the module stays as it is: {error}"
         tuned = module
@@ -157,7 +166,7 @@ def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tu
     from autotuner.client import Client
 
     here = environment(next(module.parameters()).device.type)
-    with Client(server, timeout_s=ASKED_S, retries=1) if isinstance(server, str) else nullcontext(server) as client:
+    with Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server) as client:
         # A configuration with a mask over keys runs calls without one as well.
         options = [dict(model.options)]
         if options[0].get("attention_mask") is False:
@@ -171,7 +180,10 @@ def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tu
         for view in views:
             best = view.best
             if best is not None and view.match == match and best.device_type == here.device_type:
-                note = "" if match == "exact" else (
+                partly = "" if best.complete else (
+                    f"not all that could matter was measured for configuration {best.id}: a job stopped at its limit"
+                )  # fmt: skip
+                note = partly if match == "exact" else (
                     f"the configuration was tuned on another device, {best.device_name}, and may not be the fastest on "
                     f"{here.device_name}; for one of this device: {_submitting(model, here.device_name, url)}"
                 )  # fmt: skip

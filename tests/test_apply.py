@@ -172,3 +172,26 @@ def test_a_configuration_or_a_server_is_given_and_not_both() -> None:
     with pytest.raises(ConfigurationError, match="cannot be tuned"):
         autotuner.apply(nn.Linear(2, 2), found)
     assert torch.is_grad_enabled()
+
+
+def test_extents_that_contradict_the_module_are_the_callers_mistake() -> None:
+    with pytest.raises(ModelError, match=r"extents give h=99, and the module's own is \d+: leave it out"):
+        autotuner.apply(layer(), server=Service("none").client, extents=SHAPE | {"h": 99})
+
+
+def test_a_service_that_refuses_the_model_never_ends_a_training() -> None:
+    refusal = {"title": "Conflict", "status": 409, "detail": "model 'bert-encoder': no option 'epsilon'"}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(409, json=refusal))
+    stays(layer(), Client("http://service", transport=transport), "no option 'epsilon'")
+
+
+def test_what_was_measured_in_part_is_applied_and_said_to_be_so() -> None:
+    asked = Service("exact", complete=False, device_name=cpu_name())
+    with pytest.warns(TunedWarning, match="not all that could matter was measured for configuration 7"):
+        tuned = autotuner.apply(layer(), server=asked.client, extents=SHAPE)
+    assert isinstance(tuned, TunedModule)
+
+
+def test_a_configuration_may_be_given_as_the_path_of_its_file(tmp_path: Path) -> None:
+    autotuner.save_configuration(configuration(PLAIN), tmp_path / "best.json")
+    assert isinstance(autotuner.apply(layer(), str(tmp_path / "best.json")), TunedModule)

@@ -7,9 +7,20 @@ import typer
 from rich.table import Table
 
 from autotuner.cli.following import Followed
-from autotuner.cli.options import Dtype, Extent, Json, Option, Output, given_extents, given_options
+from autotuner.cli.options import (
+    Dtype,
+    Extent,
+    Gap,
+    Json,
+    MaxMeasurements,
+    MaxSeconds,
+    Option,
+    Output,
+    given_extents,
+    given_options,
+)
 from autotuner.cli.printing import emit, err, out, print_configuration
-from autotuner.errors import NotFoundError
+from autotuner.errors import AutotunerError, NotFoundError
 
 if TYPE_CHECKING:
     from autotuner.client import Client
@@ -51,15 +62,9 @@ def submit(
     dtype: Dtype = None,
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
-    gap: Annotated[
-        float | None,
-        typer.Option(
-            help="Stop once the plan is proven to take at most this share longer than the best, e.g. 0.05.",
-            show_default="measure all that could matter",
-        ),
-    ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")] = None,
-    max_measurements: Annotated[int | None, typer.Option(help="Stop after so many new measurements.")] = None,
+    gap: Gap = None,
+    max_seconds: MaxSeconds = None,
+    max_measurements: MaxMeasurements = None,
     again: Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
     end_to_end: Annotated[
@@ -80,6 +85,7 @@ def submit(
             device_name=device_name, gap=gap, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
             retry=retry, end_to_end=end_to_end,
         )  # fmt: skip
+        _warn_if_nobody(asked, job, quiet=as_json)
         if wait:
             job = _followed(asked, job, quiet=as_json)
         if as_json:
@@ -91,6 +97,24 @@ def submit(
         if wait and job.configuration_id is None:
             err.print(f"job {job.id} {job.state}: {job.message}", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1)
+
+
+def _warn_if_nobody(asked: "Client", job: "JobView", *, quiet: bool) -> None:
+    """Say so where no worker is up that could take a job: it would wait for as long as that stays."""
+    if quiet:
+        return
+    try:
+        devices = [device for device in asked.devices() if device.workers]
+    except AutotunerError:
+        return  # the job is submitted; what is missing here is only a hint
+    if any(d.type == job.device_type and job.device_name in (None, d.name) for d in devices):
+        return
+    wanted = job.device_name or f"any device of type {job.device_type}"
+    up = "; ".join(f"{device.name} ({device.type})" for device in devices) or "none at all"
+    err.print(
+        f"job {job.id} waits: no worker is up for {wanted}; up: {up}. `autotuner worker` starts one.",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _followed(asked: "Client", job: "JobView", *, quiet: bool) -> "JobView":
@@ -217,18 +241,17 @@ def _print_best(found: "BestView") -> None:
 
 
 def _print_jobs(found: "list[JobView]") -> None:
-    table = Table("job", "state", "model", "device", "progress", "best us", "gap", "created")
-    for column in (0, 5, 6):
+    table = Table("job", "state", "model", "progress", "best us", "created")
+    for column in (0, 4):
         table.columns[column].justify = "right"
-    for column in (1, 7):
+    for column in (0, 1, 3, 4, 5):
         table.columns[column].no_wrap = True
     for job in found:
-        state, progress = _job_state(job), job.progress
+        state, progress = "cancelling" if job.cancelling and not job.ended else job.state, job.progress
         stage = f"{progress.stage} {progress.done}/{progress.total}" if progress and not job.ended else ""
         table.add_row(
-            str(job.id), state, f"{job.model} {job.dtype}", job.device_type, stage,
-            _us(progress.best_us if progress else None), _share(progress.gap if progress else None),
-            f"{job.created_at.astimezone(UTC):%m-%d %H:%M}",
+            str(job.id), state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
+            _us(progress.best_us if progress else None), f"{job.created_at.astimezone(UTC):%m-%d %H:%M}",
         )  # fmt: skip
     out.print(table)
 

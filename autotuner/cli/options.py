@@ -25,6 +25,15 @@ DatabaseOption = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Device type to tune for; see `devices`.")]
 Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use. [default: all cores]")]
+Gap = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop once the plan is proven to take at most this share longer than the best, e.g. 0.05.",
+        show_default="measure all that could matter",
+    ),
+]
+MaxSeconds = Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")]
+MaxMeasurements = Annotated[int | None, typer.Option(help="Stop after so many new measurements.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigurationPath = Annotated[Path, typer.Argument(help="A configuration, as `tune --output` writes it.")]
 
@@ -59,10 +68,12 @@ def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
 
 
 def _pairs(texts: Sequence[str] | None, flag: str, example: str) -> list[tuple[str, str]]:
-    found = []
+    found: list[tuple[str, str]] = []
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise InputError(f"{flag} {text!r}: write name=value, e.g. {flag} {example}")
+        if name in dict(found):
+            raise InputError(f"{flag} {name} is given twice, as {dict(found)[name]} and {value}: give it once")
         found.append((name, value))
     return found

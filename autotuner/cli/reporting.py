@@ -59,6 +59,6 @@ def _measured(found: "Configuration", database: str, space: Path | None) -> "tup
     from autotuner.space import build_space, space_file
 
     whole = build_space(found.graph(), space_file(found.environment["device_type"], space))
-    with open_database(database) as opened:
+    with open_database(database, make=False) as opened:
         known = opened.find(found.environment_key, tuple(whole.calls))
     return compare(whole, known, found), tally(whole, known)

@@ -14,7 +14,10 @@ from autotuner.cli.options import (
     Device,
     Dtype,
     Extent,
+    Gap,
     Json,
+    MaxMeasurements,
+    MaxSeconds,
     Option,
     Output,
     Reference,
@@ -56,6 +59,9 @@ def tune(
     end_to_end: Annotated[
         bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")
     ] = True,
+    gap: Gap = None,
+    max_seconds: MaxSeconds = None,
+    max_measurements: MaxMeasurements = None,
     as_json: Json = False,
 ) -> None:
     """Measure what the database does not know yet, solve, and print the best configuration.
@@ -68,7 +74,7 @@ def tune(
     with _interruptible(), Shown(quiet=as_json) as show:
         found = api.tune(
             chosen, database=database, device=device, threads=threads, space=space, watch=show, again=again,
-            retry=retry, end_to_end=end_to_end,
+            retry=retry, end_to_end=end_to_end, gap=gap, limits=api.Limits(max_seconds, max_measurements),
         )  # fmt: skip
     if output is not None:
         api.save_configuration(found, output)
@@ -123,7 +129,7 @@ def solve(
     chosen = given_model(model, extent, option, dtype)
     threads = threads if threads is not None else settings.threads
     here = environment(device, threads, cpu_policy(threads, rotate_bytes(training_graph(chosen.graph()))).facts())
-    with open_database(database or settings.database_url) as opened:
+    with open_database(database or settings.database_url, make=False) as opened:
         whole = build_space(training_graph(chosen.graph()), space_file(device))
         known = opened.find(here.key, tuple(whole.calls))
         noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None

@@ -1,5 +1,6 @@
 """Transport: requests to one service, tried again where that is safe, and its refusals as errors of the tree."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from random import uniform
@@ -112,6 +113,8 @@ class Transport:
             try:
                 return self._send("GET", path, params=params, headers=headers)
             except ServiceError as error:
+                if isinstance(error.__cause__, httpx2.ReadTimeout):
+                    raise  # somebody is there and does not answer: that was waited for long enough
                 patience.wait(error)
 
     def post(self, path: str, body: str | None = None, *, repeatable: bool = False) -> httpx2.Response:
@@ -187,7 +190,9 @@ class Transport:
             if status in PASSING:
                 return ServiceError(f"the service at {self.shown} cannot answer now (status {status})", passing=True)
             return self._strange(f"status {status} for {response.request.url.path}, without saying why")
-        said = "; ".join([problem.detail.rstrip("."), *_fields(problem)])
+        fields = list(_fields(problem))
+        detail = re.sub(r"; and \d+ more$", "", problem.detail.rstrip(".")) if fields else problem.detail.rstrip(".")
+        said = "; ".join([detail, *fields])
         if status == 404:
             return NotFoundError(said)
         if status == 409:  # what is asked for is well formed, and cannot be had of this job, or of this model

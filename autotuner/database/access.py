@@ -22,7 +22,7 @@ from autotuner.database.columns import (
 )
 from autotuner.database.configurations import Configurations
 from autotuner.database.migrating import migrate
-from autotuner.database.opening import explained, make_engine, read_url
+from autotuner.database.opening import explained, make_engine, must_exist, read_url
 from autotuner.database.owner import is_gone
 from autotuner.database.queue import JobQueue
 from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow
@@ -36,17 +36,20 @@ KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
 
-def open_database(url_or_path: str | Path) -> "Database":
+def open_database(url_or_path: str | Path, *, make: bool = True) -> "Database":
     """Open a database, and make or update its tables where they are missing or old.
 
     Args:
-        url_or_path: path of an SQLite file, made if it is missing, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
+        url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
+        make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
 
     Raises:
         DatabaseError: it cannot be opened or written, is no database, is another application's, or is from a newer
             version.
     """
     url = read_url(url_or_path)
+    if not make:
+        must_exist(url)
     engine = make_engine(url)
     try:
         migrate(engine)

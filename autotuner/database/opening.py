@@ -42,6 +42,17 @@ def is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
+def must_exist(url: URL) -> None:
+    """Check that there is a file, where the database is one.
+
+    Raises:
+        DatabaseError: there is none.
+    """
+    file = Path(str(url.database))
+    if is_sqlite(url) and file.absolute().parent.is_dir() and not file.exists():
+        raise DatabaseError(f"there is no {shown(url)}: give one that `autotuner tune` or a worker has written")
+
+
 def shown(url: URL) -> str:
     """Return how messages name a database: the file of an SQLite one, the URL without password of another."""
     return f"database {url.database}" if is_sqlite(url) and url.database else f"database {url}"
@@ -62,7 +73,9 @@ def make_engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, **arguments)
     except (ImportError, SQLAlchemyError) as error:
-        raise DatabaseError(f"{shown(url)} needs a driver that cannot be loaded: {error}") from error
+        raise DatabaseError(
+            f"{shown(url)} needs a driver that cannot be loaded: {error}; install autotuner[postgresql]"
+        ) from error
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)

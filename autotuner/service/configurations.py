@@ -59,7 +59,7 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
     def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
         """Return the best configuration known for a model with these extents and options, on a device.
 
-        `match` is `exact`; `near_device` for one from another device, which runs, and may not be the fastest;
+        `match` is `exact`; `near_device` for one from another device, which runs if that is of the same type;
         `near_shape` for the nearest extents on this device, which does not run with those asked for; or `none`.
         `differs` names the fields in which it is not what was asked for, `message` explains it.
 
@@ -184,9 +184,12 @@ def _message(database: Database, asked: Asked, found: Match) -> str:
     if stored is None:
         return _nothing(database, asked)
     if found.status == "near_device":
+        runs = "it runs there, and may not be the fastest"
+        if stored.device_type != asked.device_type:
+            runs = f"it does not run on a device of type {asked.device_type}"
         return (
-            f"tuned on {stored.device_name} ({stored.device_type}), not on {device}: it runs there, and may not be the "
-            "fastest; POST /v1/jobs tunes for that device"
+            f"tuned on {stored.device_name} ({stored.device_type}), not on {device}: {runs}; POST /v1/jobs tunes for "
+            "that device, where a worker has one"
         )
     if found.status == "near_shape":
         return (

@@ -43,7 +43,8 @@ def run(
         AutotunerError: the worker cannot start. What goes wrong with a job is stored with it and ends only the job.
     """
     settings = Settings.from_environment()
-    here = environment(device)
+    threads = threads if threads is not None else settings.threads
+    here = environment(device, threads)
     file = space_file(device, space)
     name = this_process()
     with open_database(database if database is not None else settings.database_url) as opened:

@@ -56,8 +56,20 @@ def test_the_service_of_the_settings_is_asked_unless_another_is_named(
     monkeypatch.setenv("AUTOTUNER_SERVER", "http://tuning:81")
     run("submit", "bert-encoder:tiny")
     run("submit", "bert-encoder:tiny", "--server", "http://other")
-    hosts = [str(request.url).partition("/v1")[0] for request in service.requests]
+    hosts = [str(request.url).partition("/v1")[0] for request in service.requests if request.method == "POST"]
     assert hosts == ["http://127.0.0.1:8000", "http://tuning:81", "http://other"]
+
+
+@pytest.mark.parametrize("name, workers, said", [("Xeon", 1, False), ("Xeon", 0, True), ("EPYC", 1, True)])
+def test_a_job_that_nobody_could_take_is_pointed_out(
+    run: Run, service: Pretended, name: str, workers: int, said: bool
+) -> None:
+    up = {"name": "w", "started_at": "2026-11-20T10:00:00Z", "seen_at": "2026-11-20T10:00:00Z"}
+    service.on("POST /v1/jobs", job(device_name="Xeon"))
+    service.on("GET /v1/devices", [{"type": "cpu", "name": name, "workers": [up] * workers, "environments": []}])
+    ran = run("submit", "bert-encoder:tiny", "--device-name", "Xeon")
+    assert ran.code == 0
+    assert ("job 3 waits: no worker is up for Xeon" in ran.err) is said
 
 
 def test_waiting_shows_each_stage_and_ends_with_the_result(run: Run, service: Pretended, found: Configuration) -> None:
@@ -136,9 +148,8 @@ def test_jobs_are_listed(run: Run, service: Pretended) -> None:
     assert ran.code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in ran.out.splitlines() if "bert" in line]
     assert rows == [
-        ["4", "running, to be cancelled", "bert-encoder:tiny float32", "cpu", "measure 5/20", "1,500.0", "50.0%",
-         "11-20 10:00"],
-        ["3", "finished", "bert-encoder:tiny float32", "cpu", "", "", "", "11-20 10:00"],
+        ["4", "cancelling", "bert-encoder:tiny float32 b=4", "measure 5/20", "1,500.0", "11-20 10:00"],
+        ["3", "finished", "bert-encoder:tiny float32 b=4", "", "", "11-20 10:00"],
     ]  # fmt: skip
     ran = run("jobs", "--state", "running", "--limit", "2", "--json")
     assert [found["id"] for found in ran.json] == [4, 3]

@@ -131,8 +131,22 @@ def test_a_database_that_cannot_be_written_ends_with_4(run: Run, command: str, t
     assert "is damaged or no SQLite file" in ran.err
 
 
-def test_a_database_that_knows_nothing_leaves_no_plan(run: Run) -> None:
-    ran = run("solve", "bert-encoder:tiny")
+def test_a_database_that_is_not_there_is_not_made_by_who_only_reads(run: Run, tmp_path: Path) -> None:
+    ran = run("solve", "bert-encoder:tiny", "--database", tmp_path / "typo.sqlite")
+    assert ran.code == 4
+    assert f"there is no database {tmp_path / 'typo.sqlite'}: give one that" in ran.err
+    assert not (tmp_path / "typo.sqlite").exists()
+
+
+def test_an_extent_that_is_given_twice_ends_with_2(run: Run) -> None:
+    ran = run("tune", "bert-encoder:tiny", "--extent", "b=2", "--extent", "b=3")
+    assert ran.code == 2
+    assert "--extent b is given twice, as 2 and 3: give it once" in ran.err
+
+
+def test_a_database_that_knows_nothing_leaves_no_plan(run: Run, tmp_path: Path) -> None:
+    open_database(tmp_path / "empty.sqlite").close()
+    ran = run("solve", "bert-encoder:tiny", "--database", tmp_path / "empty.sqlite")
     assert ran.code == 5
     assert "InfeasibleError: operator 'query_projection' has no candidate that works" in ran.err
     assert "`autotuner tune` measures what is missing" in ran.err

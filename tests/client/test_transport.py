@@ -43,9 +43,7 @@ def test_the_prefix_of_a_service_behind_a_proxy_is_kept(service: Pretended) -> N
         assert asked.job(3).id == 3
 
 
-@pytest.mark.parametrize(
-    "passing", [REFUSED, LOST, httpx2.RemoteProtocolError("cut"), httpx2.ReadTimeout("slow"), problem(503, "busy")]
-)
+@pytest.mark.parametrize("passing", [REFUSED, LOST, httpx2.RemoteProtocolError("cut"), problem(503, "busy")])
 def test_a_question_that_finds_no_service_is_asked_again_with_growing_pauses(
     service: Pretended, asked: Client, passing: httpx2.Response | Exception
 ) -> None:
@@ -53,6 +51,13 @@ def test_a_question_that_finds_no_service_is_asked_again_with_growing_pauses(
     assert asked.job(3).id == 3
     assert len(service.requests) == 4
     assert [0.125 <= service.pauses[0] <= 0.25, 0.5 <= service.pauses[2] <= 1] == [True, True]
+
+
+def test_what_answers_nothing_is_waited_for_once(service: Pretended, asked: Client) -> None:
+    service.on("GET /v1/jobs/3", httpx2.ReadTimeout("slow"))
+    with pytest.raises(ServiceError, match="slow"):
+        asked.job(3)
+    assert len(service.requests) == 1
 
 
 def test_a_service_that_stays_away_is_given_up_with_its_url_and_what_to_do(service: Pretended, asked: Client) -> None:

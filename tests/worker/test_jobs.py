@@ -10,7 +10,7 @@ import pytest
 from autotuner.configuration import Configuration
 from autotuner.database import Database, Filter, Job, open_database
 from autotuner.device import environment
-from autotuner.errors import InfeasibleError, JobStateError
+from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.models import Model
 from autotuner.records import Call, Measurement
 from autotuner.request import Limits, Request
@@ -148,6 +148,14 @@ def test_a_request_that_cannot_be_read_fails_with_a_sentence(small: Model, path:
     job = database.queue.job(broken.id)
     assert (job.state, job.configuration_id) == ("failed", None)
     assert "a request has the keys" in job.message
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_worker_that_cannot_run_anything_takes_no_job(small: Model, path: Path, database: Database) -> None:
+    number = enqueue(database, small).id
+    with pytest.raises(DeviceError, match="0 threads asked for"):
+        run(path, threads=0, once=True)
+    assert database.queue.job(number).state == "queued"
 
 
 def test_what_nobody_expected_fails_the_job_and_not_the_worker(
