@@ -1,7 +1,7 @@
 """From a model to its configuration. Knows no torch and no device: it asks a measurer that it is given, or a replay."""
 
 from autotuner.tuner.answer import build_configuration, default_us, kernels_by_cover
-from autotuner.tuner.asked import Asked, Progress, Replay, Watch
+from autotuner.tuner.asked import Asked, Progress, Replay, Stage, Watch
 from autotuner.tuner.measuring import STORE_AFTER_RESULTS
 from autotuner.tuner.walk import NOISE_FLOOR, Tuned, request_key, save, tune
 
@@ -11,6 +11,7 @@ __all__ = [
     "Asked",
     "Progress",
     "Replay",
+    "Stage",
     "Tuned",
     "Watch",
     "build_configuration",

@@ -45,6 +45,9 @@ class Replay:
         return 0.0
 
 
+Stage = Literal["space", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a walk is, after each change.
@@ -58,7 +61,7 @@ class Progress:
         eta_s: until this stage is over, at its pace so far; None while that is not known.
     """
 
-    stage: Literal["space", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
+    stage: Stage
     done: int
     total: int
     measured: int = 0

@@ -13,7 +13,7 @@ from autotuner.models import Model
 from autotuner.request import Request
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
-from autotuner.tuner import Progress, Tuned, Watch
+from autotuner.tuner import Tuned, Watch
 from autotuner.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
 
 END_TO_END_SAMPLES = 30
@@ -120,7 +120,7 @@ def _tuned(
     file: SpaceFile,
     settings: Settings,
     threads: int | None,
-    watch: Watch,
+    reporter: Reporter,
 ) -> Tuned:
     threads = threads if threads is not None else settings.threads
     with Measurer(
@@ -130,12 +130,12 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph())),
     ) as measurer:
-        tuned = tuner.tune(request, file, database, measurer, watch=watch)
+        tuned = tuner.tune(request, file, database, measurer, watch=reporter)
     if not request.end_to_end or tuned.configuration.measured is not None or not _has_peers(request.model):
         return tuned
     from autotuner.runtime import time_peers
 
-    watch(Progress("end_to_end", 0, END_TO_END_SAMPLES))
+    reporter.stage("end_to_end", END_TO_END_SAMPLES)
     with locked(lock_path(request.device_type), alone=True):
         measured = time_peers(tuned.configuration, END_TO_END_SAMPLES, threads=threads)
     found = tuned.configuration.with_measured(measured)

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from autotuner.database import Database, Job
 from autotuner.errors import DatabaseError
-from autotuner.tuner import Progress, Watch
+from autotuner.tuner import Progress, Stage, Watch
 
 BEAT_S = 5.0
 TELL_AFTER_S = 1.0
@@ -58,15 +59,22 @@ class Reporter:
     def __init__(self, database: Database, job: Job, worker: str, beat: Beat, watch: Watch) -> None:
         self._database, self._job, self._worker = database, job, worker
         self._beat, self._watch = beat, watch
-        self._stage = ""
+        self._last: Progress | None = None
         self._told_at = 0.0
+
+    def stage(self, name: Stage, total: int) -> None:
+        """Go on to a stage after the walk; what the walk found stays."""
+        last = self._last or Progress(name, 0, total)
+        self(replace(last, stage=name, done=0, total=total, eta_s=None))
 
     def __call__(self, progress: Progress) -> None:
         self._watch(progress)
+        is_new = self._last is None or progress.stage != self._last.stage
+        self._last = progress
         now = time.monotonic()
         heard = self._beat.heard
-        if progress.stage != self._stage or now - self._told_at > TELL_AFTER_S:
-            self._stage, self._told_at = progress.stage, now
+        if is_new or now - self._told_at > TELL_AFTER_S:
+            self._told_at = now
             value: dict[str, Any] = progress.to_json()
             heard = self._database.queue.renew(
                 self._job.id, self._worker, progress=value, advanced=progress.measured > 0

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotuner.configuration import Configuration
+from autotuner import runtime
+from autotuner.configuration import Configuration, Measured
 from autotuner.database import Database, Filter, Job, open_database
 from autotuner.device import environment
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
@@ -98,6 +99,22 @@ def test_a_job_ends_with_a_configuration_that_is_found_as_the_best(
     assert match.stored.complete
     assert job.progress["best_us"] == match.stored.total_us
     assert database.queue.workers() == []
+
+
+@pytest.mark.usefixtures("measured")
+def test_timing_end_to_end_keeps_what_the_walk_found(
+    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attending, "_has_peers", lambda _: True)
+    monkeypatch.setattr(runtime, "time_peers", lambda *_, **__: Measured(50.0, 5.0, {"eager": 100.0}, 30))
+    number = enqueue(database, small).id
+    run(path, once=True)
+    job = database.queue.job(number)
+    assert job.configuration_id is not None
+    stored = database.configurations.get(job.configuration_id)
+    assert (job.progress["stage"], job.progress["best_us"]) == ("end_to_end", stored.total_us)
+    assert job.progress["measured"] == job.counts["measured"] > 0
+    assert stored.measured_us == 50.0
 
 
 @pytest.mark.usefixtures("measured")
