@@ -8,7 +8,9 @@ from rich.table import Table
 
 from autotuner.cli.following import Followed
 from autotuner.cli.options import (
+    Again,
     Dtype,
+    EndToEnd,
     Extent,
     Gap,
     Json,
@@ -16,6 +18,7 @@ from autotuner.cli.options import (
     MaxSeconds,
     Option,
     Output,
+    Retry,
     given_extents,
     given_options,
 )
@@ -65,11 +68,9 @@ def submit(
     gap: Gap = None,
     max_seconds: MaxSeconds = None,
     max_measurements: MaxMeasurements = None,
-    again: Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
-    end_to_end: Annotated[
-        bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")
-    ] = True,
+    again: Again = False,
+    retry: Retry = False,
+    end_to_end: EndToEnd = True,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it has ended.")] = False,
     server: Server = None,
     as_json: Json = False,

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from autotuner.cli.options import (
+    Again,
     ConfigurationPath,
     DatabaseOption,
     Device,
     Dtype,
+    EndToEnd,
     Extent,
     Gap,
     Json,
@@ -21,6 +23,7 @@ from autotuner.cli.options import (
     Option,
     Output,
     Reference,
+    Retry,
     Threads,
     given_model,
 )
@@ -54,11 +57,9 @@ def tune(
     device: Device = "cpu",
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file. [default: that of the device]")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
-    end_to_end: Annotated[
-        bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")
-    ] = True,
+    again: Again = False,
+    retry: Retry = False,
+    end_to_end: EndToEnd = True,
     gap: Gap = None,
     max_seconds: MaxSeconds = None,
     max_measurements: MaxMeasurements = None,
