@@ -1,0 +1,159 @@
+"""A cover and a kernel's rules -> choices."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+
+from autotuner.fusion import Cover
+from autotuner.graph import Graph
+from autotuner.kernels import KERNELS, Kernel
+from autotuner.kernels.canonical import canonical
+from autotuner.layout import STACK_AXIS, Form
+from autotuner.records import LETTERS, Call, Candidate, Subgraph
+from autotuner.space.choices import Choice
+from autotuner.space.files import KernelEntry, SpaceFile
+
+
+class Enumeration:
+    """Turns a cover and a kernel's rules into choices."""
+
+    def __init__(
+        self, graph: Graph, file: SpaceFile, families: tuple[tuple[str, ...], ...], given: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self.graph = graph
+        self.named = {operator.name: operator for operator in graph.operators}
+        self.file = file
+        self.given = given
+        self.families = families
+        self.pitches = _pitches(graph, families, given)
+        self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+        self._calls: dict[tuple[str, Candidate], Call] = {}
+        self._refusals: dict[tuple[str, Candidate], str | None] = {}
+
+    def choices(
+        self, cover: Cover, *, anchors: bool, domains: Mapping[str, set[str]] | None = None
+    ) -> Iterator[Choice]:
+        operators = [self.named[name] for name in cover.recomputed + cover.operators]
+        subgraph = self.graph.subgraph(operators, cover.inputs, cover.outputs)
+        for name in cover.kernels:
+            kernel = KERNELS[name]
+            if kernel.anchors != anchors:
+                continue
+            entry = self.file.kernels[name]
+            for row in self._rows(kernel, entry, subgraph):
+                for forms in self._in_graph(cover, kernel, row):
+                    if domains is not None and not self._wanted(cover, forms, domains):
+                        continue
+                    yield from self._with_params(cover, kernel, entry, subgraph, forms)
+
+    def _rows(self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph) -> list[tuple[str, ...]]:
+        key = (kernel.name, subgraph.signature)
+        if key not in self._layouts:
+            rows = list(dict.fromkeys(kernel.layouts(subgraph)))
+            if entry.layouts == "declared":
+                declared = tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
+                rows = [row for row in rows if tuple(text.split(":")[0] for text in row) == declared]
+            self._layouts[key] = rows
+        return self._layouts[key]
+
+    def _in_graph(self, cover: Cover, kernel: Kernel, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """Write a row in the tensors' own axes, with stack members' names, and with pitched variants."""
+        texts = []
+        for name, text in zip(cover.inputs + cover.outputs, row, strict=True):
+            form = Form.parse(text).renamed(
+                LETTERS[: len(self.graph.tensors[name].axes)], self.graph.tensors[name].axes
+            )
+            if form.stack:
+                texts.append([self._member(name, form)])
+            else:
+                texts.append([str(form), *(self.pitches.get((name, str(form)), ()) if kernel.pitched else ())])
+        for forms in product(*texts):
+            if self._whole_stacks(cover, forms) and all(
+                name not in self.given or plain(text) in self.given[name] or len(self.graph.tensors[name].axes) > 1
+                for name, text in zip(cover.inputs + cover.outputs, forms, strict=True)
+            ):
+                yield forms
+
+    def _whole_stacks(self, cover: Cover, forms: tuple[str, ...]) -> bool:
+        """Tell whether siblings are pitched together: a slice's siblings in a row are slices of the same stack."""
+        by_tensor = dict(zip(cover.inputs + cover.outputs, forms, strict=True))
+        for text in forms:
+            group = text.partition("#")[2]
+            if group and any(m in by_tensor and not by_tensor[m].endswith("#" + group) for m in group.split("+")):
+                return False
+        return True
+
+    def _positional(self, name: str) -> tuple[str, str]:
+        axes = self.graph.tensors[name].axes
+        return axes, LETTERS[: len(axes)]
+
+    def _member(self, name: str, form: Form) -> str:
+        assert form.stack is not None
+        family = next(f for f in self.families if len(f) == form.stack.count and f[form.stack.index] == name)
+        return f"{form.layout.axes}@{form.stack.index}/{form.stack.count}#{'+'.join(family)}"
+
+    def _wanted(self, cover: Cover, forms: tuple[str, ...], domains: Mapping[str, set[str]]) -> bool:
+        """Keep a row if some wide operand has a form that an anchor uses, or all are as declared."""
+        names = cover.inputs + cover.outputs
+        wide = max(len(self.graph.tensors[name].axes) for name in names)
+        pairs = [
+            (n, plain(t).split(":")[0])
+            for n, t in zip(names, forms, strict=True)
+            if len(self.graph.tensors[n].axes) == wide
+        ]
+        if all(text == self.graph.tensors[name].axes for name, text in pairs):
+            return True
+        return any(text in domains.get(name, ()) for name, text in pairs)
+
+    def _with_params(
+        self, cover: Cover, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph, forms: tuple[str, ...]
+    ) -> Iterator[Choice]:
+        names = cover.inputs + cover.outputs
+        local = tuple(
+            str(Form.parse(text).nameless().renamed(*self._positional(name)))
+            for name, text in zip(names, forms, strict=True)
+        )
+        for values in product(*entry.params.values()):
+            candidate = Candidate(kernel.name, local, tuple(zip(entry.params, values, strict=True)), kernel.version)
+            key = (subgraph.signature, candidate)
+            if key not in self._refusals:
+                self._refusals[key] = kernel.refuses(subgraph, candidate)
+                if self._refusals[key] is None:
+                    self._calls[key] = canonical(subgraph, candidate)
+            if self._refusals[key] is None:
+                yield Choice(cover, candidate, tuple(plain(text) for text in forms), self._calls[key])
+
+
+def plain(text: str) -> str:
+    """Return a form as neighbours see it: a slice with the stacking axis outermost is an ordinary dense tensor."""
+    return text.split("@")[0].removeprefix(STACK_AXIS) if text.startswith(STACK_AXIS) else text
+
+
+def _pitches(
+    graph: Graph, families: Iterable[tuple[str, ...]], given: Mapping[str, tuple[str, ...]]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return, per tensor and dense form, the forms in which it lies pitched among its siblings.
+
+    Activations and their gradients lie as rows, stack, features; weights as their storable form says.
+    """
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for family in families:
+        for index, name in enumerate(family):
+            tensor = graph.tensors[name]
+            suffix = f"@{index}/{len(family)}#{'+'.join(family)}"
+            if name in given:
+                for text in given[name]:
+                    if text.endswith(suffix):
+                        found[name, text.split("@")[0].replace(STACK_AXIS, "")].append(text)
+            elif len(tensor.axes) == 4:
+                layout = f"{tensor.axes[:2]}{STACK_AXIS}{tensor.axes[2:]}"
+                found[name, tensor.axes].append(layout + suffix)
+    return {key: tuple(texts) for key, texts in found.items()}
+
+
+def form_domains(graph: Graph, anchored: Iterable[Choice], given: Mapping[str, tuple[str, ...]]) -> dict[str, set[str]]:
+    domains: dict[str, set[str]] = {name: {tensor.axes, *given.get(name, ())} for name, tensor in graph.tensors.items()}
+    for choice in anchored:
+        for name, text in choice.by_tensor.items():
+            domains[name].add(text)
+    return domains
