@@ -20,7 +20,7 @@ from autotuner.layout import Form
 from autotuner.models import Model
 from autotuner.records import LETTERS, Call, Candidate, TensorType, digest
 
-SCHEMA = 1
+SCHEMA = 2
 
 PLAIN_FIELDS = (
     "schema",
@@ -29,9 +29,32 @@ PLAIN_FIELDS = (
     "environment_key",
     "counts",
     "bytes_moved",
+    "recomputed",
     "created_at",
     "versions",
 )
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to compute some operators, and what the best whole plan with it would take more than the chosen one.
+
+    Args:
+        operators: what it covers.
+        kernel, params: the candidate.
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary.
+        extra_us: more in all, by medians, everything else being chosen anew as suits it best.
+        extra_low_us: the same if all that is timed took what its 95 % interval makes best for this alternative; below 0
+            it could still be the better one.
+    """
+
+    operators: tuple[str, ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    extra_us: float
+    extra_low_us: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,8 @@ class Step:
         adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
         predicted_us: median of its measurement.
         bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
+        low_us, high_us: the 95 % interval of the measurement's median.
+        alternative: the best other way for the first of its operators; None for a conversion, or where there is none.
     """
 
     operators: tuple[str, ...]
@@ -59,6 +84,9 @@ class Step:
     adjacent: tuple[tuple[str, ...], ...]
     predicted_us: float
     bound_us: float
+    low_us: float
+    high_us: float
+    alternative: Alternative | None = None
 
     @property
     def is_conversion(self) -> bool:
@@ -104,19 +132,38 @@ class Fusion:
 class Certificate:
     """How good the plan is, in microseconds: its predicted total, a lower bound, and who solved it.
 
-    `lower_bound_us` is the sum of each operator's best, no conversion paid, where what is not measured costs nothing;
-    `gap` is None where that is 0. `baseline_us` is the paper's strategy on the same costs, `default_us` every operator
-    alone with every tensor as declared, each None where it has no plan.
+    `lower_bound_us` is proven: no plan takes less. `proven_gap` is how far the total lies above it, as a share, None
+    where it is 0; `estimated_gap` is a second figure, from learned costs, None where nothing is estimated. `low_us` to
+    `high_us` is what the total is if the steps' own intervals hold. `baseline_us` is the paper's strategy on the same
+    costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
     `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
     """
 
     solver: str
     predicted_us: float
     lower_bound_us: float
-    gap: float | None
+    proven_gap: float | None
+    low_us: float
+    high_us: float
+    estimated_gap: float | None = None
     baseline_us: float | None = None
     default_us: float | None = None
     noise_floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a training step needs beside parameters and inputs, in bytes, as planned.
+
+    Args:
+        budget_bytes: what was asked for; None for no limit.
+        held_bytes: what forward leaves for backward.
+        peak_bytes: the most at any time, with what is handed out and the kernels' workspaces.
+    """
+
+    budget_bytes: int | None
+    held_bytes: int
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -124,13 +171,16 @@ class Measured:
     """The plan timed end to end, forward and backward, interleaved with its peers in one run: medians in microseconds.
 
     `overhead_us` is the plan's step with its kernels left out: staging, autograd, Python. `ratios` are peer over plan:
-    above 1, the plan is faster.
+    above 1, the plan is faster. Peaks are what a step allocates at most beside parameters and inputs, in bytes; None
+    where the allocator does not say.
     """
 
     plan_us: float
     overhead_us: float
     peers_us: Mapping[str, float]
     samples: int
+    peak_bytes: int | None = None
+    peers_peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
 
     def predicted_over_measured(self, kernels_us: float) -> float:
         """Return how far the sum of the kernels' own timings and the overhead is from the whole, as a share of it."""
@@ -143,7 +193,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Configuration:
-    """A solution with provenance, ready to run."""
+    """A solution with provenance, ready to run.
+
+    `recomputed` names forward operators that backward repeats, rather than have what they make held; `overtaking` lists
+    what could still be better than what was chosen, within the intervals of what was measured.
+    """
 
     model: Model
     graph_key: str
@@ -157,6 +211,9 @@ class Configuration:
     created_at: str
     versions: Mapping[str, str]
     measured: Measured | None = None
+    memory: Memory | None = None
+    recomputed: tuple[str, ...] = ()
+    overtaking: tuple[Alternative, ...] = ()
     schema: int = field(default=SCHEMA)
 
     def graph(self) -> Graph:
@@ -180,6 +237,8 @@ class Configuration:
             "certificate": asdict(self.certificate),
             "fusions": [asdict(fusion) for fusion in self.fusions],
             "measured": asdict(self.measured) if self.measured else None,
+            "memory": asdict(self.memory) if self.memory else None,
+            "overtaking": [asdict(each) for each in self.overtaking],
         }
         normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return normal
@@ -206,7 +265,9 @@ class Configuration:
                 certificate=Certificate(**value["certificate"]),
                 fusions=tuple(Fusion(**{**f, "operators": tuple(f["operators"])}) for f in value["fusions"]),
                 measured=Measured(**value["measured"]) if value["measured"] else None,
-                **{name: value[name] for name in PLAIN_FIELDS},
+                memory=Memory(**value["memory"]) if value["memory"] else None,
+                overtaking=tuple(_alternative(each) for each in value["overtaking"]),
+                **{name: value[name] for name in PLAIN_FIELDS} | {"recomputed": tuple(value["recomputed"])},
             )
             graph = found.graph()
         except (AutotunerError, TypeError) as error:
@@ -234,6 +295,21 @@ def _step(value: Mapping[str, Any]) -> Step:
         adjacent=tuple(tuple(names) for names in value["adjacent"]),
         predicted_us=value["predicted_us"],
         bound_us=value["bound_us"],
+        low_us=value["low_us"],
+        high_us=value["high_us"],
+        alternative=_alternative(value["alternative"]) if value["alternative"] else None,
+    )
+
+
+def _alternative(value: Mapping[str, Any]) -> Alternative:
+    return Alternative(
+        operators=tuple(value["operators"]),
+        kernel=value["kernel"],
+        params=tuple((name, scalar) for name, scalar in value["params"]),
+        inputs=tuple((name, form) for name, form in value["inputs"]),
+        outputs=tuple((name, form) for name, form in value["outputs"]),
+        extra_us=value["extra_us"],
+        extra_low_us=value["extra_low_us"],
     )
 
 

@@ -36,6 +36,8 @@ class Request:
         device_name: None for any device of the type.
         gap: stop measuring as soon as the best plan so far is proven to take at most this share longer than the best
             there can be: 0.1 for a tenth.
+        budget_bytes: the most memory that a training step may need beside parameters and inputs; None for no limit.
+        exhaustive: measure all there is, also what is proven to make no difference.
         again: solve anew even if the answer is known; measurements are reused all the same.
         retry: measure once more what has failed.
         end_to_end: time the answer against the framework.
@@ -45,6 +47,8 @@ class Request:
     device_type: str = "cpu"
     device_name: str | None = None
     gap: float | None = None
+    budget_bytes: int | None = None
+    exhaustive: bool = False
     limits: Limits = field(default_factory=Limits)
     again: bool = False
     retry: bool = False
@@ -53,6 +57,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.gap is not None and not (isfinite(self.gap) and self.gap >= 0):
             raise InputError(f"gap is {self.gap}: give a share of 0 or more, such as 0.05, or none")
+        if self.budget_bytes is not None and self.budget_bytes < 1:
+            raise InputError(f"the budget is {self.budget_bytes} bytes: give a number above 0, or none")
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in _PLAIN}
@@ -72,4 +78,4 @@ class Request:
         return cls(model=Model.from_json(value["model"]), limits=Limits(**value["limits"]), **plain)
 
 
-_PLAIN = ("device_type", "device_name", "gap", "again", "retry", "end_to_end")
+_PLAIN = ("device_type", "device_name", "gap", "budget_bytes", "exhaustive", "again", "retry", "end_to_end")

@@ -93,7 +93,7 @@ def twice(value: dict[str, Any]) -> None:
         (lambda v: v["steps"][0].update(phase="sideways"), r"\$\.steps\[0\]\.phase: 'sideways' is not one of"),
         (lambda v: v["steps"][0].update(predicted_us=-1), r"\$\.steps\[0\]\.predicted_us: -1 is less than"),
         (lambda v: v["steps"][0]["inputs"].append(["x"]), r"\$\.steps\[0\]\.inputs\[\d\]: \['x'\] is too short"),
-        (lambda v: v["certificate"].pop("gap"), r"\$\.certificate: 'gap' is a required property"),
+        (lambda v: v["certificate"].pop("proven_gap"), r"\$\.certificate: 'proven_gap' is a required property"),
         (lambda v: v.update(graph_key="0" * 64), r"it was made for graph 000000000000, but its model builds graph"),
         (
             lambda v: v["model"]["extents"].update(b=3),

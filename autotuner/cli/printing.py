@@ -131,7 +131,11 @@ def _print_totals(found: "Configuration") -> None:
     certificate = found.certificate
     conversions = [step for step in found.steps if step.is_conversion]
     saved = reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"])
-    above = "too little is measured" if certificate.gap is None else f"the plan is {certificate.gap:.2%} above"
+    above = (
+        "too little is measured"
+        if certificate.proven_gap is None
+        else f"the plan is {certificate.proven_gap:.2%} above"
+    )
     noise = "not measured" if certificate.noise_floor is None else f"{certificate.noise_floor:.1%}"
     counts = [f"{found.counts.get(key, 0):,}" for key in ("measured", "reused", "failed")]
     rows = [

@@ -43,6 +43,8 @@ def equal_layers(problem: Problem, layers: int) -> Problem:
             tuple(names[name][state] for name, state in zip(factor.variables, row, strict=True)): cost
             for row, cost in factor.table.items()
         }
+        if factor.held_bytes or factor.transient_bytes:
+            raise ProblemError(f"factor {factor.name!r} needs bytes; equal layers are made without")
         groups[_where(touched)].append(Factor(factor.name, factor.variables, table))
     more = layers - CUT_FROM
     middle = [_moved(factor, by) for by in range(more + 1) for factor in groups["middle"]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotuner.errors import ProblemError
 
-SCHEMA = 1
+SCHEMA = 2
 
 State = str
 Row = tuple[State, ...]
@@ -21,11 +21,15 @@ class Factor:
         name: for messages and for the paper's chain; unique in a problem.
         variables: names, in the order of a row's states.
         table: row -> cost in microseconds, finite and not negative.
+        held_bytes: row -> bytes that it holds from forward to backward; rows that are not there hold none. They add up.
+        transient_bytes: row -> bytes that it needs beside those for a while. The largest counts.
     """
 
     name: str
     variables: tuple[str, ...]
     table: Mapping[Row, float]
+    held_bytes: Mapping[Row, int] = field(default_factory=dict)
+    transient_bytes: Mapping[Row, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(set(self.variables)) != len(self.variables):
@@ -37,6 +41,25 @@ class Factor:
                 )
             if not 0 <= cost < float("inf"):
                 raise ProblemError(f"factor {self.name!r}: row {row} costs {cost}; a cost is finite and not negative")
+        for needed in (self.held_bytes, self.transient_bytes):
+            for row, count in needed.items():
+                if row not in self.table:
+                    raise ProblemError(f"factor {self.name!r}: row {row} needs {count} bytes, but the table lacks it")
+                if count < 0 or count != int(count):
+                    raise ProblemError(f"factor {self.name!r}: row {row} needs {count} bytes; give a count, 0 or more")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Memory:
+    """What an assignment needs: the sum of what its rows hold, and the largest that one of them needs for a while."""
+
+    held_bytes: int = 0
+    transient_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What a budget is about."""
+        return self.held_bytes + self.transient_bytes
 
 
 @dataclass(frozen=True)
@@ -69,16 +92,29 @@ class Problem:
         Raises:
             ProblemError: a variable has no state, or some factor forbids the assignment; the message names which.
         """
+        return fsum(factor.table[row] for factor, row in self._rows(states))
+
+    def memory(self, states: Mapping[str, State]) -> Memory:
+        """Return what a full assignment needs.
+
+        Raises:
+            ProblemError: as `cost_us`.
+        """
+        rows = self._rows(states)
+        return Memory(
+            sum(factor.held_bytes.get(row, 0) for factor, row in rows),
+            max((factor.transient_bytes.get(row, 0) for factor, row in rows), default=0),
+        )
+
+    def _rows(self, states: Mapping[str, State]) -> list[tuple[Factor, Row]]:
         missing = [name for name in self.variables if name not in states]
         if missing:
             raise ProblemError(f"no state is given for {len(missing)} of the variables: {', '.join(missing[:8])}")
-        costs = []
-        for factor in self.factors:
-            row = tuple(states[name] for name in factor.variables)
+        rows = [(factor, tuple(states[name] for name in factor.variables)) for factor in self.factors]
+        for factor, row in rows:
             if row not in factor.table:
                 raise ProblemError(f"factor {factor.name!r} has no row {row}")
-            costs.append(factor.table[row])
-        return fsum(costs)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,7 +124,7 @@ class Problem:
                 {
                     "name": factor.name,
                     "variables": list(factor.variables),
-                    "rows": [[*row, cost] for row, cost in factor.table.items()],
+                    "rows": [[*row, cost, *_bytes(factor, row)] for row, cost in factor.table.items()],
                 }
                 for factor in self.factors
             ],
@@ -110,17 +146,27 @@ class Problem:
             raise ProblemError(f"the problem is damaged: {error!r}") from error
 
 
+def _bytes(factor: Factor, row: Row) -> tuple[int, ...]:
+    """Return what a row holds and needs for a while, or nothing where both are 0."""
+    needed = (factor.held_bytes.get(row, 0), factor.transient_bytes.get(row, 0))
+    return needed if any(needed) else ()
+
+
 def _factor(value: Any) -> Factor:
     name = value["name"]
     if not isinstance(name, str):
         raise ProblemError(f"the problem is damaged: a factor's name is a text, not {name!r}")
     variables = _names(value["variables"], f"factor {name!r}")
     table: dict[Row, float] = {}
+    held: dict[Row, int] = {}
+    transient: dict[Row, int] = {}
     for given in value["rows"]:
-        if not isinstance(given, list) or not given:
-            raise ProblemError(f"the problem is damaged: factor {name!r} has {given!r}, a row is states and a cost")
-        *states, cost = given
-        row = tuple(states)
+        if not isinstance(given, list) or len(given) - len(variables) not in (1, 3):
+            raise ProblemError(
+                f"the problem is damaged: factor {name!r} has {given!r}; a row is {len(variables)} states and a cost, "
+                "and then bytes held and bytes needed for a while, or neither"
+            )
+        row, (cost, *needed) = tuple(given[: len(variables)]), given[len(variables) :]
         if not all(isinstance(state, str) for state in row):
             raise ProblemError(f"the problem is damaged: factor {name!r}: row {given}: states are texts")
         if isinstance(cost, bool) or not isinstance(cost, int | float):
@@ -128,7 +174,14 @@ def _factor(value: Any) -> Factor:
         if row in table:
             raise ProblemError(f"factor {name!r} has row {row} twice, at {table[row]} and {cost}: give it once")
         table[row] = float(cost)
-    return Factor(name, variables, table)
+        if any(isinstance(count, bool) or not isinstance(count, int) for count in needed):
+            raise ProblemError(
+                f"the problem is damaged: factor {name!r}: row {row} needs {needed}, not counts of bytes"
+            )
+        for counts, count in zip((held, transient), needed, strict=False):
+            if count:
+                counts[row] = count
+    return Factor(name, variables, table, held, transient)
 
 
 def _names(value: Any, whose: str) -> tuple[str, ...]:
@@ -141,7 +194,8 @@ def _names(value: Any, whose: str) -> tuple[str, ...]:
 class Solution:
     """A state for each variable, and what is known about how good it is; all times in microseconds.
 
-    `statistics` says what solving took, by names that are the solver's own; solutions are equal without it.
+    `statistics` says what solving took, by names that are the solver's own; solutions are equal without it. `memory` is
+    told by solvers that look at it.
     """
 
     states: Mapping[str, State]
@@ -149,6 +203,7 @@ class Solution:
     lower_bound_us: float
     solver: str
     statistics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    memory: Memory = Memory()
 
     @property
     def gap(self) -> float:

@@ -76,9 +76,9 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
     else:
         yield Figure("predicted", duration(certificate.predicted_us), "sum of its kernels' times; not timed end to end")
     bound = f"no plan over these measurements takes less than {duration(certificate.lower_bound_us)}"
-    if certificate.gap is None:
+    if certificate.proven_gap is None:
         bound = "not known: too much was never measured"
-    yield Figure("gap to the lower bound", percent(certificate.gap), bound)
+    yield Figure("gap to the lower bound", percent(certificate.proven_gap), bound)
     if certificate.default_us is not None and certificate.predicted_us:
         words = f"every operator alone, as declared: {duration(certificate.default_us)}"
         yield Figure("against the default", ratio(certificate.default_us / certificate.predicted_us), words)

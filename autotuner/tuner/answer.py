@@ -35,7 +35,7 @@ def build_configuration(
     """
     problem, solution = solved(space, known, solver)
     costs = problem.costs_us
-    steps = tuple(_steps(space, problem, solution))
+    steps = tuple(_steps(space, problem, solution, known))
     bound = bound_us(space, known)
     total = sum(step.predicted_us for step in steps)
     unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
@@ -50,7 +50,9 @@ def build_configuration(
             solver=solver,
             predicted_us=total,
             lower_bound_us=bound,
-            gap=max(0.0, total / bound - 1) if bound > 0 else None,
+            proven_gap=max(0.0, total / bound - 1) if bound > 0 else None,
+            low_us=sum(step.low_us for step in steps),
+            high_us=sum(step.high_us for step in steps),
             baseline_us=_baseline_us(problem),
             default_us=default_us(space, costs),
             noise_floor=noise_floor,
@@ -90,7 +92,7 @@ def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
             )
 
 
-def _steps(space: Space, problem: Formulation, solution: Solution) -> Iterator[Step]:
+def _steps(space: Space, problem: Formulation, solution: Solution, known: Mapping[str, Measurement]) -> Iterator[Step]:
     """Yield the chosen covers in running order, each conversion right after its source exists and a reader nears."""
     graph = space.graph
     best = _best_by_cover(space, problem.costs_us)
@@ -106,7 +108,7 @@ def _steps(space: Space, problem: Formulation, solution: Solution) -> Iterator[S
                 yield Step(
                     (), (), phase, ((name, conversion.source),), ((name, conversion.target),),
                     conversion.candidate.kernel, conversion.candidate.params, (),
-                    problem.costs_us[conversion.call.key], 0.0,
+                    problem.costs_us[conversion.call.key], 0.0, *_interval_us(known[conversion.call.key]),
                 )  # fmt: skip
 
     ordered = order_steps(graph, problem.chosen(solution))
@@ -127,10 +129,19 @@ def _steps(space: Space, problem: Formulation, solution: Solution) -> Iterator[S
             adjacent=tuple(_adjacent(choice)),
             predicted_us=problem.costs_us[choice.call.key],
             bound_us=best[cover.operators],
+            low_us=_interval_us(known[choice.call.key])[0],
+            high_us=_interval_us(known[choice.call.key])[1],
         )
     for name in graph.outputs:
         phase = phases[graph.producers[name].name]
         yield from convert(name, phase, {(name, c.target) for c in pending[name]})
+
+
+def _interval_us(measurement: Measurement) -> tuple[float, float]:
+    """Return the interval of a measurement's median; the median itself where only that was recorded."""
+    assert measurement.median_us is not None
+    low, high = measurement.low_us, measurement.high_us
+    return (measurement.median_us if low is None else low), (measurement.median_us if high is None else high)
 
 
 def _adjacent(choice: Choice) -> Iterator[tuple[str, ...]]:

@@ -205,7 +205,7 @@ def test_a_plan_that_is_slower_than_its_peer_is_not_called_faster(made_up: Confi
 
 
 def test_a_gap_that_is_not_known_is_no_zero(made_up: Configuration) -> None:
-    certificate = replace(made_up.certificate, lower_bound_us=0.0, gap=None, default_us=None, baseline_us=None)
+    certificate = replace(made_up.certificate, lower_bound_us=0.0, proven_gap=None, default_us=None, baseline_us=None)
     summary = Page(render(replace(made_up, certificate=certificate))).one("section", id="summary").text
     assert "too much was never measured" in summary
     assert "The default is not known" in summary

@@ -27,7 +27,7 @@ def test_the_walk_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorde
     assert certificate.predicted_us == pytest.approx(best.total_us)
     assert certificate.predicted_us == pytest.approx(sum(step.predicted_us for step in found.steps))
     assert 0 < certificate.lower_bound_us <= certificate.predicted_us
-    assert certificate.gap == pytest.approx(certificate.predicted_us / certificate.lower_bound_us - 1)
+    assert certificate.proven_gap == pytest.approx(certificate.predicted_us / certificate.lower_bound_us - 1)
     assert certificate.baseline_us is not None
     assert certificate.baseline_us >= certificate.predicted_us
     assert certificate.default_us is not None
@@ -101,4 +101,4 @@ def test_with_too_little_measured_the_gap_is_not_known(small: Model) -> None:
     declared = {c.cover.operators: c for c in space.choices if is_declared(space.graph, c)}
     known = times(choice.call.key for names, choice in declared.items() if len(names) == 1)
     certificate = build_configuration(small, space, known, HERE, {}).certificate
-    assert (certificate.lower_bound_us, certificate.gap) == (0.0, None)
+    assert (certificate.lower_bound_us, certificate.proven_gap) == (0.0, None)

@@ -121,9 +121,11 @@ def test_limits_that_allow_nothing_are_refused(limits: dict[str, float]) -> None
 
 
 def test_a_request_comes_back_from_json_as_it_was(small: Model) -> None:
-    request = Request(small, device_name="a cpu", gap=0.05, limits=Limits(seconds=3.5), retry=True)
+    request = Request(
+        small, device_name="a cpu", gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True
+    )
     assert Request.from_json(request.to_json()) == request
-    with pytest.raises(InputError, match="a request has the keys again, device_name"):
+    with pytest.raises(InputError, match="a request has the keys again, budget_bytes, device_name"):
         Request.from_json({"model": small.to_json()})
     with pytest.raises(InputError, match="gap is -1: give a share of 0 or more"):
         Request(small, gap=-1)
