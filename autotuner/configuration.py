@@ -29,10 +29,17 @@ PLAIN_FIELDS = (
     "environment_key",
     "counts",
     "bytes_moved",
-    "recomputed",
     "created_at",
     "versions",
 )
+
+
+AGAIN = "again "
+
+
+def tensor_of(name: str) -> str:
+    """Return the tensor that a step's operand is an instance of: itself, or what "again <tensor>" stands for."""
+    return name.removeprefix(AGAIN)
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Alternative:
         extra_us: more in all, by medians, everything else being chosen anew as suits it best.
         extra_low_us: the same if all that is timed took what its 95 % interval makes best for this alternative; below 0
             it could still be the better one.
+        predicted_us: median of the candidate's own measurement; None where it has none.
     """
 
     operators: tuple[str, ...]
@@ -55,6 +63,7 @@ class Alternative:
     outputs: tuple[tuple[str, str], ...]
     extra_us: float
     extra_low_us: float
+    predicted_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,14 @@ class Step:
         operators: what it computes, in the kernel's order; () for a conversion.
         recomputed: forward operators that it repeats inside.
         phase: "forward" or "backward".
-        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes. What
+            backward makes a second time, in a form in which forward had it, is named "again <tensor>".
         kernel, params: the candidate.
         adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
         predicted_us: median of its measurement.
         bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
         low_us, high_us: the 95 % interval of the measurement's median.
+        again: whether it repeats, in backward, a forward operator whose result was not held.
         alternative: the best other way for the first of its operators; None for a conversion, or where there is none.
     """
 
@@ -86,6 +97,7 @@ class Step:
     bound_us: float
     low_us: float
     high_us: float
+    again: bool = False
     alternative: Alternative | None = None
 
     @property
@@ -94,10 +106,11 @@ class Step:
 
     def call(self, graph: Graph) -> Call:
         """Return the name-free record of this step: what its kernel's builder gets."""
-        names = [name for name, _ in (*self.inputs, *self.outputs)]
+        inputs, outputs = ([(tensor_of(name), text) for name, text in side] for side in (self.inputs, self.outputs))
+        names = [name for name, _ in (*inputs, *outputs)]
         forms = tuple(
             str(Form.parse(text).nameless().renamed(graph.tensors[name].axes, LETTERS[: len(graph.tensors[name].axes)]))
-            for name, text in (*self.inputs, *self.outputs)
+            for name, text in (*inputs, *outputs)
         )
         if self.is_conversion:
             tensor = graph.tensors[names[0]]
@@ -105,7 +118,7 @@ class Step:
         else:
             named = {operator.name: operator for operator in graph.operators}
             members = [named[name] for name in self.recomputed + self.operators]
-            subgraph = graph.subgraph(members, [n for n, _ in self.inputs], [n for n, _ in self.outputs])
+            subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
         return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
 
 
@@ -119,6 +132,7 @@ class Fusion:
         best_us: that kernel's time in its best forms, None where none works.
         instead_us: what the chosen steps take for the same operators; a step's time is shared evenly by its operators.
         chosen: whether a step of the configuration covers exactly this set.
+        alone_us: its operators one by one, each at its fastest alone, under any forms; None where one has no time alone.
     """
 
     operators: tuple[str, ...]
@@ -126,6 +140,7 @@ class Fusion:
     best_us: float | None
     instead_us: float
     chosen: bool
+    alone_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,7 @@ class Certificate:
     `high_us` is what the total is if the steps' own intervals hold. `baseline_us` is the paper's strategy on the same
     costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
     `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
+    `statistics` is what solving took, by names that are the solver's own.
     """
 
     solver: str
@@ -149,6 +165,7 @@ class Certificate:
     baseline_us: float | None = None
     default_us: float | None = None
     noise_floor: float | None = None
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,8 +212,7 @@ class Measured:
 class Configuration:
     """A solution with provenance, ready to run.
 
-    `recomputed` names forward operators that backward repeats, rather than have what they make held; `overtaking` lists
-    what could still be better than what was chosen, within the intervals of what was measured.
+    `overtaking` lists what could still be better than what was chosen, within the intervals of what was measured.
     """
 
     model: Model
@@ -212,13 +228,17 @@ class Configuration:
     versions: Mapping[str, str]
     measured: Measured | None = None
     memory: Memory | None = None
-    recomputed: tuple[str, ...] = ()
     overtaking: tuple[Alternative, ...] = ()
     schema: int = field(default=SCHEMA)
 
     def graph(self) -> Graph:
         """Return the training graph that the steps compute."""
         return training_graph(self.model.graph())
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Forward operators that backward repeats as steps of their own, rather than have held what they make."""
+        return tuple(name for step in self.steps if step.again for name in step.operators)
 
     @property
     def key(self) -> str:
@@ -267,7 +287,7 @@ class Configuration:
                 measured=Measured(**value["measured"]) if value["measured"] else None,
                 memory=Memory(**value["memory"]) if value["memory"] else None,
                 overtaking=tuple(_alternative(each) for each in value["overtaking"]),
-                **{name: value[name] for name in PLAIN_FIELDS} | {"recomputed": tuple(value["recomputed"])},
+                **{name: value[name] for name in PLAIN_FIELDS},
             )
             graph = found.graph()
         except (AutotunerError, TypeError) as error:
@@ -276,7 +296,7 @@ class Configuration:
             raise ConfigurationError(
                 f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}"
             )
-        covered = [name for step in found.steps for name in step.operators]
+        covered = [name for step in found.steps if not step.again for name in step.operators]
         if sorted(covered) != sorted(operator.name for operator in graph.operators):
             odd = set(covered) ^ {operator.name for operator in graph.operators}
             raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
@@ -297,6 +317,7 @@ def _step(value: Mapping[str, Any]) -> Step:
         bound_us=value["bound_us"],
         low_us=value["low_us"],
         high_us=value["high_us"],
+        again=value["again"],
         alternative=_alternative(value["alternative"]) if value["alternative"] else None,
     )
 
@@ -310,6 +331,7 @@ def _alternative(value: Mapping[str, Any]) -> Alternative:
         outputs=tuple((name, form) for name, form in value["outputs"]),
         extra_us=value["extra_us"],
         extra_low_us=value["extra_low_us"],
+        predicted_us=value["predicted_us"],
     )
 
 
