@@ -1,21 +1,24 @@
 """A space with its measurements -> the answer: solved, in running order, with its certificate."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 
 from autotuner.analysis import fused_bytes
-from autotuner.configuration import Certificate, Configuration, Fusion, Step
+from autotuner.configuration import Certificate, Configuration, Fusion, Memory, Step, tensor_of
 from autotuner.errors import InfeasibleError
 from autotuner.graph import Graph
-from autotuner.layout import STACK_AXIS, Form
 from autotuner.models import Model
+from autotuner.placement import make_plan, memory
 from autotuner.problem import Solution
-from autotuner.problem.formulate import Formulation, formulate, order_steps
+from autotuner.problem.formulate import Formulation, formulate
+from autotuner.problem.ordering import CircleError, order_steps
 from autotuner.records import Environment, Measurement
 from autotuner.solvers import SOLVERS
-from autotuner.space import Choice, Conversion, Space
+from autotuner.space import Choice, Space
+from autotuner.tuner.steps import steps_of
 
 
 def build_configuration(
@@ -35,12 +38,12 @@ def build_configuration(
     """
     problem, solution = solved(space, known, solver)
     costs = problem.costs_us
-    steps = tuple(_steps(space, problem, solution, known))
+    steps = steps_of(problem, solution, known)
     bound = bound_us(space, known)
     total = sum(step.predicted_us for step in steps)
     unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
-    chosen = fused_bytes(space.graph, [([n for n, _ in s.inputs], [n for n, _ in s.outputs]) for s in steps])
-    return Configuration(
+    chosen = fused_bytes(space.graph, [(_tensors(step.inputs), _tensors(step.outputs)) for step in steps])
+    found = Configuration(
         model=model,
         graph_key=space.graph.key,
         environment=environment.to_json(),
@@ -63,6 +66,13 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
     )
+    return replace(found, memory=_memory(found, known))
+
+
+def _memory(configuration: Configuration, known: Mapping[str, Measurement]) -> Memory:
+    """Return what a step of a configuration needs, with the kernels' workspaces as they were measured."""
+    needs = memory(make_plan(configuration), {key: found.workspace_bytes for key, found in known.items()})
+    return Memory(None, needs.held_bytes, needs.peak_bytes)
 
 
 def solved(space: Space, known: Mapping[str, Measurement], solver: str) -> tuple[Formulation, Solution]:
@@ -73,7 +83,18 @@ def solved(space: Space, known: Mapping[str, Measurement], solver: str) -> tuple
     """
     _must_be_computable(space, known)
     problem = formulate(space, {key: m.median_us for key, m in known.items() if m.median_us is not None})
-    return problem, SOLVERS[solver](problem.problem)
+    while True:
+        solution = SOLVERS[solver](problem.problem)
+        try:
+            order_steps(space.graph, problem.chosen(solution))
+        except CircleError as error:
+            problem = problem.without(error.covers)
+        else:
+            return problem, solution
+
+
+def _tensors(operands: Iterable[tuple[str, str]]) -> list[str]:
+    return [tensor_of(name) for name, _ in operands]
 
 
 def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
@@ -90,75 +111,6 @@ def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
                 f"operator {name!r} has no candidate that works ({found}): `autotuner tune` measures what is missing, "
                 "`autotuner tune --retry` what has failed"
             )
-
-
-def _steps(space: Space, problem: Formulation, solution: Solution, known: Mapping[str, Measurement]) -> Iterator[Step]:
-    """Yield the chosen covers in running order, each conversion right after its source exists and a reader nears."""
-    graph = space.graph
-    best = _best_by_cover(space, problem.costs_us)
-    phases = {operator.name: operator.phase for operator in graph.operators}
-    pending: dict[str, list[Conversion]] = defaultdict(list)
-    for conversion in problem.converted(solution):
-        pending[conversion.tensor].append(conversion)
-
-    def convert(name: str, phase: str, wanted: set[tuple[str, str]]) -> Iterator[Step]:
-        for conversion in list(pending[name]):
-            if (name, conversion.target) in wanted:
-                pending[name].remove(conversion)
-                yield Step(
-                    (), (), phase, ((name, conversion.source),), ((name, conversion.target),),
-                    conversion.candidate.kernel, conversion.candidate.params, (),
-                    problem.costs_us[conversion.call.key], 0.0, *_interval_us(known[conversion.call.key]),
-                )  # fmt: skip
-
-    ordered = order_steps(graph, problem.chosen(solution))
-    for choice in ordered:
-        cover = choice.cover
-        phase = phases[cover.operators[0]]
-        forms = choice.by_tensor
-        for name in cover.inputs:
-            yield from convert(name, phase, {(name, forms[name])})
-        yield Step(
-            operators=cover.operators,
-            recomputed=cover.recomputed,
-            phase=phase,
-            inputs=tuple((name, forms[name]) for name in cover.inputs),
-            outputs=tuple((name, forms[name]) for name in cover.outputs),
-            kernel=choice.candidate.kernel,
-            params=choice.candidate.params,
-            adjacent=tuple(_adjacent(choice)),
-            predicted_us=problem.costs_us[choice.call.key],
-            bound_us=best[cover.operators],
-            low_us=_interval_us(known[choice.call.key])[0],
-            high_us=_interval_us(known[choice.call.key])[1],
-        )
-    for name in graph.outputs:
-        phase = phases[graph.producers[name].name]
-        yield from convert(name, phase, {(name, c.target) for c in pending[name]})
-
-
-def _interval_us(measurement: Measurement) -> tuple[float, float]:
-    """Return the interval of a measurement's median; the median itself where only that was recorded."""
-    assert measurement.median_us is not None
-    low, high = measurement.low_us, measurement.high_us
-    return (measurement.median_us if low is None else low), (measurement.median_us if high is None else high)
-
-
-def _adjacent(choice: Choice) -> Iterator[tuple[str, ...]]:
-    """Yield the tensors that a stacked kernel wants one behind the other: slices with the stacking axis outermost.
-
-    Slices of several stacks may alternate in the boundary; each joins the first stack of its layout that it continues.
-    """
-    runs: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
-    for name, text in zip(choice.cover.inputs + choice.cover.outputs, choice.candidate.forms, strict=True):
-        form = Form.parse(text)
-        if form.stack is None or not form.layout.axes.startswith(STACK_AXIS):
-            continue
-        alike = runs[form.layout.axes, form.stack.count]
-        if form.stack.index == 0:
-            alike.append([])
-        next(run for run in alike if len(run) == form.stack.index).append(name)
-    yield from (tuple(run) for alike in runs.values() for run in alike)
 
 
 def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[str, ...], float]:

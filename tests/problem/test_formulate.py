@@ -261,7 +261,7 @@ def test_steps_that_need_each_other_are_refused(tmp_path: Path) -> None:
     alone = {choice.cover.operators: choice for choice in space.choices if len(choice.cover.operators) == 1}
     ordered = order_steps(space.graph, [alone["y",], alone["product",], alone["biased",]])
     assert [choice.cover.operators[0] for choice in ordered] == ["product", "biased", "y"]
-    with pytest.raises(InfeasibleError, match=r"depend on each other: \[\('y',\)\]"):
+    with pytest.raises(InfeasibleError, match=r"these covers depend on each other: y$"):
         order_steps(space.graph, [alone["product",], alone["y",]])
 
 

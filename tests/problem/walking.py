@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotuner.configuration import Step
+from autotuner.configuration import Step, tensor_of
 from autotuner.fusion import stack_families
 from autotuner.graph import Graph
 
@@ -19,8 +19,8 @@ def _order(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[S
     for step in steps:
         label = "+".join(step.operators) or f"conversion of {step.inputs[0][0]}"
         for name, form in step.inputs:
-            if name not in graph.producers and form not in there.get(name, ()):
-                if form not in given[name] or stored.setdefault(name, form) != form:
+            if tensor_of(name) not in graph.producers and form not in there.get(name, ()):
+                if form not in given.get(name, ()) or stored.setdefault(name, form) != form:
                     yield f"{label} reads {name} from outside as {form}, it is stored as {stored.get(name)}"
                 there.setdefault(name, set()).add(form)
             elif form not in there.get(name, ()):
@@ -31,7 +31,7 @@ def _order(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[S
             if not step.is_conversion and name in there:
                 yield f"{label} makes {name}, which was made already"
             there.setdefault(name, set()).add(form)
-        if step.is_conversion and [step.inputs[0][0]] != [name for name, _ in step.outputs]:
+        if step.is_conversion and [tensor_of(step.inputs[0][0])] != [tensor_of(name) for name, _ in step.outputs]:
             yield f"{label} makes another tensor"
     for name in graph.outputs:
         if not there.get(name, set()) & set(given[name]):
@@ -50,7 +50,7 @@ def _order(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[S
 
 def _coverage(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
     named = {operator.name: operator for operator in graph.operators}
-    times = Counter(name for step in steps for name in step.operators)
+    times = Counter(name for step in steps if not step.again for name in step.operators)
     for name in named:
         if times[name] != 1:
             yield f"operator {name} is computed {times[name]} times"
@@ -58,13 +58,15 @@ def _coverage(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
     if phases != sorted(phases, reverse=True):
         yield "a forward step comes after a backward one"
     for step in steps:
-        known = {name for name, _ in step.inputs}
+        if step.again and (step.phase, {named[name].phase for name in step.operators}) != ("backward", {"forward"}):
+            yield f"step {step.operators} repeats in {step.phase} what is no forward operator"
+        known = {tensor_of(name) for name, _ in step.inputs}
         for name in step.recomputed + step.operators:
             for tensor in named[name].inputs:
                 if tensor not in known and not graph.tensors[tensor].optional:
                     yield f"{name} reads {tensor}, which its step {step.operators} neither reads nor makes"
             known |= set(named[name].outputs)
         made = {tensor for name in step.operators for tensor in named[name].outputs}
-        strange = {name for name, _ in step.outputs} - made
+        strange = {tensor_of(name) for name, _ in step.outputs} - made
         if strange and not step.is_conversion:
             yield f"step {step.operators} returns {sorted(strange)}, which it does not make"

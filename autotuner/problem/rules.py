@@ -1,0 +1,117 @@
+"""Rules beside costs and forms: what one kernel covers is chosen as one, what belongs together is stored alike."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+
+from autotuner.fusion import Cover, Reach, stack_families
+from autotuner.graph import Graph
+from autotuner.problem.factors import Factor, Row
+from autotuner.problem.offered import Offered, Stated
+from autotuner.problem.states import ABSENT, Table, inside
+from autotuner.space import Choice
+
+
+def tokens(offered: Offered) -> Iterator[Factor]:
+    """Yield factors that make members of one cover agree where no tensor inside it makes them.
+
+    One token variable per set of operators that must agree: its states are the choices that cover all of them, or none.
+    """
+    parted = {state: _parts(offered, choice) for state, choice in offered.choices.items()}
+    groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for state, parts in parted.items():
+        if len(parts) > 1:
+            groups[tuple(part[0] for part in parts)].add(state)
+    for group, shared in groups.items():
+        token = f"token {'+'.join(group)}"
+        for name in group:
+            table: dict[Row, float] = {
+                (state, state if state in shared else "none"): 0.0 for state, _ in offered.by_operator[name]
+            }
+            yield Factor(f"{token} at {name}", (f"operator {name}", token), table)
+
+
+def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
+    """Return a cover's members, grouped by the tensors inside that already make them agree."""
+    if len(choice.cover.operators) == 1:
+        return [list(choice.cover.operators)]
+    graph, outside = offered.graph, {*choice.cover.inputs, *choice.cover.outputs}
+    parts: list[tuple[list[str], set[str]]] = []
+    for name in choice.cover.operators:
+        operator = offered.operators[name]
+        touched = {*operator.inputs, *operator.outputs}
+        joined, tensors = [name], {t for t in touched - outside if inside(graph, choice, t) != ABSENT}
+        rest = []
+        for part in parts:
+            if part[1] & tensors:
+                joined, tensors = [*part[0], *joined], part[1] | tensors
+            else:
+                rest.append(part)
+        parts = [*rest, (joined, tensors)]
+    order = {operator.name: place for place, operator in enumerate(graph.operators)}
+    return sorted((sorted(part, key=order.__getitem__) for part, _ in parts), key=lambda part: order[part[0]])
+
+
+def stored_alike(graph: Graph, tables: Mapping[str, Table], given: Mapping[str, Sequence[str]]) -> Iterator[Factor]:
+    """Yield: a gradient exists in the form in which its parameter is stored; stacked parameters are stored alike."""
+    for name in graph.outputs:
+        parameter = name.removeprefix("grad_")
+        if name == parameter or graph.tensors[parameter].role != "parameter" or len(given[parameter]) < 2:
+            continue
+        table: dict[Row, float] = {}
+        for state, lies in tables[parameter].lies.items():
+            form = given[name][given[parameter].index(lies.form)]
+            table.update(((state, other), 0.0) for other in tables[name].holding.get(form, ()))
+        yield Factor(f"{name} lies as {parameter}", (f"tensor {parameter}", f"tensor {name}"), table)
+    for family in stack_families(graph):
+        if any(graph.tensors[name].role != "parameter" for name in family):
+            continue
+        for first, second in pairwise(family):
+            if len(given[first]) < 2:
+                continue
+            pairs: dict[Row, float] = {
+                (state, other): 0.0
+                for state, lies in tables[first].lies.items()
+                for other in tables[second].making.get(given[second][given[first].index(lies.form)], ())
+            }
+            yield Factor(f"{first} lies as {second} of {len(family)}", (f"tensor {first}", f"tensor {second}"), pairs)
+
+
+def acyclic(offered: Offered) -> Iterator[Factor]:
+    """Yield factors that forbid two covers which depend on each other, each way through other operators."""
+    by_operator: Mapping[str, Stated] = offered.by_operator
+    reach = Reach(offered.graph)
+    wide = {choice.cover for choice in offered.choices.values() if len(choice.cover.operators) > 1}
+    named = offered.operators
+    ordered = sorted(wide, key=lambda cover: cover.operators)
+    forbidden: dict[tuple[str, str], set[tuple[Cover, Cover]]] = defaultdict(set)
+    for one, other in combinations(ordered, 2):
+        if set(one.operators) & set(other.operators):
+            continue
+        if reach.cyclic([named[n] for n in one.operators], [named[n] for n in other.operators]):
+            forbidden[one.operators[0], other.operators[0]].add((one, other))
+    for (first, second), pairs in sorted(forbidden.items()):
+        table: dict[Row, float] = {
+            (state, other): 0.0
+            for state, choice in by_operator[first]
+            for other, partner in by_operator[second]
+            if (choice.cover, partner.cover) not in pairs
+        }
+        yield Factor(f"no cycle of {first} and {second}", (f"operator {first}", f"operator {second}"), table)
+
+
+def not_together(offered: Offered, covers: Sequence[tuple[str, ...]]) -> Iterator[Factor]:
+    """Yield factors that forbid to choose all of some covers, three or more in a circle; each is given by operators."""
+    flags = []
+    for operators in covers:
+        flag = f"chosen {'+'.join(operators)}"
+        flags.append(flag)
+        table: dict[Row, float] = {
+            (state, "yes" if choice.cover.operators == operators else "no"): 0.0
+            for state, choice in offered.by_operator[operators[0]]
+        }
+        yield Factor(f"{flag} in a circle of {len(covers)}", (f"operator {operators[0]}", flag), table)
+    rows: list[Row] = [()]
+    for _ in covers:
+        rows = [(*row, answer) for row in rows for answer in ("yes", "no")]
+    yield Factor(f"not all: {', '.join(flags)}", tuple(flags), {row: 0.0 for row in rows if "no" in row})
