@@ -7,6 +7,9 @@ from math import prod
 
 from autotuner.graph import ELEMENT_BYTES, Graph, Operator
 from autotuner.graph.kinds import OperatorClass, kind_of
+from autotuner.layout import STORAGE_BYTES, Form
+
+_ITEM_BYTES = {**ELEMENT_BYTES, **STORAGE_BYTES}
 
 CLASSES: tuple[OperatorClass, ...] = ("contraction", "normalisation", "element-wise")
 
@@ -78,6 +81,15 @@ def tensor_bytes(graph: Graph, tensor: str) -> int:
     return graph.elements(tensor) * ELEMENT_BYTES[graph.tensors[tensor].dtype]
 
 
+def form_bytes(graph: Graph, tensor: str, text: str) -> int:
+    """Return the bytes of a tensor in a form: none where it is absent, of a slice of a stack its own only."""
+    form, declared = Form.parse(text), graph.tensors[tensor]
+    if form.storage == "absent":
+        return 0
+    lies = form.stored(declared.dtype, declared.axes, graph.shape(tensor))
+    return prod(lies.extents) * _ITEM_BYTES[lies.dtype]
+
+
 def working_set_bytes(graph: Graph) -> int:
     """Return the bytes of all tensors of a graph, each once: what one step touches."""
     return sum(tensor_bytes(graph, name) for name, tensor in graph.tensors.items() if not tensor.optional)
@@ -94,6 +106,15 @@ def fused_bytes(graph: Graph, covers: Iterable[tuple[Iterable[str], Iterable[str
         for inputs, outputs in covers
         for tensor in (*dict.fromkeys(inputs), *dict.fromkeys(outputs))
     )
+
+
+def moved_bytes(graph: Graph, steps: Iterable[Iterable[tuple[str, str]]]) -> int:
+    """Return the bytes that kernels move which read and write just the stated tensors, each once per kernel.
+
+    Args:
+        steps: per kernel, the tensors that it reads and writes with the forms that they have.
+    """
+    return sum(form_bytes(graph, *operand) for operands in steps for operand in dict.fromkeys(operands))
 
 
 def reduction(unfused: float, chosen: float) -> float:

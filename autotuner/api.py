@@ -45,6 +45,9 @@ def tune(
     retry: bool = False,
     end_to_end: bool = True,
     gap: float | None = None,
+    estimated_gap: float | None = None,
+    budget_bytes: int | None = None,
+    exhaustive: bool = False,
     limits: Limits | None = None,
 ) -> Configuration:
     """Tune a model on this machine and return the best configuration found.
@@ -65,6 +68,9 @@ def tune(
             framework has no layer is not timed.
         gap: stop measuring as soon as the best plan is proven to take at most this share longer than the best there
             can be.
+        estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
+        budget_bytes: the most memory that a training step may need beside parameters and inputs.
+        exhaustive: measure everything, also what is proven to make no difference.
         limits: of measuring; what they leave out is measured by a later tuning.
 
     Raises:
@@ -72,7 +78,8 @@ def tune(
     """
     environment(device)  # before anything else, since without the device there is nothing to do
     request = Request(
-        model=_as_model(model, extents, options, dtype), device_type=device, gap=gap, limits=limits or Limits(),
+        model=_as_model(model, extents, options, dtype), device_type=device, gap=gap,
+        estimated_gap=estimated_gap, budget_bytes=budget_bytes, exhaustive=exhaustive, limits=limits or Limits(),
         again=again, retry=retry, end_to_end=end_to_end,
     )  # fmt: skip
     settings = Settings.from_environment()

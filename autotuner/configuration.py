@@ -15,10 +15,10 @@ from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.graph import Graph
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
-from autotuner.kernels.conversion import conversion
+from autotuner.kernels.conversion import conversion_of
 from autotuner.layout import Form
 from autotuner.models import Model
-from autotuner.records import LETTERS, Call, Candidate, TensorType, digest
+from autotuner.records import LETTERS, Call, Candidate, digest
 
 SCHEMA = 2
 
@@ -74,8 +74,8 @@ class Step:
         operators: what it computes, in the kernel's order; () for a conversion.
         recomputed: forward operators that it repeats inside.
         phase: "forward" or "backward".
-        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes. What
-            backward makes a second time, in a form in which forward had it, is named "again <tensor>".
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
+            What backward makes a second time, in a form in which forward had it, is named "again <tensor>".
         kernel, params: the candidate.
         adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
         predicted_us: median of its measurement.
@@ -113,8 +113,7 @@ class Step:
             for name, text in (*inputs, *outputs)
         )
         if self.is_conversion:
-            tensor = graph.tensors[names[0]]
-            subgraph = conversion(TensorType(graph.shape(tensor.name), tensor.dtype))
+            subgraph = conversion_of(graph, names[0], inputs[0][1], outputs[0][1])
         else:
             named = {operator.name: operator for operator in graph.operators}
             members = [named[name] for name in self.recomputed + self.operators]
@@ -132,7 +131,7 @@ class Fusion:
         best_us: that kernel's time in its best forms, None where none works.
         instead_us: what the chosen steps take for the same operators; a step's time is shared evenly by its operators.
         chosen: whether a step of the configuration covers exactly this set.
-        alone_us: its operators one by one, each at its fastest alone, under any forms; None where one has no time alone.
+        alone_us: its operators one by one, each at its fastest alone, under any forms; None where one has no time so.
     """
 
     operators: tuple[str, ...]
@@ -234,6 +233,11 @@ class Configuration:
     def graph(self) -> Graph:
         """Return the training graph that the steps compute."""
         return training_graph(self.model.graph())
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget of memory that it was made for; None for none."""
+        return self.memory.budget_bytes if self.memory else None
 
     @property
     def recomputed(self) -> tuple[str, ...]:

@@ -74,6 +74,14 @@ class InfeasibleError(AutotunerError):
     exit_code = 5
 
 
+class BudgetError(InfeasibleError):
+    """Assignments exist, but each needs more bytes than the budget; `least_bytes` is what suffices for one."""
+
+    def __init__(self, message: str, least_bytes: int) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
+
+
 class MeasureError(AutotunerError):
     """The measuring process could not be started or kept alive."""
 

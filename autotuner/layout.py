@@ -11,6 +11,13 @@ from autotuner.errors import LayoutError
 Extents = Mapping[str, int]
 
 STACK_AXIS = "*"
+STORAGES = ("raw", "byte", "bit", "seed", "absent")
+FLAT = ("bit", "seed")
+"""Storage formats without strides: elements are found by their place in the memory order, 0 for the first."""
+BITS = 8
+"""Elements that one byte of the bit format holds, the first in its lowest bit."""
+STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}
+"""Bytes of one element of the types that storage formats bring along."""
 _FORM = re.compile(r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?")
 
 
@@ -51,12 +58,27 @@ class Stack:
             raise LayoutError(f"slice {self.index} of a stack of {self.count}: the index must be below the count")
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What memory holds of a tensor: a view of a buffer, in elements of a type as torch names it.
+
+    A flat storage format has one axis of its own.
+    """
+
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Form:
     """How a tensor exists in memory: a layout, a storage format, and its place in a stack if it is a slice.
 
     Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
-    not materialised, because a fused kernel keeps the value inside.
+    not materialised, because a fused kernel keeps the value inside. A dropout mask may be stored as bytes, as bits, or
+    as the seed from which a generator makes it again in the layout's memory order.
     """
 
     layout: Layout
@@ -64,8 +86,10 @@ class Form:
     stack: Stack | None = None
 
     def __post_init__(self) -> None:
-        if self.storage not in ("raw", "byte", "absent"):
-            raise LayoutError(f"{self.storage!r} is no storage format: write raw, byte or absent")
+        if self.storage not in STORAGES:
+            raise LayoutError(f"{self.storage!r} is no storage format: write {', '.join(STORAGES[:-1])} or absent")
+        if self.is_flat and self.stack is not None:
+            raise LayoutError(f"a slice of a stack cannot be stored as a {self.storage}: write raw or byte")
         if (STACK_AXIS in self.layout.axes) != (self.stack is not None):
             raise LayoutError(f"{self.layout.axes!r}: a stacking axis `*` and a slice `@index/count` go together")
 
@@ -89,6 +113,10 @@ class Form:
         group = f"#{self.stack.group}" if self.stack and self.stack.group else ""
         return f"{self.layout.axes}{storage}{stack}{group}"
 
+    @property
+    def is_flat(self) -> bool:
+        return self.storage in FLAT
+
     def renamed(self, old: str, new: str) -> "Form":
         """Return this form with each axis of `old` written as the one at the same place in `new`."""
         return Form(Layout(self.layout.axes.translate(str.maketrans(old, new))), self.storage, self.stack)
@@ -105,17 +133,41 @@ class Form:
             extents: elements along each of them.
 
         Raises:
-            LayoutError: this form's axes are not a permutation of `axes`.
+            LayoutError: this form's axes are not a permutation of `axes`, or it has no strides.
         """
-        letters = self.layout.axes.replace(STACK_AXIS, "")
-        if sorted(letters) != sorted(axes):
-            raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
+        self._must_permute(axes)
+        if self.is_flat:
+            raise LayoutError(f"form {self} has no strides: a {self.storage} is read by kernels that know it")
         sizes = dict(zip(axes, extents, strict=True))
         if self.stack:
             sizes[STACK_AXIS] = self.stack.count
         strides = self.layout.strides(sizes)
         offset = self.stack.index * strides[STACK_AXIS] if self.stack else 0
         return tuple(strides[axis] for axis in axes), offset, prod(sizes.values())
+
+    def stored(self, dtype: str, axes: str, extents: tuple[int, ...]) -> Stored:
+        """Return what memory holds of a tensor in this form: bytes and where they are follow from it alone.
+
+        Args:
+            dtype: the element type of the tensor's values.
+            axes: its declared axes.
+            extents: elements along each of them.
+
+        Raises:
+            LayoutError: this form's axes are not a permutation of `axes`, or it is absent.
+        """
+        if self.is_flat:
+            self._must_permute(axes)
+            length = -(-prod(extents) // BITS) if self.storage == "bit" else 1
+            return Stored("uint8" if self.storage == "bit" else "int64", (length,), (1,), 0, length)
+        if self.storage == "absent":
+            raise LayoutError("an absent tensor is not stored")
+        strides, offset, length = self.placed(axes, extents)
+        return Stored("bool" if self.storage == "byte" else dtype, extents, strides, offset, length)
+
+    def _must_permute(self, axes: str) -> None:
+        if sorted(self.layout.axes.replace(STACK_AXIS, "")) != sorted(axes):
+            raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
 
 
 ABSENT = Form(Layout(""), "absent")

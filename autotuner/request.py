@@ -7,6 +7,7 @@ from typing import Any
 
 from autotuner.errors import InputError
 from autotuner.models import Model
+from autotuner.records import digest
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Request:
         device_name: None for any device of the type.
         gap: stop measuring as soon as the best plan so far is proven to take at most this share longer than the best
             there can be: 0.1 for a tenth.
+        estimated_gap: the same by learned costs of what is not measured: an expectation, no proof; reached earlier.
         budget_bytes: the most memory that a training step may need beside parameters and inputs; None for no limit.
         exhaustive: measure all there is, also what is proven to make no difference.
         again: solve anew even if the answer is known; measurements are reused all the same.
@@ -47,6 +49,7 @@ class Request:
     device_type: str = "cpu"
     device_name: str | None = None
     gap: float | None = None
+    estimated_gap: float | None = None
     budget_bytes: int | None = None
     exhaustive: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -55,8 +58,9 @@ class Request:
     end_to_end: bool = True
 
     def __post_init__(self) -> None:
-        if self.gap is not None and not (isfinite(self.gap) and self.gap >= 0):
-            raise InputError(f"gap is {self.gap}: give a share of 0 or more, such as 0.05, or none")
+        for name, share in (("gap", self.gap), ("estimated_gap", self.estimated_gap)):
+            if share is not None and not (isfinite(share) and share >= 0):
+                raise InputError(f"{name} is {share}: give a share of 0 or more, such as 0.05, or none")
         if self.budget_bytes is not None and self.budget_bytes < 1:
             raise InputError(f"the budget is {self.budget_bytes} bytes: give a number above 0, or none")
 
@@ -78,4 +82,11 @@ class Request:
         return cls(model=Model.from_json(value["model"]), limits=Limits(**value["limits"]), **plain)
 
 
-_PLAIN = ("device_type", "device_name", "gap", "budget_bytes", "exhaustive", "again", "retry", "end_to_end")
+def family_key(family: str, budget_bytes: int | None = None) -> str:
+    """Return the key of what answers to requests have in common: a model's family, and the budget."""
+    return family if budget_bytes is None else digest([family, budget_bytes])
+
+
+_PLAIN = (
+    "device_type", "device_name", "gap", "estimated_gap", "budget_bytes", "exhaustive", "again", "retry", "end_to_end",
+)  # fmt: skip

@@ -28,6 +28,7 @@ MatchName = Literal["exact", "near_device", "near_shape", "none"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Axis = Annotated[str, Field(pattern=AXIS)]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+Identifier = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -91,6 +92,9 @@ class Submission(Body):
     dtype: Dtype | None = None
     device: SubmittedDevice = SubmittedDevice()
     gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    estimated_gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    budget_bytes: Annotated[int, Field(ge=1, le=INTEGER_MAX, strict=True), Integer] | None = None
+    exhaustive: bool = False
     limits: SubmittedLimits = SubmittedLimits()
     again: bool = False
     retry: bool = False
@@ -116,6 +120,7 @@ class BestQuery(Query):
 
     `extent` and `option` are written as in the command line, `l=128` and `activation=relu`, once for each; the value
     of an option may be written as JSON. `device_name` is for one device, without it any of the type will do.
+    `budget_bytes` asks for what was tuned with this budget, and without it for what was tuned with none.
     """
 
     model: Annotated[Text | None, Field(examples=["bert-encoder:base"])] = None
@@ -128,6 +133,7 @@ class BestQuery(Query):
     dtype: Dtype | None = None
     device_type: Text = "cpu"
     device_name: Text | None = None
+    budget_bytes: Annotated[int, Field(ge=1, le=INTEGER_MAX)] | None = None
 
 
 class MeasurementsQuery(Query):
@@ -154,7 +160,9 @@ class Answer(BaseModel):
 
 
 class ProgressView(Answer):
-    """How far a job is: `done` of `total` calls of this stage; the best plan so far and the proven gap."""
+    """How far a job is: `done` of `total` calls of this stage; the best plan so far, and how far it may be from the
+    best there can be: `gap` is proven, `estimated_gap` follows from learned costs.
+    """
 
     stage: str
     done: int
@@ -165,6 +173,7 @@ class ProgressView(Answer):
     best_us: float | None
     bound_us: float | None
     gap: float | None
+    estimated_gap: float | None = None
     eta_s: float | None
 
 
@@ -183,6 +192,9 @@ class JobView(Answer):
     device_type: str
     device_name: str | None
     gap: float | None
+    estimated_gap: float | None = None
+    budget_bytes: int | None = None
+    exhaustive: bool = False
     limits: SubmittedLimits
     worker: str | None
     progress: ProgressView | None

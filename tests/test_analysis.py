@@ -3,8 +3,10 @@ import pytest
 from autotuner.analysis import (
     Cost,
     analyse,
+    form_bytes,
     fused_bytes,
     memory_usage_efficiency,
+    moved_bytes,
     operator_flop,
     reduction,
     tensor_bytes,
@@ -92,3 +94,14 @@ def test_memory_usage_efficiency_is_full_at_the_peak_without_waste() -> None:
     # 1 MB in 1 us is 1000 GB/s.
     assert memory_usage_efficiency(1e6, 1e6, 1.0, 1000.0) == pytest.approx(100.0)
     assert memory_usage_efficiency(1e6, 2e6, 4.0, 1000.0) == pytest.approx(25.0)
+
+
+def test_bytes_are_those_of_the_form_that_a_tensor_has() -> None:
+    sites = dict.fromkeys(("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout"), 0.1)
+    graph = load_model("bert-encoder").instantiate("tiny", options=sites).graph()
+    mask, elements = "output_dropout_mask", graph.elements("output_dropout_mask")
+    sizes = {text: form_bytes(graph, mask, text) for text in ("blh", "lbh:byte", "blh:bit", "hlb:seed", "absent")}
+    assert sizes == {"blh": 4 * elements, "lbh:byte": elements, "blh:bit": elements // 8, "hlb:seed": 8, "absent": 0}
+    assert form_bytes(graph, "query", "bl*np@1/3#query+key+value") == tensor_bytes(graph, "query")
+    steps = [[(mask, "blh:seed"), (mask, "blh")], [(mask, "blh"), (mask, "blh")]]
+    assert moved_bytes(graph, steps) == 8 + 2 * sizes["blh"]

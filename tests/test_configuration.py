@@ -18,6 +18,7 @@ from autotuner.configuration import (
     save_configuration,
 )
 from autotuner.errors import ConfigurationError
+from tests.explained import explained_configuration, with_again
 from tests.made_up import made_up_configuration, small_model
 
 Change = Callable[[dict[str, Any]], Any]
@@ -35,6 +36,23 @@ def test_a_configuration_survives_json(found: Configuration) -> None:
     assert again == timed
     assert again.measured is not None
     assert again.measured.ratios == {"eager": 1.5, "compile": 1.2}
+
+
+def test_everything_that_explains_a_plan_survives_json(found: Configuration) -> None:
+    full = explained_configuration(found.model)
+    value = json.loads(json.dumps(full.to_json()))
+    assert Configuration.from_json(value) == full
+    jsonschema.validate(value, json_schema())
+    assert value["overtaking"][0]["predicted_us"] == 8.5
+    assert value["fusions"][0]["alone_us"] == 9.5
+    assert value["certificate"]["statistics"] == {"largest_rows": 12, "cases": 1}
+
+
+def test_what_backward_computes_again_is_named_and_survives_json(found: Configuration) -> None:
+    repeated = with_again(explained_configuration(found.model))
+    assert repeated.recomputed == ("product",)
+    again = Configuration.from_json(json.loads(json.dumps(repeated.to_json())))
+    assert (again, again.recomputed) == (repeated, ("product",))
 
 
 def test_a_configuration_survives_a_file(found: Configuration, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotuner.errors import LayoutError
-from autotuner.layout import ABSENT, Form, Layout, Stack
+from autotuner.layout import ABSENT, Form, Layout, Stack, Stored
 
 letters = st.permutations("abcdefgh").flatmap(lambda p: st.integers(0, 8).map(lambda n: "".join(p[:n])))
 groups = st.lists(st.from_regex(r"[a-z_][a-z0-9_.]{0,6}", fullmatch=True), max_size=3).map("+".join)
@@ -14,8 +14,8 @@ groups = st.lists(st.from_regex(r"[a-z_][a-z0-9_.]{0,6}", fullmatch=True), max_s
 
 @st.composite
 def forms(draw: st.DrawFn) -> Form:
-    axes, storage = draw(letters), draw(st.sampled_from(["raw", "byte"]))
-    if draw(st.booleans()):
+    axes, storage = draw(letters), draw(st.sampled_from(["raw", "byte", "bit", "seed"]))
+    if storage in ("bit", "seed") or draw(st.booleans()):
         return Form(Layout(axes), storage)
     place = draw(st.integers(0, len(axes)))
     count = draw(st.integers(1, 4))
@@ -28,7 +28,9 @@ def test_a_form_that_is_printed_and_parsed_is_the_same_form(form: Form) -> None:
     assert Form.parse(str(form)) == form
 
 
-@pytest.mark.parametrize("text", ["blh", "", "bnqk:byte", "bl*np@1/3", "*h@0/2#query+key", "absent"])
+@pytest.mark.parametrize(
+    "text", ["blh", "", "bnqk:byte", "bnqk:bit", "bnqk:seed", "bl*np@1/3", "*h@0/2#query+key", "absent"]
+)
 def test_a_text_that_is_parsed_and_printed_is_the_same_text(text: str) -> None:
     assert str(Form.parse(text)) == text
 
@@ -47,7 +49,8 @@ def test_the_parts_of_a_form_are_read_from_its_text() -> None:
         ("bl@1", "'bl@1' is no form"),
         ("bb", "'bb' is no layout: write each axis once"),
         ("b**@0/2", "'b**' is no layout"),
-        ("bl:bits", "'bits' is no storage format: write raw, byte or absent"),
+        ("bl:bits", "'bits' is no storage format: write raw, byte, bit, seed or absent"),
+        ("b*l:bit@0/2", "a slice of a stack cannot be stored as a bit: write raw or byte"),
         ("bl*", "'bl*': a stacking axis `*` and a slice `@index/count` go together"),
         ("bl@0/2", "'bl': a stacking axis `*` and a slice `@index/count` go together"),
         ("bl*@2/2", "slice 2 of a stack of 2: the index must be below the count"),
@@ -112,6 +115,34 @@ def test_a_nameless_form_keeps_its_place_in_the_stack() -> None:
     assert Form.parse("bl").nameless() == Form.parse("bl")
 
 
-def test_storage_is_raw_byte_or_absent() -> None:
-    with pytest.raises(LayoutError, match="'float' is no storage format: write raw, byte or absent"):
+def test_storage_is_one_of_five() -> None:
+    with pytest.raises(LayoutError, match="'float' is no storage format: write raw, byte, bit, seed or absent"):
         Form(Layout("b"), "float")
+
+
+@pytest.mark.parametrize(
+    "text, stored",
+    [
+        ("khb", Stored("float32", (2, 3, 5), (1, 2, 6), 0, 30)),
+        ("khb:byte", Stored("bool", (2, 3, 5), (1, 2, 6), 0, 30)),
+        ("khb:bit", Stored("uint8", (4,), (1,), 0, 4)),
+        ("khb:seed", Stored("int64", (1,), (1,), 0, 1)),
+        ("*bhk@1/2", Stored("float32", (2, 3, 5), (15, 5, 1), 30, 60)),
+    ],
+)
+def test_what_memory_holds_follows_from_the_form(text: str, stored: Stored) -> None:
+    # 30 elements are 4 bytes of bits, two of them over.
+    assert Form.parse(text).stored("float32", "bhk", (2, 3, 5)) == stored
+
+
+@pytest.mark.parametrize("text", ["bhk:bit", "bhk:seed"])
+def test_bits_and_seeds_have_no_strides(text: str) -> None:
+    with pytest.raises(LayoutError, match=f"form {text} has no strides"):
+        Form.parse(text).placed("bhk", (2, 3, 5))
+    with pytest.raises(LayoutError, match=f"form {text} does not fit a tensor with axes 'bh'"):
+        Form.parse(text).stored("float32", "bh", (2, 3))
+
+
+def test_an_absent_tensor_is_not_stored() -> None:
+    with pytest.raises(LayoutError, match="an absent tensor is not stored"):
+        ABSENT.stored("float32", "b", (2,))

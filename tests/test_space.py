@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import yaml
 from autotuner.errors import SpaceError
 from autotuner.fusion import stack_families
 from autotuner.graph import Graph, training_graph
-from autotuner.kernels import KERNELS
+from autotuner.kernels import KERNELS, Kernel
 from autotuner.layout import Form
 from autotuner.models import load_model, search_spaces_dir
+from autotuner.records import Call, Candidate, Scalar, Subgraph
 from autotuner.space import (
     KernelEntry,
     Space,
@@ -24,6 +26,7 @@ from autotuner.space import (
     given_forms,
     load_space,
     plain,
+    without_params,
 )
 
 ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
@@ -77,6 +80,13 @@ def encoder() -> Space:
         ({"kernels": {"torch_matmul": {"layout": "all"}}}, r"kernels\.torch_matmul\.layout\n"),
         ({"kernels": {"torch_matmul": {"layouts": "some"}}}, r"Input should be 'all' or 'declared'"),
         ({"version": 2}, r"version\n.*Input should be 1"),
+        ({"kernels": {"torch_matmul": {"params": {"block": []}}}}, r"block: \[\]; list one value or more, each once"),
+        ({"kernels": {"torch_matmul": {"params": {"block": [1, 2, 1]}}}}, r"block: \[1, 2, 1\]; list one value"),
+        (
+            {"kernels": {"torch_matmul": {"params": {name: list(range(10)) for name in "abcde"}}}},
+            r"100,000; at most 65,536",
+        ),
+        ({"kernels": {"torch_matmul": {"trials": 0}}}, r"trials\n.*greater than or equal to 1"),
         ({"max_operators": 0}, r"max_operators\n.*greater than or equal to 1"),
     ],
 )
@@ -111,11 +121,12 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str) -> None:
 def test_every_kernel_of_the_cpu_is_described() -> None:
     found = describe(load_space(CPU))
     assert found["device_type"] == "cpu"
-    assert found["conversions"] == ["torch_copy"]
+    assert "torch_copy" in found["conversions"]
     assert found["kernels"]["torch_matmul_bias"] == {
-        "covers": ["contraction", "bias"], "layouts": "all", "params": {},
+        "covers": ["contraction", "bias"], "layouts": "all", "params": {}, "cells": "enumerated", "combinations": 1,
+        "tried": 1,
     }  # fmt: skip
-    assert set(found["kernels"]) | {"torch_copy"} == {kernel.name for kernel in KERNELS}
+    assert set(found["kernels"]) | set(found["conversions"]) == {kernel.name for kernel in KERNELS}
 
 
 def test_inputs_outputs_and_gradients_lie_as_declared_and_parameters_as_a_framework_can_store_them() -> None:
@@ -209,6 +220,85 @@ def test_parameters_multiply_out(tmp_path: Path) -> None:
     assert len({choice.call.key for choice in space.choices}) == 3
 
 
+def never_more_than_64(_subgraph: Subgraph, candidate: Candidate) -> str | None:
+    block = dict(candidate.params)["block"]
+    return f"block {block} is larger than 64" if int(block) > 64 else None
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """A bias with launch parameters, of which it refuses some; in every layout that a bias takes."""
+    kernel = replace(KERNELS["torch_bias"], name="blocked_bias", refuses=never_more_than_64)
+    monkeypatch.setitem(KERNELS._kernels, kernel.name, kernel)
+    return kernel
+
+
+def sampled_space(graph: Graph, params: dict[str, list[Scalar]], **asked: Any) -> Space:
+    entries = file("torch_matmul", "torch_bias_grad").kernels
+    entries["blocked_bias"] = KernelEntry(params=params, **asked)
+    return build_space(graph, SpaceFile(version=1, device_type="cpu", kernels=entries, conversions=["torch_copy"]))
+
+
+def test_a_cell_with_many_combinations_is_held_with_those_to_start_with(tmp_path: Path, blocked: Kernel) -> None:
+    params: dict[str, list[Scalar]] = {"block": [8, 16, 32, 64, 128], "warps": [1, 2, 4], "stages": [1, 2, 3]}
+    space = sampled_space(linear(tmp_path), params, trials=12)
+    assert sorted(cell.call.subgraph.nodes[0].spec for cell in space.cells) == ["ab,a->ab", "ab,b->ab"]  # two layouts
+    for cell in space.cells:
+        assert (cell.kernel, len(cell.combinations), cell.trials) == (blocked.name, 4 * 3 * 3, 12)
+        tried = [tuple(dict(c.candidate.params).values()) for c in space.calls.values() if cell.key == bare(c)]
+        assert tried == [(8, 1, 1), (32, 2, 2)]  # the last of each list is refused
+
+
+def test_where_a_kernel_refuses_every_start_the_first_that_it_admits_is_one(tmp_path: Path, blocked: Kernel) -> None:
+    space = sampled_space(linear(tmp_path), {"block": [128, 64, 256, 512], "warps": [4, 2]}, enumerate_up_to=1)
+    params = {choice.candidate.params for choice in space.choices if choice.candidate.kernel == blocked.name}
+    assert params == {(("block", 64), ("warps", 4))}
+
+
+@pytest.mark.parametrize("up_to, cells", [(5, 2), (6, 0), (8, 0)])
+def test_a_cell_is_enumerated_where_few_combinations_are_admitted(
+    tmp_path: Path, blocked: Kernel, up_to: int, cells: int
+) -> None:
+    space = sampled_space(linear(tmp_path), {"block": [16, 32, 64, 128], "warps": [1, 2]}, enumerate_up_to=up_to)
+    assert len(space.cells) == cells
+    found = {choice.candidate.params for choice in space.choices if choice.candidate.kernel == blocked.name}
+    assert len(found) == (2 if cells else 6)
+
+
+def test_a_kernel_that_refuses_all_has_no_cell(tmp_path: Path, blocked: Kernel) -> None:
+    space = sampled_space(linear(tmp_path), {"block": [128, 256], "warps": [1, 2]}, enumerate_up_to=1)
+    assert space.cells == ()
+    assert not any(choice.candidate.kernel == blocked.name for choice in space.choices)
+
+
+@pytest.mark.usefixtures("blocked")
+def test_what_is_tried_of_a_cell_becomes_a_choice_wherever_the_cell_is(tmp_path: Path) -> None:
+    space = sampled_space(linear(tmp_path), {"block": [8, 16, 32], "warps": [1, 2]}, enumerate_up_to=2)
+    cell = space.cells[0]
+    call = cell.called((("block", 16), ("warps", 1)))
+    assert call.key not in space.calls
+    tried = space.with_calls([call, call])
+    assert tried.calls.keys() - space.calls.keys() == {call.key}
+    places = {(c.cover, c.forms) for c in space.choices if bare(c.call) == cell.key}
+    assert {(c.cover, c.forms) for c in tried.choices if c.call.key == call.key} == places
+    assert len(tried.choices) == len(space.choices) + len(places)
+    assert tried.with_calls([call]) is tried
+
+
+def bare(call: Call) -> str:
+    return without_params(call).key
+
+
+def test_a_kernel_with_many_combinations_is_described_as_sampled() -> None:
+    asked = file("torch_matmul", "torch_bias")
+    asked.kernels["torch_bias"] = KernelEntry(params={"block": list(range(10)), "warps": [1, 2, 4, 8]}, trials=20)
+    described = describe(asked)["kernels"]["torch_bias"]
+    assert (described["cells"], described["combinations"], described["tried"]) == ("sampled", 40, 20)
+    asked.kernels["torch_bias"].enumerate_up_to = 40
+    described = describe(asked)["kernels"]["torch_bias"]
+    assert (described["cells"], described["combinations"], described["tried"]) == ("enumerated", 40, 40)
+
+
 def test_every_choice_of_the_layer_fits_its_tensors_and_its_kernel(encoder: Space) -> None:
     assert len(encoder.choices) > 2000
     for choice in encoder.choices:
@@ -280,6 +370,43 @@ def test_names_of_operators_do_not_reach_calls(encoder: Space) -> None:
 )
 def test_a_conversion_changes_the_order_of_two_axes_or_more(source: str, target: str, possible: bool) -> None:
     assert convertible(source, target) is possible
+
+
+@pytest.mark.parametrize(
+    "source, target, possible",
+    [
+        ("bf", "bf:bit", True),
+        ("bf:bit", "bf:byte", True),
+        ("bf:seed", "bf", True),
+        ("bf:byte", "bf", True),
+        ("bf", "bf:seed", False),
+        ("bf:bit", "bf:seed", False),
+        ("bf", "fb:bit", False),
+        ("bf:bit", "fb:bit", False),
+    ],
+)
+def test_to_save_memory_a_mask_changes_its_storage_in_one_order(source: str, target: str, possible: bool) -> None:
+    assert convertible(source, target, saving=True) is possible
+    assert not convertible(source, target)
+
+
+def test_to_save_memory_a_space_has_seeds_and_changes_of_storage_beside_all_that_it_had(encoder: Space) -> None:
+    saving = build_space(layer(), load_space(CPU), saving=True)
+    mask = "output_dropout_mask"
+    assert not any(":bit" in text or ":seed" in text for choice in encoder.choices for text in choice.forms)
+    assert forms(saving, mask) == forms(encoder, mask) | {"blh:seed"}
+    plainly = {(choice.cover.operators, choice.forms, choice.call.key) for choice in encoder.choices}
+    assert plainly < {(choice.cover.operators, choice.forms, choice.call.key) for choice in saving.choices}
+    assert set(encoder.conversions) < set(saving.conversions)
+    changes = [c for c in saving.conversions if c.candidate.kernel != "torch_copy"]
+    assert {(c.source, c.target, c.candidate.kernel) for c in changes if (c.tensor, c.source[:3]) == (mask, "blh")} == {
+        ("blh", "blh:byte", "inductor_cast"), ("blh:byte", "blh", "inductor_cast"),
+        ("blh", "blh:bit", "inductor_pack"), ("blh:byte", "blh:bit", "inductor_pack"),
+        ("blh:bit", "blh", "inductor_unpack"), ("blh:bit", "blh:byte", "inductor_unpack"),
+        ("blh:seed", "blh", "inductor_expand"), ("blh:seed", "blh:byte", "inductor_expand"),
+    }  # fmt: skip
+    assert {c.tensor.rpartition("_")[2] for c in changes} == {"mask"}
+    assert {c.call.subgraph.nodes[0].attributes for c in changes} == {(("p", 0.1),)}
 
 
 def test_a_slice_with_the_stack_outermost_is_an_ordinary_tensor() -> None:

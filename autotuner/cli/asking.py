@@ -9,8 +9,11 @@ from rich.table import Table
 from autotuner.cli.following import Followed
 from autotuner.cli.options import (
     Again,
+    Budget,
     Dtype,
     EndToEnd,
+    EstimatedGap,
+    Exhaustive,
     Extent,
     Gap,
     Json,
@@ -19,6 +22,7 @@ from autotuner.cli.options import (
     Option,
     Output,
     Retry,
+    given_bytes,
     given_extents,
     given_options,
 )
@@ -27,7 +31,7 @@ from autotuner.errors import AutotunerError, NotFoundError
 
 if TYPE_CHECKING:
     from autotuner.client import Client
-    from autotuner.wire import BestView, JobStateName, JobView
+    from autotuner.wire import BestView, JobStateName, JobView, ProgressView
 
 commands = typer.Typer()
 
@@ -66,6 +70,9 @@ def submit(
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
     gap: Gap = None,
+    estimated_gap: EstimatedGap = None,
+    budget: Budget = None,
+    exhaustive: Exhaustive = False,
     max_seconds: MaxSeconds = None,
     max_measurements: MaxMeasurements = None,
     again: Again = False,
@@ -83,7 +90,8 @@ def submit(
     with client(server) as asked:
         job = asked.submit(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
-            device_name=device_name, gap=gap, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
+            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=given_bytes(budget),
+            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
             retry=retry, end_to_end=end_to_end,
         )  # fmt: skip
         _warn_if_nobody(asked, job, quiet=as_json)
@@ -191,20 +199,22 @@ def best(
     dtype: Dtype = None,
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
+    budget: Budget = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
     """Print the best configuration that a service knows, how good a match it is, and what differs.
 
     Matches: exact; near_device, tuned on another device; near_shape, tuned for other extents, which does not run with
-    yours; none, with exit code 2. --output writes the configuration for `show`, `check`, `report` and autotuner.apply.
+    yours; none, with exit code 2. What was tuned with a budget is found with the same budget only. --output writes the
+    configuration for `show`, `check`, `report` and autotuner.apply.
     """
     from autotuner.configuration import Configuration, save_configuration
 
     with client(server) as asked:
         found = asked.best(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
-            device_name=device_name,
+            device_name=device_name, budget_bytes=given_bytes(budget),
         )  # fmt: skip
     if as_json:
         emit(found.model_dump(mode="json"))
@@ -265,6 +275,8 @@ def _print_job(job: "JobView") -> None:
         ("options", " ".join(f"{name}={value}" for name, value in job.options.items())),
         ("device", f"{job.device_type}, {job.device_name or 'any'}"),
         ("stops at", _stops(job)),
+        ("measures", "everything" if job.exhaustive else ""),
+        ("budget", "" if job.budget_bytes is None else f"{job.budget_bytes:,} bytes"),
         ("worker", job.worker or "none yet"),
         ("created", _moment(job.created_at)),
         ("started", _moment(job.started_at)),
@@ -288,8 +300,16 @@ def _progress_rows(job: "JobView") -> list[tuple[str, str]]:
     return [
         ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}{eta}"),
         ("calls", f"{progress.measured:,} measured, {progress.reused:,} reused, {progress.failed:,} failed"),
-        ("best so far", f"{_us(progress.best_us)} us, gap {_share(progress.gap)}" if progress.best_us else ""),
+        ("best so far", _best(progress)),
     ]
+
+
+def _best(progress: "ProgressView") -> str:
+    """Say how long the best plan so far takes, and by what share it may be longer than the best there can be."""
+    if not progress.best_us:
+        return ""
+    expected = "" if progress.estimated_gap is None else f", {_share(progress.estimated_gap)} by estimate"
+    return f"{_us(progress.best_us)} us, gap {_share(progress.gap)}{expected}"
 
 
 def _job_state(job: "JobView") -> str:
@@ -298,7 +318,8 @@ def _job_state(job: "JobView") -> str:
 
 def _stops(job: "JobView") -> str:
     limits = [
-        ("gap", job.gap, ""), ("", job.limits.seconds, " s"), ("", job.limits.measurements, " measurements"),
+        ("gap", job.gap, ""), ("estimated gap", job.estimated_gap, ""), ("", job.limits.seconds, " s"),
+        ("", job.limits.measurements, " measurements"),
     ]  # fmt: skip
     return ", ".join(f"{name} {value:g}{unit}".strip() for name, value, unit in limits if value is not None)
 

@@ -65,7 +65,8 @@ def note_of(progress: "ProgressView") -> str:
     parts = [", ".join(f"{count:,} {name}" for name, count in counts if count)]
     if progress.best_us is not None:
         gap = "" if progress.gap is None else f", gap {progress.gap:.1%}"
-        parts.append(f"best {progress.best_us:,.1f} us{gap}")
+        expected = "" if progress.estimated_gap is None else f", {progress.estimated_gap:.1%} by estimate"
+        parts.append(f"best {progress.best_us:,.1f} us{gap}{expected}")
     if progress.eta_s:
         parts.append(f"{progress.eta_s:,.0f} s left")
     return "; ".join(part for part in parts if part)

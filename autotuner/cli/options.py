@@ -1,5 +1,6 @@
 """What several commands take: arguments and options, and the model that they name together."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,17 @@ Gap = Annotated[
         show_default="measure all that could matter",
     ),
 ]
+EstimatedGap = Annotated[
+    float | None,
+    typer.Option(help="The same by costs learned from what is measured: reached earlier, and no proof, e.g. 0.01."),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="The most memory that a step may need beside parameters and inputs, e.g. 512MiB."),
+]
+Exhaustive = Annotated[
+    bool, typer.Option("--exhaustive", help="Measure everything, also what is proven to make no difference.")
+]
 MaxSeconds = Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")]
 MaxMeasurements = Annotated[int | None, typer.Option(help="Stop after so many new measurements.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -68,6 +80,21 @@ def given_extents(texts: Sequence[str] | None) -> dict[str, int]:
 def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
     """Read `--option activation=relu`, each time that it was given; values are written as in YAML."""
     return {name: yaml.safe_load(text) for name, text in _pairs(texts, "--option", "activation=relu")}
+
+
+def given_bytes(text: str | None) -> int | None:
+    """Read `--budget 512MiB`: a number, with KiB, MiB or GiB for powers of 1024, KB, MB or GB for powers of 1000.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"--budget {text!r}: write a number of bytes, or one with a unit, such as 512MiB")
+    number, unit = match[1], (match[2] or "").lower()
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1] or " "))
 
 
 def _pairs(texts: Sequence[str] | None, flag: str, example: str) -> list[tuple[str, str]]:

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from autotuner.errors import InputError
 if TYPE_CHECKING:
     from autotuner.configuration import Configuration, Measured
     from autotuner.device import Device
+    from autotuner.explanation import OperatorExplanation, TensorExplanation
     from autotuner.models.schema import Definition
     from autotuner.problem import Solution
     from autotuner.runtime import CheckReport
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
 out = Console()
 err = Console(stderr=True)
 
+OVERTAKING_MAX = 10
 COVERED_SETS = {"inductor": "connected sets"}
 STAGES = {
     "space": "enumerating",
+    "search": "searching launch parameters",
+    "ceilings": "measuring ceilings",
     "compile": "compiling",
     "measure": "measuring",
     "confirm": "confirming",
@@ -96,6 +101,8 @@ def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = 
     _print_totals(found)
     if found.measured:
         print_measured(found.measured, found.certificate.predicted_us)
+    if steps:
+        _print_certificate(found)
 
 
 def _print_steps(found: "Configuration", every: bool) -> None:
@@ -125,33 +132,109 @@ def _print_fusions(found: "Configuration") -> None:
     out.print(fusions)
 
 
+def _print_certificate(found: "Configuration") -> None:
+    """Print how good the plan is and why it is not better, and what could still overtake it."""
+    from autotuner.explanation import explain_plan
+
+    explained = explain_plan(found)
+    _print_words("how good it is", explained.words)
+    if explained.overtaking:
+        number, shown = explained.overtaking_count, explained.overtaking[:OVERTAKING_MAX]
+        overtaking = Table("computes", "how", "us more in all", "at least", title="what could still overtake")
+        overtaking.caption = f"{len(shown)} of {number}, within the intervals of what was measured"
+        for column in (2, 3):
+            overtaking.columns[column].justify = "right"
+        for other in shown:
+            alternative = other.alternative
+            extra = (f"{us:+.1f}" for us in (alternative.extra_us, alternative.extra_low_us))
+            overtaking.add_row(" + ".join(alternative.operators), other.difference, *extra)
+        out.print(overtaking)
+
+
+def print_explanation(explained: "OperatorExplanation | TensorExplanation", *, as_json: bool) -> None:
+    """Print why an operator or a tensor is what it is in a plan."""
+    if as_json:
+        emit(asdict(explained))
+        return
+    _print_words(getattr(explained, "operator", "") or getattr(explained, "tensor", ""), explained.words)
+
+
+def _print_words(title: str, sentences: Iterable[str]) -> None:
+    out.print(title, style="bold", markup=False, highlight=False)
+    for sentence in sentences:
+        out.print(f"  {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _print_totals(found: "Configuration") -> None:
     from autotuner.analysis import reduction
 
     certificate = found.certificate
     conversions = [step for step in found.steps if step.is_conversion]
     saved = reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"])
-    above = (
-        "too little is measured"
-        if certificate.proven_gap is None
-        else f"the plan is {certificate.proven_gap:.2%} above"
-    )
+    above = "the plan is {:.2%} above" if certificate.proven_gap else "no plan takes less"
+    if certificate.proven_gap is None:
+        above = "too little is measured"
+    estimated = certificate.estimated_gap is not None
     noise = "not measured" if certificate.noise_floor is None else f"{certificate.noise_floor:.1%}"
     counts = [f"{found.counts.get(key, 0):,}" for key in ("measured", "reused", "failed")]
     rows = [
         ("predicted, kernels of one training step", f"{certificate.predicted_us:,.1f} us"),
-        ("sum of each operator's best", f"{certificate.lower_bound_us:,.1f} us ({above})"),
+        ("if their 95 % intervals hold", f"{certificate.low_us:,.1f} to {certificate.high_us:,.1f} us"),
+        ("lower bound, proven", f"{certificate.lower_bound_us:,.1f} us ({above.format(certificate.proven_gap)})"),
+        *([("gap by learned costs, estimated", f"{certificate.estimated_gap:.2%}")] if estimated else []),
         ("the paper's shortest path", _us(certificate.baseline_us)),
         ("every operator alone, as declared", _us(certificate.default_us)),
         ("conversions", f"{len(conversions)}, {sum(step.predicted_us for step in conversions):,.1f} us"),
         ("bytes moved against unfused", f"{-saved:+.1f} %"),
+        *_memory_rows(found),
+        *_sampled_rows(found),
         ("calls measured / reused / failed", " / ".join(counts)),
         ("noise floor of this device", noise),
+        *([("solving took", _statistics_words(certificate.statistics))] if certificate.statistics else []),
     ]
     summary = Table("", "", show_header=False)
     for label, text in rows:
         summary.add_row(label, text)
     out.print(summary)
+
+
+def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
+    """Yield how much of the cells was tried of which not all is; what was not is neither best nor worst."""
+    count = {name: found.counts.get(name, 0) for name in ("cells_enumerated", "cells_sampled", "sampled_combinations")}
+    if count["cells_sampled"]:
+        cells = f"{count['cells_enumerated']:,} enumerated, {count['cells_sampled']:,} sampled"
+        tried = f"{found.counts.get('sampled_tried', 0):,} of {count['sampled_combinations']:,} tried, the rest unknown"
+        yield "cells (kernel and forms)", f"{cells}: {tried}"
+
+
+def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
+    from autotuner.explanation import binary
+
+    memory = found.memory
+    if memory is not None:
+        budget = "none" if memory.budget_bytes is None else binary(memory.budget_bytes)
+        yield (
+            "memory: held for backward / peak / budget",
+            " / ".join((binary(memory.held_bytes), binary(memory.peak_bytes), budget)),
+        )
+    if found.measured is not None and found.measured.peak_bytes is not None:
+        peaks = {"this": found.measured.peak_bytes} | dict(found.measured.peers_peak_bytes)
+        told = [f"{name} {binary(peak)}" for name, peak in peaks.items() if peak is not None]
+        yield "measured peak", ", ".join(told)
+
+
+def _statistics_words(statistics: Mapping[str, float]) -> str:
+    """Write what solving took; what a solver counts under another name is written with that name."""
+    from autotuner.explanation import binary, counted
+
+    known = {
+        "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",
+        "largest_bytes": lambda n: f"{binary(int(n))} for it",
+        "estimated_bytes": lambda n: f"{binary(int(n))} at most without bounds, estimated",
+        "cases": lambda n: counted(int(n), "case"),
+    }
+    other = "{}: {:,g}".format
+    return ", ".join(known[name](n) if name in known else other(name, n) for name, n in statistics.items())
 
 
 def _us(value: float | None) -> str:
@@ -173,11 +256,14 @@ def print_solution(solution: "Solution", *, as_json: bool) -> None:
     """Print what a solver found for a problem that carries no model."""
     if as_json:
         emit({"solver": solution.solver, "total_us": solution.total_us, "lower_bound_us": solution.lower_bound_us,
-              "gap": solution.gap, "states": dict(solution.states)})  # fmt: skip
+              "gap": solution.gap, "statistics": dict(solution.statistics),
+              "states": dict(solution.states)})  # fmt: skip
         return
     out.print(
         f"{solution.solver}: {solution.total_us:.1f} us, bound {solution.lower_bound_us:.1f}, gap {solution.gap:.2%}"
     )
+    if solution.statistics:
+        out.print(_statistics_words(solution.statistics), highlight=False)
     for name, state in solution.states.items():
         out.print(f"  {name}: {state}", markup=False, highlight=False)
 
@@ -216,6 +302,8 @@ def print_kernels(name: str, described: Mapping[str, Any]) -> None:
     kernels = Table(Column("kernel", overflow="fold"), "covers", "layouts", "parameters", title=f"kernels on {name}")
     for kernel, entry in described["kernels"].items():
         params = " ".join(f"{p}={v}" for p, v in entry["params"].items())
+        if entry["cells"] == "sampled":
+            params += f"; sampled: {entry['tried']:,} of {entry['combinations']:,}"
         covers = " + ".join(entry["covers"]) or COVERED_SETS.get(kernel, "siblings, stacked")
         kernels.add_row(kernel, covers, entry["layouts"], params)
     out.print(kernels)

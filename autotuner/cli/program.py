@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from autotuner.cli import asking, reporting, serving, tuning
+from autotuner.cli import asking, reporting, serving, solving, tuning
 from autotuner.cli.printing import err
 from autotuner.errors import AutotunerError
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 130 interrupted (what was measured is "
     "kept).",
 )
-for module in (tuning, reporting, serving, asking):
+for module in (tuning, solving, reporting, serving, asking):
     app.add_typer(module.commands)
 
 

@@ -57,8 +57,10 @@ def _measured(found: "Configuration", database: str, space: Path | None) -> "tup
     from autotuner.database import open_database
     from autotuner.report import compare, tally
     from autotuner.space import build_space, space_file
+    from autotuner.tuner import with_known_calls
 
     whole = build_space(found.graph(), space_file(found.environment["device_type"], space))
     with open_database(database, make=False) as opened:
+        whole = with_known_calls(whole, opened, found.environment_key)
         known = opened.find(found.environment_key, tuple(whole.calls))
     return compare(whole, known, found), tally(whole, known)

@@ -1,6 +1,5 @@
 """Commands on this machine: tune, and what goes before and after it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,14 @@ import typer
 
 from autotuner.cli.options import (
     Again,
+    Budget,
     ConfigurationPath,
     DatabaseOption,
     Device,
     Dtype,
     EndToEnd,
+    EstimatedGap,
+    Exhaustive,
     Extent,
     Gap,
     Json,
@@ -25,6 +27,7 @@ from autotuner.cli.options import (
     Reference,
     Retry,
     Threads,
+    given_bytes,
     given_model,
 )
 from autotuner.cli.printing import (
@@ -35,11 +38,10 @@ from autotuner.cli.printing import (
     print_check,
     print_configuration,
     print_devices,
+    print_explanation,
     print_kernels,
     print_measured,
     print_models,
-    print_solution,
-    write,
 )
 from autotuner.errors import CheckError, InputError
 
@@ -61,6 +63,9 @@ def tune(
     retry: Retry = False,
     end_to_end: EndToEnd = True,
     gap: Gap = None,
+    estimated_gap: EstimatedGap = None,
+    budget: Budget = None,
+    exhaustive: Exhaustive = False,
     max_seconds: MaxSeconds = None,
     max_measurements: MaxMeasurements = None,
     as_json: Json = False,
@@ -75,7 +80,8 @@ def tune(
     with _interruptible(), Shown(quiet=as_json) as show:
         found = api.tune(
             chosen, database=database, device=device, threads=threads, space=space, watch=show, again=again,
-            retry=retry, end_to_end=end_to_end, gap=gap, limits=api.Limits(max_seconds, max_measurements),
+            retry=retry, end_to_end=end_to_end, gap=gap, estimated_gap=estimated_gap,
+            budget_bytes=given_bytes(budget), exhaustive=exhaustive, limits=api.Limits(max_seconds, max_measurements),
         )  # fmt: skip
     if output is not None:
         api.save_configuration(found, output)
@@ -95,76 +101,29 @@ def _interruptible() -> Iterator[None]:
 
 
 @commands.command()
-def solve(
-    model: Reference,
-    solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
-    output: Output = None,
-    problem: Annotated[Path | None, typer.Option(help="Write the problem as JSON here.")] = None,
-    extent: Extent = None,
-    option: Option = None,
-    dtype: Dtype = None,
-    database: DatabaseOption = None,
-    device: Device = "cpu",
-    threads: Threads = None,
+def show(
+    path: ConfigurationPath,
+    operator: Annotated[str | None, typer.Option(help="Say why this operator is computed as it is.")] = None,
+    tensor: Annotated[str | None, typer.Option(help="Say in which forms this tensor exists, and why.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Solve with what the database holds already, measuring nothing; or solve a saved problem (a .json file)."""
-    from autotuner.solvers import SOLVERS
+    """Show a configuration: each kernel with its layouts and times, and how good the plan is proven to be.
 
-    if solver not in SOLVERS:
-        raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
-    if model.endswith(".json"):
-        _solve_problem(Path(model), solver, as_json)
-        return
-    from autotuner import tuner
-    from autotuner.configuration import save_configuration
-    from autotuner.database import open_database
-    from autotuner.device import environment
-    from autotuner.graph.autodiff import training_graph
-    from autotuner.measure import cpu_policy, rotate_bytes
-    from autotuner.problem.formulate import formulate
-    from autotuner.settings import Settings
-    from autotuner.space import build_space, space_file
-
-    settings = Settings.from_environment()
-    chosen = given_model(model, extent, option, dtype)
-    threads = threads if threads is not None else settings.threads
-    here = environment(device, threads, cpu_policy(threads, rotate_bytes(training_graph(chosen.graph()))).facts())
-    with open_database(database or settings.database_url, make=False) as opened:
-        whole = build_space(training_graph(chosen.graph()), space_file(device))
-        known = opened.find(here.key, tuple(whole.calls))
-        noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
-    failed = sum(measurement.status != "ok" for measurement in known.values())
-    counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
-    found = tuner.build_configuration(chosen, whole, known, here, counts, solver=solver, noise_floor=noise_floor)
-    if problem is not None:
-        costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
-        write(problem, json.dumps(formulate(whole, costs).problem.to_json()))
-    if output is not None:
-        save_configuration(found, output)
-    print_configuration(found, as_json=as_json)
-
-
-def _solve_problem(path: Path, solver: str, as_json: bool) -> None:
-    from autotuner.errors import ProblemError
-    from autotuner.problem import Problem
-    from autotuner.solvers import SOLVERS
-
-    try:
-        value = json.loads(path.read_text())
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ProblemError(f"{path}: this is no problem, it is not JSON ({error})") from error
-    print_solution(SOLVERS[solver](Problem.from_json(value)), as_json=as_json)
-
-
-@commands.command()
-def show(path: ConfigurationPath, as_json: Json = False) -> None:
-    """Show a configuration: each kernel with its layouts, its time, and the best measured for the same work."""
+    With --operator, why that one was chosen: what it loses against its own best, and what the best plan with another
+    way to compute it would take. With --tensor, the same for the forms of a tensor.
+    """
     from autotuner.configuration import load_configuration
+    from autotuner.explanation import explain_operator, explain_tensor
 
-    print_configuration(load_configuration(path), as_json=as_json, steps=True)
+    found = load_configuration(path)
+    if operator is not None and tensor is not None:
+        raise InputError(f"--operator {operator} and --tensor {tensor}: give one of the two")
+    if operator is not None:
+        print_explanation(explain_operator(found, operator), as_json=as_json)
+    elif tensor is not None:
+        print_explanation(explain_tensor(found, tensor), as_json=as_json)
+    else:
+        print_configuration(found, as_json=as_json, steps=True)
 
 
 @commands.command()

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from time import monotonic, sleep
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx2
 
@@ -12,6 +13,7 @@ from autotuner.client.submitting import GivenModel, best_query, checked, params,
 from autotuner.client.transport import Patience, Transport
 from autotuner.configuration import Configuration
 from autotuner.errors import JobStateError, ServiceError
+from autotuner.explanation import OperatorExplanation, TensorExplanation
 from autotuner.records import Scalar, Status
 from autotuner.wire import (
     PAGE_MAX,
@@ -91,6 +93,9 @@ class Client:
         device: str = "cpu",
         device_name: str | None = None,
         gap: float | None = None,
+        estimated_gap: float | None = None,
+        budget_bytes: int | None = None,
+        exhaustive: bool = False,
         max_seconds: float | None = None,
         max_measurements: int | None = None,
         again: bool = False,
@@ -108,6 +113,9 @@ class Client:
             device: device type.
             device_name: of one device, as `devices` lists it; None for any of the type.
             gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
+            estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
+            budget_bytes: the most memory that a training step may need beside parameters and inputs.
+            exhaustive: measure everything, also what is proven to make no difference.
             max_seconds, max_measurements: stop after so much measuring, with the best plan so far.
             again: solve anew even if the answer is known; measurements are reused all the same.
             retry: measure once more what has failed.
@@ -118,8 +126,9 @@ class Client:
         """
         body = submission(
             model, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
-            device_name=device_name, gap=gap, max_seconds=max_seconds, max_measurements=max_measurements,
-            again=again, retry=retry, end_to_end=end_to_end,
+            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=budget_bytes,
+            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
+            retry=retry, end_to_end=end_to_end,
         )  # fmt: skip
         return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
 
@@ -190,6 +199,7 @@ class Client:
         dtype: str | None = None,
         device: str = "cpu",
         device_name: str | None = None,
+        budget_bytes: int | None = None,
     ) -> BestView:
         """Return the best configuration that is known for a model on a device, and how good a match it is.
 
@@ -199,13 +209,14 @@ class Client:
             model: as in `submit`.
             family: in place of `model`, the family of a job; `extents` and `dtype` must then be given.
             device_name: None for any device of the type.
+            budget_bytes: that it was tuned with; None for what was tuned without one.
 
         Raises:
             InputError: neither model nor family, or both.
         """
         query = best_query(
             model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
-            device_name=device_name,
+            device_name=device_name, budget_bytes=budget_bytes,
         )  # fmt: skip
         key = query.model_dump_json()
         tag, kept = self._answers.get(key, ("", None))
@@ -229,6 +240,16 @@ class Client:
         path = f"v1/configurations/{configuration_id}"
         view = self._transport.read(ConfigurationView, self._transport.get(path))
         return Configuration.from_json(view.configuration, f"{self.url}/{path}")
+
+    def explain_operator(self, configuration_id: int, name: str) -> OperatorExplanation:
+        """Return why an operator is computed as it is in a configuration, and what every other way would cost."""
+        path = f"v1/configurations/{configuration_id}/operators/{quote(name, safe='')}"
+        return self._transport.read(OperatorExplanation, self._transport.get(path))
+
+    def explain_tensor(self, configuration_id: int, name: str) -> TensorExplanation:
+        """Return in which forms a tensor exists in a configuration, and what other forms would cost."""
+        path = f"v1/configurations/{configuration_id}/tensors/{quote(name, safe='')}"
+        return self._transport.read(TensorExplanation, self._transport.get(path))
 
     # What is known
 

@@ -47,6 +47,9 @@ def submission(
     device: str,
     device_name: str | None,
     gap: float | None,
+    estimated_gap: float | None,
+    budget_bytes: int | None,
+    exhaustive: bool,
     max_seconds: float | None,
     max_measurements: int | None,
     again: bool,
@@ -69,6 +72,9 @@ def submission(
         dtype=dtype,
         device={"type": device, "name": device_name},
         gap=gap,
+        estimated_gap=estimated_gap,
+        budget_bytes=budget_bytes,
+        exhaustive=exhaustive,
         limits={"seconds": max_seconds, "measurements": max_measurements},
         again=again,
         retry=retry,
@@ -86,6 +92,7 @@ def best_query(
     dtype: str | None,
     device: str,
     device_name: str | None,
+    budget_bytes: int | None = None,
 ) -> BestQuery:
     """Return the query that asks for the best configuration; of a model file, it names the family.
 
@@ -112,6 +119,7 @@ def best_query(
         dtype=dtype,
         device_type=device,
         device_name=device_name,
+        budget_bytes=budget_bytes,
     )
 
 

@@ -1,10 +1,10 @@
-"""Dropout masks drawn by a counter-based generator in one compiled kernel; torch's own ways are in `elementwise`."""
+"""Dropout masks drawn by a counter-based generator, at once or as a seed; torch's own ways are in `elementwise`."""
 
 from collections.abc import Iterator
 from itertools import permutations
 
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.records import Subgraph
+from autotuner.records import Candidate, Subgraph
 
 
 def raw_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -14,9 +14,27 @@ def raw_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         yield ("".join(order),)
 
 
+def seed_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate a seed for every memory order: it means another mask in each."""
+    for (layout,) in raw_mask_layouts(subgraph):
+        yield (f"{layout}:seed",)
+
+
+def no_seed_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say that the kernel makes a seed only, or None where it is asked for one."""
+    (form,) = candidate.parsed_forms()
+    return None if form.storage == "seed" else f"it makes a seed; {form} is none"
+
+
 KERNELS.add(
     Kernel(
         "inductor_threefry", ("dropout_mask",), "autotuner.kernels.torch_cpu.dropout:threefry", compiles=True,
         numerics="unbiased", layouts=raw_mask_layouts,
+    )
+)  # fmt: skip
+KERNELS.add(
+    Kernel(
+        "torch_seed", ("dropout_mask",), "autotuner.kernels.torch_cpu.dropout:seed", refuses=no_seed_asked,
+        numerics="unbiased", layouts=seed_layouts, flat=True,
     )
 )  # fmt: skip

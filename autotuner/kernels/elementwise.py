@@ -50,10 +50,17 @@ def vectors(node: Node) -> set[int]:
 
 
 def dropout_masks(subgraph: Subgraph) -> set[int]:
-    """Return the numbers of tensors that are dropout masks."""
-    return {node.inputs[1] for node in subgraph.nodes if node.kind == "dropout"} | {
-        node.outputs[0] for node in subgraph.nodes if node.kind == "dropout_mask"
-    }
+    """Return the numbers of tensors that are dropout masks; a conversion that carries p is one of a mask."""
+    return (
+        {node.inputs[1] for node in subgraph.nodes if node.kind == "dropout"}
+        | {node.outputs[0] for node in subgraph.nodes if node.kind == "dropout_mask"}
+        | {
+            number
+            for node in subgraph.nodes
+            if node.kind == "conversion" and node.attributes
+            for number in node.inputs + node.outputs
+        }
+    )
 
 
 def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:

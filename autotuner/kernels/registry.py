@@ -5,8 +5,9 @@ An implementation is a builder, named by dotted path so that a registry can be r
     build(call, inputs, outputs) -> run
 
 `inputs` and `outputs` are tensors in the order of the subgraph's boundary, axes in declared order; a layout shows only
-in their strides; an absent one is None. The builder makes its views once; `run()` does the work. It writes every
-element of every output and copies no operand in secret.
+in their strides; an absent one is None. A mask stored as bits or as a seed is a row of uint8 or one int64, whatever its
+axes. The builder makes its views once; `run()` does the work. It writes every element of every output and copies no
+operand in secret.
 """
 
 import importlib
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotuner.errors import KernelError
+from autotuner.layout import FLAT
 from autotuner.records import Candidate, Subgraph
 
 Builder = Callable[..., Callable[[], Any]]
+Refuses = Callable[[Subgraph, Candidate], str | None]
+
+_FLAT_SUFFIXES = tuple(f":{storage}" for storage in FLAT)
 
 
 def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
@@ -28,6 +33,18 @@ def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
 def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate one assignment: every tensor as it is declared."""
     yield tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
+
+
+def _strided(name: str, refuses: Refuses) -> Refuses:
+    """Put before a rule that every operand must have strides."""
+
+    def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
+        for text in candidate.forms:
+            if text.endswith(_FLAT_SUFFIXES):
+                return f"{name} reads and writes tensors by their strides, and {text} has none"
+        return refuses(subgraph, candidate)
+
+    return refuses_flat
 
 
 @dataclass(frozen=True)
@@ -48,12 +65,13 @@ class Kernel:
         anchors: its layouts say which ones are worth having; other kernels follow the layouts that anchors leave.
         merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
         pitched: it takes slices of stacked tensors, whose rows lie further apart than their length.
+        flat: it takes masks stored as bits or as a seed, which have no strides; every other kernel refuses them.
     """
 
     name: str
     covers: tuple[str, ...]
     runs: str
-    refuses: Callable[[Subgraph, Candidate], str | None] = never_refuses
+    refuses: Refuses = never_refuses
     version: int = 1
     compiles: bool = False
     consistent: str = ""
@@ -62,6 +80,11 @@ class Kernel:
     anchors: bool = False
     merges: bool = True
     pitched: bool = False
+    flat: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.flat:
+            object.__setattr__(self, "refuses", _strided(self.name, self.refuses))
 
     def builder(self) -> Builder:
         """Import and return the implementation."""

@@ -43,7 +43,10 @@ Racing
     handed out: if it differs by more than 10 % from last time, what the race sampled in between is taken again, once.
     `noise_floor` is the median difference of five races between two identical calls.
 
-Not measured: workspace. Torch tells a CPU's allocations only through its profiler, at 15 ms a call.
+Workspace
+    What a call allocates at most while it runs comes from one more untimed call, right after it was verified, in which
+    the events of torch's CPU allocator are recorded (2 us, and the call itself; see `allocated_bytes`). Memory that a
+    library takes elsewhere, and what a kernel allocated when it was built, are not in it.
 """
 
 from autotuner.measure.lock import lock_path, locked

@@ -1,6 +1,6 @@
 """Races calls in the measuring process: operands, verification, samples, and what came of each as a measurement."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -8,7 +8,10 @@ from time import monotonic
 
 from torch import Tensor
 
+from autotuner.ceilings import Ceilings
 from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.ceilings import measure_ceilings
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
 from autotuner.measure.policy import Policy
 from autotuner.measure.race import Race, interval
@@ -28,11 +31,15 @@ Begin = Callable[[int, bool], None]
 
 @dataclass
 class Contestant:
-    """A call in a race. `sampler` is None before its first look and after its operand sets had to make room."""
+    """A call in a race. `sampler` is None before its first look and after its operand sets had to make room.
+
+    `workspace_bytes` is what a verified call allocates at most while it runs.
+    """
 
     call: Call
     kernel: Kernel
     verified: bool = False
+    workspace_bytes: int = 0
     sampler: Sampler | None = None
 
 
@@ -96,9 +103,11 @@ class Bench:
                 contestants[index] = None
                 emit(index, failure(error))
         for index, runner in enumerate(race.runners):
-            if contestants[index] is not None:
-                low_us, high_us = interval(runner.kept_us)
-                emit(index, Measurement("ok", median(runner.kept_us), low_us, high_us, tuple(runner.kept_us)))
+            survivor = contestants[index]
+            if survivor is not None:
+                kept_us = tuple(runner.kept_us)
+                low_us, high_us = interval(kept_us)
+                emit(index, Measurement("ok", median(kept_us), low_us, high_us, kept_us, survivor.workspace_bytes))
 
     def noise_floor(self) -> float:
         """Race two identical calls a few times and return the median of their relative differences."""
@@ -111,6 +120,11 @@ class Bench:
             one, other = (median(runner.kept_us) for runner in race.runners)
             differences.append(abs(one - other) / min(one, other))
         return median(differences)
+
+    def ceilings(self, dtypes: Iterable[str]) -> Ceilings:
+        """Measure what this device can do at best, products of matrices of some element types included."""
+        self._forget()
+        return measure_ceilings(self._policy, self._neighbours.run, self._held_bytes, dtypes)
 
     def build(self, call: Call) -> None:
         """Build a call's kernel once, so that what it compiles is in the compiler's cache.
@@ -166,6 +180,7 @@ class Bench:
                 if reason:
                     self._buffers.clear()
                     raise WrongError(reason)
+                contestant.workspace_bytes = allocated_bytes(run)
                 contestant.verified = True
             runs.append(run)
         contestant.sampler = Sampler(runs, self._policy, self._neighbours.run)

@@ -127,6 +127,8 @@ def serve(connection: Connection, pulse: Pulse) -> None:
                 send(connection, {"done": True})
             elif request["do"] == "noise":
                 send(connection, {"noise": bench.noise_floor()})
+            elif request["do"] == "ceilings":
+                send(connection, {"ceilings": bench.ceilings(request["dtypes"]).to_facts()})
             else:
                 begin(0, False)
                 try:

@@ -1,12 +1,13 @@
 """What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from autotuner.ceilings import Ceilings
 from autotuner.device import cores, environment, usable_threads
 from autotuner.errors import DeviceError, InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
@@ -177,10 +178,22 @@ class Measurer:
 
     def noise_floor(self) -> float:
         """Return the relative difference that two identical calls show when they are raced against each other."""
+        return float(self._answer({"do": "noise"})["noise"])
+
+    def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+        """Return what the device can do at best under this policy; products of matrices of these element types.
+
+        Raises:
+            MeasureError: the process cannot be started, or is lost.
+        """
+        return Ceilings.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the one answer to a request that is not about calls."""
         child = self._alive()
         try:
-            child.send({"do": "noise"})
-            return float(child.receive()["noise"])
+            child.send(request)
+            return child.receive()
         except DiedError as error:
             self._child = None
             raise MeasureError(f"the measuring process was lost: {error}") from None

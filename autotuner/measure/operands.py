@@ -10,7 +10,8 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.kernels.elementwise import dropout_masks
 from autotuner.kernels.registry import load
-from autotuner.layout import Form
+from autotuner.kernels.torch_cpu.masks import bits_of, decoded
+from autotuner.layout import Form, Layout, Stored
 from autotuner.records import Call, Subgraph, TensorType
 
 Boundary = Sequence[tuple[int, Form]]
@@ -24,16 +25,17 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def stored_dtype(tensor: TensorType, form: Form) -> torch.dtype:
-    """Return the element type that a form stores a tensor in."""
-    return torch.bool if form.storage == "byte" else dtype_of(tensor.dtype)
+def stored(tensor: TensorType, form: Form) -> Stored:
+    """Return what memory holds of a tensor in a form."""
+    return form.stored(tensor.dtype, tensor.axes, tensor.extents)
 
 
 class Values:
     """What the inputs of a subgraph hold, the same for all its candidates: declared axis order, dense.
 
-    Normal random numbers; a dropout mask is boolean and keeps with 1 - p; the reciprocal deviation that a layer norm's
-    gradient reads lies between 0.5 and 1.5; the seed is the subgraph's signature.
+    Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
+    another one; the reciprocal deviation that a layer norm's gradient reads lies between 0.5 and 1.5; the seed of all
+    this is the subgraph's signature.
     """
 
     def __init__(self, subgraph: Subgraph, consistent: str = "") -> None:
@@ -43,16 +45,29 @@ class Values:
         positive = {n.inputs[-1] for n in subgraph.nodes if n.kind.startswith("layer_norm_grad")}
         self.inputs = {number: self._drawn(number, number in positive) for number in subgraph.inputs}
         if consistent:
-            load(consistent)(subgraph, [self.stored(number, "raw") for number in subgraph.inputs])
+            raw = (Form(Layout(subgraph.tensors[number].axes)) for number in subgraph.inputs)
+            load(consistent)(subgraph, [self.stored(*pair) for pair in zip(subgraph.inputs, raw, strict=True)])
 
-    def stored(self, number: int, storage: str) -> Tensor:
-        """Return an input's values as a storage format holds them; a raw mask carries its scale."""
+    def stored(self, number: int, form: Form) -> Tensor:
+        """Return an input's values as a form holds them, axes in declared order; a raw mask carries its scale."""
         value = self.inputs[number]
-        if storage == "byte":
-            return value if value.dtype == torch.bool else value > 0
-        if number not in self.drop:
-            return value
-        return value.to(dtype_of(self.subgraph.tensors[number].dtype)).mul_(1 / (1 - self.drop[number]))
+        match form.storage:
+            case "byte":
+                return value if value.dtype == torch.bool else value > 0
+            case "bit":
+                axes = self.subgraph.tensors[number].axes
+                return bits_of(value.permute([axes.index(axis) for axis in form.layout.axes]))
+            case "seed":
+                return torch.tensor([int(self.subgraph.signature[15:30], 16) + number])
+        return self.scaled(number, value) if number in self.drop else value
+
+    def scaled(self, number: int, keeps: Tensor) -> Tensor:
+        """Return a mask of booleans as a raw one."""
+        return keeps.to(dtype_of(self.subgraph.tensors[number].dtype)).mul_(1 / (1 - self.drop[number]))
+
+    def meant(self, number: int, form: Form) -> Tensor:
+        """Return what an input's values in a form stand for: as `stored`, a flat mask as booleans."""
+        return decoded(self.stored(number, form), form, self.subgraph.tensors[number], self.drop.get(number))
 
     def _drawn(self, number: int, positive: bool) -> Tensor:
         tensor = self.subgraph.tensors[number]
@@ -73,7 +88,7 @@ def drop_shares(subgraph: Subgraph) -> dict[int, float]:
     shares: dict[int, float] = {}
     masks = dropout_masks(subgraph)
     for node in subgraph.nodes:
-        if node.kind in ("dropout", "dropout_mask"):
+        if "p" in dict(node.attributes):
             for number in masks.intersection(node.inputs + node.outputs):
                 shares[number] = float(dict(node.attributes)["p"])
     return shares
@@ -112,13 +127,10 @@ class Buffer:
 def placed(boundary: Boundary, tensors: Sequence[TensorType]) -> Buffer:
     """Allocate one buffer, of zeros, and place in it the tensors of one group of `stacks`."""
     number, form = boundary[0]
-    _, _, length = form.placed(tensors[number].axes, tensors[number].extents)
-    whole = torch.zeros(length, dtype=stored_dtype(tensors[number], form))
-    views = []
-    for number, form in boundary:
-        strides, offset, _ = form.placed(tensors[number].axes, tensors[number].extents)
-        views.append(whole.as_strided(tensors[number].extents, strides, offset))
-    return Buffer(whole, tuple(views))
+    first = stored(tensors[number], form)
+    whole = torch.zeros(first.length, dtype=dtype_of(first.dtype))
+    lies = [stored(tensors[number], form) for number, form in boundary]
+    return Buffer(whole, tuple(whole.as_strided(each.extents, each.strides, each.offset) for each in lies))
 
 
 class Buffers:
@@ -160,7 +172,7 @@ class Buffers:
         buffer = placed(members, values.subgraph.tensors)
         if fill:
             for (number, form), view in zip(members, buffer.views, strict=True):
-                view.copy_(values.stored(number, form.storage))
+                view.copy_(values.stored(number, form))
         self.held_bytes += buffer.whole.nbytes
         return buffer
 
@@ -169,7 +181,7 @@ def boundary_bytes(call: Call) -> int:
     """Return the bytes of one operand set, each tensor counted without the rest of its stack."""
     total = 0
     for number, form in zip(call.subgraph.boundary, call.candidate.parsed_forms(), strict=True):
-        tensor = call.subgraph.tensors[number]
         if form.storage != "absent":
-            total += prod(tensor.extents) * stored_dtype(tensor, form).itemsize
+            lies = stored(call.subgraph.tensors[number], form)
+            total += prod(lies.extents) * dtype_of(lies.dtype).itemsize
     return total

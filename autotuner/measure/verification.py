@@ -9,8 +9,9 @@ from torch import Tensor
 
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
+from autotuner.kernels.torch_cpu.masks import decoded
 from autotuner.layout import Form
-from autotuner.measure.operands import Values
+from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
 from autotuner.records import Call
 
@@ -43,7 +44,8 @@ class References:
     def expected(self, call: Call, kernel: Kernel, values: Values, given: Mapping[int, Tensor]) -> Sequence[Any]:
         """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
-        storages = tuple(form.storage == "byte" for form in forms)
+        # A seed is another mask in each memory order; bytes and bits are the same one.
+        storages = tuple(str(form) if form.storage == "seed" else form.storage in ("byte", "bit") for form in forms)
         key = (call.subgraph.signature, kernel.consistent, storages)
         if not given and key in self._known:
             return self._known[key]
@@ -55,15 +57,14 @@ class References:
 
     @staticmethod
     def _wide(values: Values, number: int, form: Form) -> Tensor:
-        stored = values.stored(number, "byte" if form.storage == "byte" else "raw")
-        if stored.dtype == torch.bool:
-            return scaled(stored, values.drop[number]) if number in values.drop else stored
-        return stored.double()
+        return factors(values.meant(number, form), values, number)
 
 
-def scaled(mask: Tensor, p: float) -> Tensor:
-    """Return a mask of 0 and 1 as the factors that it stands for, in float64."""
-    return mask.double().mul_(1 / (1 - p))
+def factors(value: Tensor, values: Values, number: int) -> Tensor:
+    """Return a tensor in float64, a mask of 0 and 1 as the factors that it stands for; other booleans as they are."""
+    if value.dtype == torch.bool:
+        return value.double().mul_(1 / (1 - values.drop[number])) if number in values.drop else value
+    return value.double()
 
 
 def drawn_masks(call: Call) -> set[int]:
@@ -86,14 +87,11 @@ def fault(
     reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
     if reason:
         return reason
-    masks = {
-        number: mask
-        for number, mask in zip(call.subgraph.outputs, first, strict=True)
-        if number in drawn_masks(call) and mask is not None
-    }
-    if drawn_masks(call) - set(masks):
+    drawn, meant = drawn_masks(call), meaning(call, values, first)
+    masks = {number: mask for number, mask in meant.items() if number in drawn}
+    if drawn - set(masks):
         return "it draws a dropout mask that it does not return, so that its other results cannot be verified"
-    if masks or any(output is not None and output.dtype == torch.bool for output in first):
+    if masks or any(output is not None and not output.is_floating_point() for output in first):
         reason = unrepeatable(first, results(SEED, True))
         if reason:
             return reason
@@ -103,19 +101,31 @@ def fault(
             return f"the dropout mask {reason}"
     if any(mask.numel() >= DISTINCT_ELEMENTS and values.drop[number] >= DISTINCT_SHARE
            for number, mask in masks.items()):  # fmt: skip
-        reason = seedless(masks, dict(zip(call.subgraph.outputs, results(SEED + 1, False), strict=True)))
+        reason = seedless(masks, meaning(call, values, results(SEED + 1, False)))
         if reason:
             return reason
-    given = {
-        number: scaled(mask, values.drop[number]) if mask.dtype == torch.bool else mask.double()
-        for number, mask in masks.items()
-    }
+    given = {number: factors(mask, values, number) for number, mask in masks.items()}
     expected = references.expected(call, kernel, values, given)
-    for place, (number, result) in enumerate(zip(call.subgraph.outputs, first, strict=True)):
-        reason = None if result is None or number in masks else deviation(call, result, expected[place])
+    for place, number in enumerate(call.subgraph.outputs):
+        if number in masks or number not in meant:
+            continue
+        result = meant[number]
+        if result.dtype == torch.bool and number in values.drop:
+            result = values.scaled(number, result)
+        reason = deviation(call, result, expected[place])
         if reason:
             return f"output {place} {reason}"
     return None
+
+
+def meaning(call: Call, values: Values, outputs: Tensors) -> dict[int, Tensor]:
+    """Return what a call's outputs stand for by number, axes in declared order, flat masks as booleans."""
+    forms = call.candidate.parsed_forms()[len(call.subgraph.inputs) :]
+    return {
+        number: decoded(output, form, call.subgraph.tensors[number], values.drop.get(number))
+        for number, form, output in zip(call.subgraph.outputs, forms, outputs, strict=True)
+        if output is not None
+    }
 
 
 def poison(outputs: Tensors, flipped: bool) -> None:
@@ -124,11 +134,16 @@ def poison(outputs: Tensors, flipped: bool) -> None:
         if view is None:
             continue
         buffer = _whole(view)
-        if view.dtype == torch.bool:
+        if view.is_floating_point():
+            buffer.fill_(float("nan"))
+        elif view.dtype == torch.bool:
             pattern = torch.rand(view.shape, generator=torch.Generator().manual_seed(SEED)) < 0.5
             view.copy_(pattern ^ flipped)
         else:
-            buffer.fill_(float("nan"))
+            pattern = torch.randint(
+                0, 256, view.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.uint8
+            )
+            view.copy_(pattern ^ 0xFF if flipped else pattern)
 
 
 def spilled(outputs: Tensors) -> str | None:
@@ -149,7 +164,7 @@ def changed_input(call: Call, values: Values, inputs: Tensors) -> str | None:
     """Say which input a kernel modified, or None."""
     forms = call.candidate.parsed_forms()
     for place, (number, tensor) in enumerate(zip(call.subgraph.inputs, inputs, strict=True)):
-        if tensor is not None and not torch.equal(tensor, values.stored(number, forms[place].storage)):
+        if tensor is not None and not torch.equal(tensor, values.stored(number, forms[place])):
             return f"it modified input {place}"
     return None
 
@@ -160,12 +175,11 @@ def moved(call: Call, outputs: Tensors) -> str | None:
     for place, (number, form, output) in enumerate(zip(call.subgraph.outputs, forms, outputs, strict=True)):
         if output is None:
             continue
-        tensor = call.subgraph.tensors[number]
-        strides, _, _ = form.placed(tensor.axes, tensor.extents)
-        if (tuple(output.shape), tuple(output.stride())) != (tensor.extents, strides):
+        lies = stored(call.subgraph.tensors[number], form)
+        if (tuple(output.shape), tuple(output.stride())) != (lies.extents, lies.strides):
             return (
                 f"it left output {place} with shape {tuple(output.shape)} and strides {tuple(output.stride())}; "
-                f"form {form} of {tensor.extents} has strides {strides}"
+                f"form {form} of {lies.extents} has strides {lies.strides}"
             )
     return None
 

@@ -2,10 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from autotuner.errors import ProblemError
 from autotuner.problem.factors import Factor, Problem, Row
+
+T = TypeVar("T")
 
 # Two ends, one layer in the middle, and one that shows how two layers of the middle meet.
 CUT_FROM = 4
@@ -39,13 +42,15 @@ def equal_layers(problem: Problem, layers: int) -> Problem:
         touched = {layer for name in factor.variables for layer in _layers(name) or (1,)}
         if touched and max(touched) - min(touched) > 1:
             raise ProblemError(f"factor {factor.name!r} is over layers {sorted(touched)}, which are no neighbours")
-        table: dict[Row, float] = {
-            tuple(names[name][state] for name, state in zip(factor.variables, row, strict=True)): cost
-            for row, cost in factor.table.items()
-        }
-        if factor.held_bytes or factor.transient_bytes:
-            raise ProblemError(f"factor {factor.name!r} needs bytes; equal layers are made without")
-        groups[_where(touched)].append(Factor(factor.name, factor.variables, table))
+
+        def renamed(rows: Mapping[Row, T], variables: tuple[str, ...] = factor.variables) -> dict[Row, T]:
+            return {
+                tuple(names[name][state] for name, state in zip(variables, row, strict=True)): value
+                for row, value in rows.items()
+            }
+
+        moved = (renamed(factor.table), renamed(factor.held_bytes), renamed(factor.transient_bytes))
+        groups[_where(touched)].append(Factor(factor.name, factor.variables, *moved))
     more = layers - CUT_FROM
     middle = [_moved(factor, by) for by in range(more + 1) for factor in groups["middle"]]
     factors = (*groups["front"], *middle, *(_moved(factor, more) for factor in groups["rear"]))
@@ -70,7 +75,8 @@ def _shifted(text: str, by: int) -> str:
 
 
 def _moved(factor: Factor, by: int) -> Factor:
-    return Factor(_shifted(factor.name, by), tuple(_shifted(name, by) for name in factor.variables), factor.table)
+    variables = tuple(_shifted(name, by) for name in factor.variables)
+    return Factor(_shifted(factor.name, by), variables, factor.table, factor.held_bytes, factor.transient_bytes)
 
 
 def _relative_names(problem: Problem) -> dict[str, dict[str, str]]:

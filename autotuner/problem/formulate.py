@@ -13,7 +13,7 @@ from autotuner.problem.factors import Factor, Problem, Solution
 from autotuner.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.problem.offered import Offered, Place, collected
 from autotuner.problem.ordering import forward_chain, order_steps
-from autotuner.problem.rules import acyclic, not_together, stored_alike, tokens
+from autotuner.problem.rules import acyclic, handed, not_together, stored_alike, tokens
 from autotuner.problem.states import Lies, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
@@ -115,18 +115,20 @@ def formulate(
     offered = collected(space, costs_us, saving=saving, workspace_bytes=workspace_bytes or {})
     tables = {table.variable.removeprefix("tensor "): table for table in made_and_read(offered)}
     held = dict(saved(offered, tables))
+    # Tensors come before operators: so the paper's strategy, which goes in this order, lets operators follow forms.
     factors = [
-        *operator_costs(offered),
         *(
             Factor(f"cost of {table.variable}", (table.variable,), table.rows, {(s,): n for s, n in needs.items()})
             for table in (*tables.values(), *held.values())
             for needs in [table.held_bytes]
             if table.costs_us
         ),
+        *operator_costs(offered),
         *links(offered, tables, held),
         *repeated_links(offered, tables, held),
         *tokens(offered),
         *stored_alike(graph, tables, space.given),
+        *handed(graph, tables, space.given),
         *acyclic(offered),
     ]
     names = {name for factor in factors for name in factor.variables}

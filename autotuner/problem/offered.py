@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from autotuner.analysis import form_bytes
 from autotuner.errors import InfeasibleError
 from autotuner.fusion import Cover
-from autotuner.graph import ELEMENT_BYTES, Graph, Operator
-from autotuner.layout import Form
+from autotuner.graph import Graph, Operator
 from autotuner.problem.factors import State
 from autotuner.space import Choice, Conversion, Space
 
@@ -155,19 +155,3 @@ def repeatable(graph: Graph, operator: Operator) -> bool:
     if operator.phase != "forward" or operator.kind == "dropout_mask":
         return False
     return operator.kind != "contraction" or all(graph.tensors[name].role != "parameter" for name in operator.inputs)
-
-
-def form_bytes(graph: Graph, tensor: str, text: str) -> int:
-    """Return the bytes of a tensor in a form, of a slice of a stack its own only."""
-    storage = Form.parse(text).storage
-    elements = graph.elements(tensor)
-    match storage:
-        case "absent":
-            return 0
-        case "byte":
-            return elements
-        case "bit":
-            return -(-elements // 8)
-        case "seed":
-            return 8
-    return elements * ELEMENT_BYTES[graph.tensors[tensor].dtype]

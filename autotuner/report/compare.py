@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotuner.configuration import Configuration, Step
+from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.errors import ConfigurationError
 from autotuner.records import STATUSES, Measurement, Scalar, Status
 from autotuner.space import Choice, Conversion, Space
@@ -119,7 +119,7 @@ def tally(space: Space, known: Mapping[str, Measurement]) -> dict[str, int]:
 def _work(step: Step) -> SameWork:
     if step.is_conversion:
         (tensor, source), (_, target) = step.inputs[0], step.outputs[0]
-        return tensor, source, target
+        return tensor_of(tensor), source, target
     return frozenset(step.operators)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotuner.configuration import Configuration, Step
+from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.graph import Graph, Operator
 from autotuner.graph.kinds import OperatorClass, kind_of
 
@@ -26,6 +26,10 @@ class Member:
     kind: str
     operator_class: OperatorClass
     again: bool = False
+
+    @property
+    def kind_words(self) -> str:
+        return f"again: {self.kind}" if self.again else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def diagram(configuration: Configuration) -> Diagram:
     reads: dict[int, list[Port]] = defaultdict(list)
     makes: dict[int, list[Port]] = defaultdict(list)
     for made, source in makers.items():
-        tensor = graph.tensors[made[0]]
+        tensor = graph.tensors[tensor_of(made[0])]
         if source is None and tensor.role == "parameter":
             for target in readers[made]:
                 reads[target].append(Port(*made, "parameter"))
@@ -181,6 +185,6 @@ def _box(
 
 
 def _members(step: Step, operators: Mapping[str, Operator]) -> Iterator[Member]:
-    for names, again in ((step.recomputed, True), (step.operators, False)):
+    for names, again in ((step.recomputed, True), (step.operators, step.again)):
         for name in names:
             yield Member(name, operators[name].kind, kind_of(operators[name]).operator_class, again)

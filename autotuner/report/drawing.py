@@ -219,7 +219,7 @@ class _Panel:
 def _box_size(box: Box) -> Size:
     step = box.step
     head = len(step.kernel) * LETTER + (len(duration(step.predicted_us)) + 4) * SMALL_LETTER
-    rows = [14 + len(m.name) * LETTER + (len(m.kind) + 2) * SMALL_LETTER for m in box.members]
+    rows = [14 + len(m.name) * LETTER + (len(m.kind_words) + 2) * SMALL_LETTER for m in box.members]
     if step.is_conversion:
         (tensor, source), (_, target) = step.inputs[0], step.outputs[0]
         rows.append((len(tensor) + len(form_text(source)) + len(form_text(target)) + 5) * LETTER)

@@ -6,6 +6,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotuner.configuration import Configuration
+from autotuner.explanation import explain_plan
 from autotuner.report import shares, steps, summary, units
 from autotuner.report.compare import Row
 from autotuner.report.diagram import Diagram, Made, diagram
@@ -29,6 +30,7 @@ def render(
         ConfigurationError: the rows are of another configuration, or a step names what its graph lacks.
     """
     graph = steps.check_tensors(configuration)
+    explained = explain_plan(configuration)
     content = diagram(configuration)
     drawing = draw(content)
     nothing_measured = rows is not None and not any(row.measured for row in rows)
@@ -56,10 +58,14 @@ def render(
         lead=summary.lead(configuration),
         measured_totals=tuple(summary.measured_totals(measured, certificate.predicted_us)) if measured else (),
         model_facts=summary.model_facts(configuration),
+        needs=tuple(summary.needs(configuration)),
         nothing_measured=nothing_measured,
+        others_known=any(view.other is not None for view in views),
+        overtaking=summary.overtaking(explained),
+        overtaking_count=explained.overtaking_count,
         point=POINT,
         provenance=summary.provenance(configuration),
-        remarks=tuple(summary.remarks(configuration)),
+        remarks=tuple(summary.remarks(configuration, explained)),
         rows_given=rows is not None and not nothing_measured,
         scale=Scale.over(view.times for view in views),
         tensors=tensors,
@@ -84,7 +90,8 @@ def _environment() -> Environment:
     found.filters |= {
         "binary": units.binary, "candidate": steps.candidate_words, "duration": units.duration,
         "box_words": steps.box_words, "change": units.change, "failed": steps.failed_words,
-        "failures": steps.failure_words, "form": form_text, "moment": units.moment, "percent": units.percent,
+        "failures": steps.failure_words, "form": form_text, "interval": steps.interval_words,
+        "moment": units.moment, "other": steps.other_words, "percent": units.percent,
         "range_words": steps.range_words, "ratio": units.ratio, "us": units.microseconds,
     }  # fmt: skip
     return found

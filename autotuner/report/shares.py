@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotuner.analysis import Cost, fused_bytes, operator_flop
-from autotuner.configuration import Configuration, Step
+from autotuner.analysis import Cost, moved_bytes, operator_flop
+from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.graph import Graph
 from autotuner.report.diagram import STEP_CLASSES, StepClass, step_class
 
@@ -44,11 +44,11 @@ class Share:
 
 
 def cost_of(step: Step, graph: Graph) -> Cost:
-    """Return the flop of a step, repeated operators included, and the bytes of the tensors that it reads and writes."""
+    """Return the flop of a step, repeated operators included, and the bytes that its tensors have as stored."""
     operators = {operator.name: operator for operator in graph.operators}
     flop = sum(operator_flop(graph, operators[name]) for name in step.recomputed + step.operators)
-    tensors = [[name for name, _ in side] for side in (step.inputs, step.outputs)]
-    return Cost(flop, fused_bytes(graph, [(tensors[0], tensors[1])]))
+    operands = [(tensor_of(name), form) for name, form in step.inputs + step.outputs]
+    return Cost(flop, moved_bytes(graph, [operands]))
 
 
 def by_class(configuration: Configuration) -> tuple[ClassShare, ...]:

@@ -4,15 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotuner.analysis import Cost
-from autotuner.configuration import Configuration, Step
+from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.errors import ConfigurationError
+from autotuner.explanation import Weighed, weigh
 from autotuner.graph import Graph
 from autotuner.report.compare import Row, Timed
 from autotuner.report.diagram import Box
 from autotuner.report.drawing import form_text
 from autotuner.report.scale import Range
 from autotuner.report.shares import cost_of
-from autotuner.report.units import MISSING, TIMES, binary, duration, microseconds, percent
+from autotuner.report.units import MISSING, TIMES, binary, change, duration, microseconds, percent, span
 from autotuner.tuner.answer import kernels_by_cover
 
 GB_PER_S = 1e3
@@ -24,6 +25,7 @@ class StepView:
     """A step with its number from 1, its share of the predicted time, and what was measured for the same work.
 
     `row` is None where the measurements are not at hand; the best time is then what the configuration itself knows.
+    `other` is the best plan without the step, None where that is not recorded.
     """
 
     number: int
@@ -32,6 +34,7 @@ class StepView:
     share: float
     cost: Cost
     row: Row | None
+    other: Weighed | None
 
     @property
     def step(self) -> Step:
@@ -76,9 +79,15 @@ def step_views(configuration: Configuration, boxes: Sequence[Box], rows: Sequenc
             share=box.step.predicted_us / total if total else 0.0,
             cost=cost_of(box.step, graph),
             row=rows[box.number] if rows is not None else None,
+            other=_other(configuration, box.step),
         )
         for box, label in zip(boxes, labels, strict=True)
     )
+
+
+def _other(configuration: Configuration, step: Step) -> Weighed | None:
+    """Return the best plan without a step; a repetition has none of its own."""
+    return None if step.alternative is None or step.again else weigh(configuration, step.alternative)
 
 
 def excess_us(views: Iterable[StepView]) -> float | None:
@@ -104,7 +113,7 @@ def check_tensors(configuration: Configuration) -> Graph:
     graph = configuration.graph()
     operators = {operator.name for operator in graph.operators}
     for number, step in enumerate(configuration.steps, start=1):
-        named = [name for name, _ in step.inputs + step.outputs if name not in graph.tensors]
+        named = [name for name, _ in step.inputs + step.outputs if tensor_of(name) not in graph.tensors]
         named += [name for name in step.operators + step.recomputed if name not in operators]
         if named or (step.is_conversion and (len(step.inputs), len(step.outputs)) != (1, 1)):
             odd = f"names {named[0]!r}, which its graph lacks" if named else "computes nothing and is no conversion"
@@ -137,7 +146,7 @@ def box_words(view: StepView) -> str:
 def tensor_words(made: tuple[str, str], graph: Graph, steps: Sequence[StepView]) -> str:
     """Return what hovering over a tensor says, line by line."""
     name, form = made
-    tensor = graph.tensors[name]
+    tensor = graph.tensors[tensor_of(name)]
     lines = [
         f"{name}, {tensor.dtype}, {tensor.role}",
         f"lies as {form}" + (", as declared" if is_declared(made, graph) else f"; declared {tensor.axes}"),
@@ -150,7 +159,7 @@ def tensor_words(made: tuple[str, str], graph: Graph, steps: Sequence[StepView])
 
 def is_declared(made: tuple[str, str], graph: Graph) -> bool:
     """Tell whether a form keeps the declared order of axes; a slice of a stack does not."""
-    return made[1].partition(":")[0] == graph.tensors[made[0]].axes
+    return made[1].partition(":")[0] == graph.tensors[tensor_of(made[0])].axes
 
 
 def range_words(view: StepView) -> str:
@@ -160,6 +169,26 @@ def range_words(view: StepView) -> str:
     if view.row is not None:
         named += [("default", times.default_us), ("worst", times.worst_us)]
     return "; ".join(f"{name} {microseconds(us) if us is not None else 'not known'}" for name, us in named) + " µs"
+
+
+def other_words(other: Weighed) -> str:
+    """Return in what another way differs from the plan, and what that costs where."""
+    price, own_us = other.alternative, other.alternative.predicted_us
+    least = f"at least {change(price.extra_low_us)} µs within the intervals"
+    text = f"{other.difference}: {change(price.extra_us)} µs in all, {least}"
+    if own_us is None:
+        return text
+    if other.instead_us is None or other.gained_us is None or other.paid_us is None:
+        return f"{text}; it takes {duration(own_us)} itself"
+    return (
+        f"{text}; it takes {duration(own_us)} itself where {duration(other.instead_us)} are taken now: "
+        f"{change(-other.gained_us)} µs here, {change(other.paid_us)} µs elsewhere"
+    )
+
+
+def interval_words(step: Step) -> str:
+    """Return the interval of a step's median."""
+    return span(step.low_us, step.high_us) if step.low_us < step.high_us else "not known"
 
 
 def candidate_words(timed: Timed | None) -> str:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from autotuner.analysis import reduction
 from autotuner.configuration import Configuration, Fusion, Measured
+from autotuner.explanation import PlanExplanation, Weighed
 from autotuner.records import STATUSES
-from autotuner.report.units import MISSING, TIMES, binary, duration, moment, percent, ratio
+from autotuner.report.units import MISSING, TIMES, binary, duration, moment, percent, ratio, span
 
+OVERTAKING_MAX = 10
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -42,6 +44,17 @@ class Count:
     is_part: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a training step needs; `against` is it over the plan's, None for the plan and where not known."""
+
+    name: str
+    count: int | None
+    against: float | None
+    words: str
+    is_plan: bool = False
+
+
 def lead(configuration: Configuration) -> str:
     """Return the result in one sentence."""
     model, device = configuration.model, configuration.environment.get("device_name", "a device without a name")
@@ -74,11 +87,15 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
                 f"{peer}; above 1{TIMES} means faster than it",
             )
     else:
-        yield Figure("predicted", duration(certificate.predicted_us), "sum of its kernels' times; not timed end to end")
-    bound = f"no plan over these measurements takes less than {duration(certificate.lower_bound_us)}"
+        within = span(certificate.low_us, certificate.high_us)
+        words = f"sum of its kernels' times, {within} within their 95 % intervals; not timed end to end"
+        yield Figure("predicted", duration(certificate.predicted_us), words)
+    bound = f"no plan takes less than {duration(certificate.lower_bound_us)}, by medians"
     if certificate.proven_gap is None:
         bound = "not known: too much was never measured"
-    yield Figure("gap to the lower bound", percent(certificate.proven_gap), bound)
+    yield Figure("proven gap", percent(certificate.proven_gap), bound)
+    if certificate.estimated_gap is not None:
+        yield Figure("estimated gap", percent(certificate.estimated_gap), "by learned costs: not proven")
     if certificate.default_us is not None and certificate.predicted_us:
         words = f"every operator alone, as declared: {duration(certificate.default_us)}"
         yield Figure("against the default", ratio(certificate.default_us / certificate.predicted_us), words)
@@ -110,12 +127,14 @@ def kernel_totals(configuration: Configuration) -> Iterator[Total]:
     """Yield the sums of kernel times: this plan's, its lower bound, and what other strategies reach."""
     certificate = configuration.certificate
     plan_us = certificate.predicted_us
-    yield Total("this configuration", plan_us, None, "each chosen kernel's median, conversions included", is_plan=True)
+    within = span(certificate.low_us, certificate.high_us)
+    words = f"each chosen kernel's median, conversions included; {within} within their 95 % intervals"
+    yield Total("this configuration", plan_us, None, words, is_plan=True)
     others = (
         (
             "lower bound",
             certificate.lower_bound_us,
-            "each operator's best, no conversion paid, what is unknown for free: no plan takes less",
+            "proven: no plan takes less; what was not measured counts as little as it possibly could",
         ),
         (
             "the paper's shortest path",
@@ -129,9 +148,46 @@ def kernel_totals(configuration: Configuration) -> Iterator[Total]:
             yield Total(name, us, us / plan_us if plan_us else None, words)
 
 
-def remarks(configuration: Configuration) -> Iterator[str]:
-    """Yield a sentence for each total that is not there, and one about the noise floor."""
+def needs(configuration: Configuration) -> Iterator[Need]:
+    """Yield what a training step needs of memory: the budget, what was planned, what was measured, and its peers."""
+    memory, measured = configuration.memory, configuration.measured
+    plan_bytes = measured.peak_bytes if measured is not None else None
+    peak = "the most at any time, beside parameters and inputs"
+    if memory is not None:
+        if memory.budget_bytes is not None:
+            yield Need("budget", memory.budget_bytes, None, "what was asked for")
+        yield Need("held for backward", memory.held_bytes, None, "what forward leaves, as planned")
+        words = f"{peak}, with the kernels' workspaces"
+        if plan_bytes:
+            words += f"; {percent(memory.peak_bytes / plan_bytes - 1, signed=True)} from measured"
+        yield Need("peak, as planned", memory.peak_bytes, None, words, is_plan=plan_bytes is None)
+    if plan_bytes is not None and measured is not None:
+        yield Need("peak, measured", plan_bytes, None, peak, is_plan=True)
+        for name, count in measured.peers_peak_bytes.items():
+            against = count / plan_bytes if count is not None and plan_bytes else None
+            yield Need(name, count, against, "not known" if count is None else peak)
+
+
+def overtaking(explained: PlanExplanation) -> tuple[Weighed, ...]:
+    """Return the candidates that could still overtake what was chosen, the first ones of many."""
+    return explained.overtaking[:OVERTAKING_MAX]
+
+
+def remarks(configuration: Configuration, explained: PlanExplanation) -> Iterator[str]:
+    """Yield why the plan is not faster, a sentence for each total that is not there, and one about the noise floor."""
     certificate = configuration.certificate
+    if explained.losses:
+        count = len(explained.losses)
+        yield (
+            f"{count} {'step takes' if count == 1 else 'steps take'} {duration(explained.losses_us)} more than at "
+            "their own best, so that others gain more."
+        )
+    if explained.conversions:
+        count = len(explained.conversions)
+        words = "conversion takes" if count == 1 else "conversions take"
+        yield f"{count} {words} {duration(explained.conversions_us)}."
+    if configuration.recomputed:
+        yield f"Backward computes again, rather than have it held: {', '.join(configuration.recomputed)}."
     if certificate.baseline_us is None:
         yield "The paper's shortest path found no plan over these measurements."
     if certificate.default_us is None:
@@ -175,6 +231,12 @@ def count_rows(configuration: Configuration, now: Mapping[str, int] | None) -> I
         if own or current:
             yield Count(name, own, current, "", is_part=True)
     yield Count("unknown", tuned.get("unknown"), today("unknown"), "never measured: neither best nor worst")
+    if tuned.get("cells_sampled"):
+        yield Count("cells enumerated", tuned.get("cells_enumerated"), None, "kernel and forms: every parameter tried")
+        yield Count("cells sampled", tuned["cells_sampled"], None, "with more combinations than are all tried")
+        untried = tuned.get("sampled_combinations", 0) - tuned.get("sampled_tried", 0)
+        yield Count("tried", tuned.get("sampled_tried"), None, "combinations of the sampled cells", is_part=True)
+        yield Count("untried", untried, None, "the others: unknown, neither best nor worst", is_part=True)
 
 
 def model_facts(configuration: Configuration) -> Pairs:

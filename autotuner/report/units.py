@@ -2,8 +2,23 @@
 
 from datetime import datetime
 
+from autotuner.explanation import binary
+
+__all__ = [
+    "MINUS",
+    "MISSING",
+    "TIMES",
+    "binary",
+    "change",
+    "duration",
+    "microseconds",
+    "moment",
+    "percent",
+    "ratio",
+    "span",
+]
+
 MISSING, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
-_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def duration(us: float | None) -> str:
@@ -14,6 +29,13 @@ def duration(us: float | None) -> str:
         if us < limit:
             return f"{_digits(us / divisor)} {unit}"
     return MISSING
+
+
+def span(low: float, high: float) -> str:
+    """Write an interval of times in one unit: "2.39 to 2.84 ms"."""
+    texts = duration(low), duration(high)
+    units = [text.rpartition(" ")[2] for text in texts]
+    return f"{texts[0].rpartition(' ')[0] if units[0] == units[1] else texts[0]} to {texts[1]}"
 
 
 def microseconds(us: float | None) -> str:
@@ -40,14 +62,6 @@ def percent(share: float | None, *, signed: bool = False) -> str:
         return MISSING
     text = f"{100 * share:{'+' if signed else ''}.1f} %"
     return text.replace("-", MINUS)
-
-
-def binary(count: int) -> str:
-    """Write bytes with three digits in the unit that suits them: "1.50 MiB"."""
-    value, unit = float(count), 0
-    while value >= 999.5 and unit < len(_BYTES) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{_digits(value) if unit else count} {_BYTES[unit]}"
 
 
 def moment(text: str) -> str:

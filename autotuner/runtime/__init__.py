@@ -4,6 +4,7 @@ from autotuner.runtime.adapters import Description
 from autotuner.runtime.check import CheckReport, check
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.module import TunedModule, TunedWarning, apply, describe
+from autotuner.runtime.peak import peak_bytes
 from autotuner.runtime.peers import time_peers
 from autotuner.runtime.training_step import TrainingStep
 
@@ -17,5 +18,6 @@ __all__ = [
     "check",
     "describe",
     "encoder_layer",
+    "peak_bytes",
     "time_peers",
 ]

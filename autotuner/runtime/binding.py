@@ -8,9 +8,9 @@ from torch.autograd import forward_ad
 
 from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
+from autotuner.placement.planning import make_plan
+from autotuner.placement.port import Geometry, Port, Ports
 from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
-from autotuner.runtime.plan import make_plan
-from autotuner.runtime.port import Geometry, Port, Ports
 from autotuner.runtime.reason import Reason
 from autotuner.runtime.workspace import Pool
 

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from autotuner.configuration import Configuration
 from autotuner.kernels.reference import evaluate
+from autotuner.kernels.torch_cpu.masks import decoded
+from autotuner.layout import Form
+from autotuner.placement.port import Port
+from autotuner.records import TensorType
 from autotuner.runtime.adapters import adapter_for
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule, apply
-from autotuner.runtime.port import Port
 
 # Largest error of a whole layer, forward or backward, as a share of the tensor's largest element. A layer is a chain of
 # about ten roundings per element; sums run over up to 4096 terms of random sign, whose error grows with the root of
@@ -96,14 +99,23 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
 
 
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
-    """Return copies of the dropout masks that the forward of a tuned module's output drew, by name, as stored."""
+    """Return copies of the dropout masks that backward reads of the forward of a tuned module's output, by name: as
+    stored, those that are stored as bits or as a seed as booleans."""
     graph = configuration.graph()
-    drawn = {o.outputs[0] for o in graph.operators if o.kind == "dropout_mask"}
+    drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
     workspace = workspace_of(y)
     steps = workspace.plan.steps
     made = {place for step in steps if step.phase == "forward" for place in step.outputs if place is not None}
     kept = made & {place for step in steps if step.phase == "backward" for place in step.inputs}
-    return {place[0]: workspace.views[place].clone() for place in kept if place[0] in drawn}
+    found = {}
+    for name, text in kept:
+        if name in drawn:
+            tensor = graph.tensors[name]
+            lies = workspace.views[name, text].clone()
+            values = TensorType(graph.shape(name), tensor.dtype)
+            form = Form.parse(text).renamed(tensor.axes, values.axes)
+            found[name] = decoded(lies, form, values, drawn[name])
+    return found
 
 
 def framework_reference(wide: nn.Module, call: MadeUpCall) -> dict[str, Tensor]:

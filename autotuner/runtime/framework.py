@@ -55,6 +55,11 @@ class MadeUpCall:
     grad_y: Tensor
     padding: Tensor | None
 
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Keyword arguments of nn.TransformerEncoderLayer's forward."""
+        return {} if self.padding is None else {"src_key_padding_mask": self.padding}
+
     @classmethod
     def of(cls, model: Model, seed: int = 0) -> "MadeUpCall":
         extents = model.extents

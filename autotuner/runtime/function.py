@@ -37,8 +37,9 @@ class TunedStep(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *_differentiable(ctx.original, saved, wanted, grads[0]))
-        found = ctx.lease.workspace.backward(grads, wanted)
-        if not _get_current_graph_task_keep_graph():
+        keeps = _get_current_graph_task_keep_graph()
+        found = ctx.lease.workspace.backward(grads, wanted, keeps)
+        if not keeps:
             ctx.lease = None
         return (None, None, None, *found)
 

@@ -3,7 +3,7 @@
 Policy: one process; forward, and backward with every gradient, x included; gradients dropped between steps, the same
 for all; every side warmed up; turns round-robin with a rotating start; in a turn one untimed step, which finds the
 caches as the others left them, then as many steps as last 20 ms, as a training loop runs them: their mean is a sample;
-medians of the samples.
+medians of the samples. What a step allocates is recorded before, in steps that are not timed.
 """
 
 import warnings
@@ -17,6 +17,7 @@ from autotuner.configuration import Configuration, Measured
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedWarning, apply
+from autotuner.runtime.peak import peak_bytes
 
 WARM_STEPS = 5
 TURN_US = 20_000.0
@@ -31,7 +32,8 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
         threads: that torch may use meanwhile; as set, if None.
 
     Returns:
-        Medians in microseconds. "torch.compile" is missing, with a warning, where it cannot compile.
+        Medians in microseconds, and what a step allocates at most, in bytes. "torch.compile" is missing, with a
+        warning, where it cannot compile.
 
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
@@ -56,13 +58,15 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
                     raise
                 warnings.warn(f"torch.compile is not among the peers: {error}", TunedWarning, stacklevel=2)
                 del steps[name]
+        peaks: dict[str, int | None] = {name: peak_bytes(layers[name], MadeUpCall.of(model)) for name in steps}
         times = rounds(steps, samples)
         overhead = steps["plan"].overhead_us(samples)
     finally:
         torch.set_num_threads(before)
     medians = {name: median(values) for name, values in times.items()}
     plan_us = medians.pop("plan")
-    return Measured(plan_us, overhead, medians, samples)
+    plan_bytes = peaks.pop("plan")
+    return Measured(plan_us, overhead, medians, samples, plan_bytes, peaks)
 
 
 class TrainingLoop:
@@ -71,11 +75,10 @@ class TrainingLoop:
     def __init__(self, layer: nn.Module, call: MadeUpCall) -> None:
         self._layer, self._call = layer, call
         self._leaves = [call.x, *layer.parameters()]
-        self._masks = {} if call.padding is None else {"src_key_padding_mask": call.padding}
 
     def overhead_us(self, samples: int) -> float:
         """Return the median of a tuned layer's training step with its kernels left out: staging, autograd, calls."""
-        workspace = workspace_of(self._layer(self._call.x, **self._masks))
+        workspace = workspace_of(self._layer(self._call.x, **self._call.masks))
         workspace.skips_kernels = True
         found = median(self.turn_us() for _ in range(samples))
         workspace.skips_kernels = False
@@ -95,7 +98,7 @@ class TrainingLoop:
             leaf.grad = None
         call = self._call
         began = perf_counter_ns()
-        self._layer(call.x, **self._masks).backward(call.grad_y)
+        self._layer(call.x, **call.masks).backward(call.grad_y)
         return (perf_counter_ns() - began) / 1e3
 
 

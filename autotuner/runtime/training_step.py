@@ -7,8 +7,9 @@ from torch import Tensor
 
 from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
-from autotuner.runtime.plan import Plan, make_plan
-from autotuner.runtime.port import Port, Ports
+from autotuner.placement.plan import Plan
+from autotuner.placement.planning import make_plan
+from autotuner.placement.port import Port, Ports
 from autotuner.runtime.workspace import Workspace
 
 
@@ -54,9 +55,17 @@ class TrainingStep:
         inputs = (x, mask)[: len(self._ports.inputs)]
         return self.workspace.forward(*inputs)[0]
 
-    def backward(self, grad: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of the last forward by name, "grad_x" and those of all parameters."""
-        found = self.workspace.backward((grad,), self._all)
+    def backward(self, grad: Tensor, keeps: bool = False) -> dict[str, Tensor]:
+        """Return the gradients of the last forward by name, "grad_x" and those of all parameters.
+
+        Args:
+            grad: of the output.
+            keeps: whether backward may be called again for the same forward.
+
+        Raises:
+            RuntimeError: it was called for this forward already, without `keeps`.
+        """
+        found = self.workspace.backward((grad,), self._all, keeps)
         names = (f"grad_{port.name}" for port in self._ports.sources)
         return {name: tensor for name, tensor in zip(names, found, strict=True) if tensor is not None}
 

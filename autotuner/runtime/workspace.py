@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels import KERNELS
-from autotuner.runtime.plan import Place, Plan
-from autotuner.runtime.port import Port, Ports
+from autotuner.placement.plan import Place, Plan
+from autotuner.placement.port import Port, Ports
 
 Run = Callable[[], Any]
 
@@ -47,15 +47,18 @@ class Workspace:
                 for number, step in enumerate(plan.steps)
                 if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
             }
+            self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
             self._inputs = [self._port_view(port, "") for port in ports.inputs]
             self._given = [self._port_view(port, "grad_") for port in ports.given]
         self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
         self._spare: dict[str, OutputSet] = {}
         self.copies = 0
+        self._consumed = True
         self.skips_kernels = False  # for timing what a step costs beside them
 
     def forward(self, *inputs: Tensor | None) -> list[Tensor]:
         """Run forward on inputs, in the order of the ports; None stands for zeros."""
+        self._consumed = False
         for stage, tensor in zip(self._inputs, inputs, strict=True):
             if tensor is None:
                 stage.zero_()
@@ -66,8 +69,30 @@ class Workspace:
             run()
         return self._handed(made, made.handed)
 
-    def backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-        """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others."""
+    def backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], keeps: bool = False) -> list[Tensor | None]:
+        """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others.
+
+        Backward writes over what forward saved for it once that is read. With `keeps`, a copy is put back afterwards.
+
+        Raises:
+            RuntimeError: an earlier backward has consumed what forward saved.
+        """
+        if self._consumed:
+            raise RuntimeError(
+                "backward ran already, and has used the memory of what forward saved; run forward again, or keep what "
+                "it saved: retain_graph=True, or keeps=True in the earlier backward"
+            )
+        copies = [tensor.clone() for tensor in self._saved] if keeps else None
+        try:
+            return self._backward(given, wanted)
+        finally:
+            if copies is None:
+                self._consumed = True
+            else:
+                for tensor, copy in zip(self._saved, copies, strict=True):
+                    tensor.copy_(copy)
+
+    def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
         for stage, tensor in zip(self._given, given, strict=True):
             stage.copy_(tensor)
         made = self._set("backward")
@@ -124,9 +149,9 @@ class Workspace:
                 operands.append(None)
                 continue
             declared = call.subgraph.tensors[tensor]
-            strides, _, _ = form.placed(declared.axes, declared.extents)
+            lies = form.stored(declared.dtype, declared.axes, declared.extents)
             view = views[place]
-            operands.append(view.as_strided(declared.extents, strides, view.storage_offset()))
+            operands.append(view.as_strided(lies.extents, lies.strides, view.storage_offset()))
         count = len(step.inputs)
         run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
         return run

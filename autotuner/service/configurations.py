@@ -1,4 +1,4 @@
-"""Routes of configurations: the best one for what somebody wants to run, and one by its id.
+"""Routes of configurations: the best one for what somebody wants to run, one by its id, and why it is as it is.
 
 The document of a configuration is sent as the text that the database keeps: reading and writing it anew takes longer
 than all the rest of an answer.
@@ -7,7 +7,7 @@ than all the rest of an answer.
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from threading import Lock
 from typing import Annotated, Any
@@ -15,21 +15,27 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from starlette.responses import Response
 
+from autotuner.configuration import Configuration
 from autotuner.database import Database, Match, Stored
 from autotuner.errors import ModelError, NotFoundError
+from autotuner.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
 from autotuner.records import Scalar
+from autotuner.request import family_key
 from autotuner.service.described import refusals
 from autotuner.service.modelfiles import ModelFiles
 from autotuner.service.strict import StrictRoute
 from autotuner.service.submitted import given_extents
-from autotuner.wire import BestQuery, BestView, ConfigurationView, Id
+from autotuner.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
 
 KNOWN_MAX = 8
 KEPT_ANSWERS = 256
+KEPT_CONFIGURATIONS = 8
 ALWAYS_ASK = "no-cache"
 NEVER_CHANGES = "public, max-age=31536000, immutable"
 
-ConfigurationId = Annotated[Id, Path(description="Of a configuration, as a finished job has it.", examples=[3])]
+ConfigurationId = Annotated[Id, Path(description="Of a configuration, as a finished job has it.", examples=[1])]
+OperatorName = Annotated[Identifier, Path(description="Of an operator of its training graph.", examples=["product"])]
+TensorName = Annotated[Identifier, Path(description="Of a tensor of its training graph.", examples=["product"])]
 IfNoneMatch = Annotated[
     str | None, Header(description="The ETag of an answer that the client has, which is then not sent again.")
 ]
@@ -38,7 +44,7 @@ UNCHANGED: dict[str, Any] = {"description": "The client has this answer already.
 
 
 def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
-    answers = Answers(database)
+    answers, explained = Answers(database), Explained(database)
     routes = APIRouter(prefix="/v1/configurations", tags=["configurations"], route_class=StrictRoute)
 
     @routes.get(
@@ -80,16 +86,73 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
     )  # fmt: skip
     def configuration(configuration_id: ConfigurationId, if_none_match: IfNoneMatch = None) -> Response:
         """Return a configuration; its `configuration` is the document that `autotuner.apply` runs."""
-        try:
-            found = database.configurations.get(configuration_id)
-        except NotFoundError:
-            raise NotFoundError(
-                f"no configuration {configuration_id}: a finished job names its own, GET /v1/configurations/best the "
-                "best for a model"
-            ) from None
-        return _sent(_answer(None, found), NEVER_CHANGES, if_none_match)
+        return _sent(_answer(None, _stored(database, configuration_id)), NEVER_CHANGES, if_none_match)
+
+    @routes.get(
+        "/{configuration_id}/operators/{name}",
+        operation_id="explain_operator",
+        summary="Say why an operator is computed as it is",
+        response_model=None,
+        responses={
+            200: {"model": OperatorExplanation, "description": "Its kernel, and every other way.", "headers": TAG},
+            304: UNCHANGED,
+            **refusals(404, 409),
+        },
+    )
+    def operator(configuration_id: ConfigurationId, name: OperatorName, if_none_match: IfNoneMatch = None) -> Response:
+        """Say which kernel computes an operator in a configuration, what it loses against its own best, and what the
+        best whole plan with another way would take; `words` says all of it in sentences.
+        """
+        found = explained.configuration(configuration_id)
+        return _sent(_explanation(explain_operator(found, name)), ALWAYS_ASK, if_none_match)
+
+    @routes.get(
+        "/{configuration_id}/tensors/{name}",
+        operation_id="explain_tensor",
+        summary="Say in which forms a tensor exists, and why",
+        response_model=None,
+        responses={
+            200: {"model": TensorExplanation, "description": "Its forms, and every other one.", "headers": TAG},
+            304: UNCHANGED,
+            **refusals(404, 409),
+        },
+    )
+    def tensor(configuration_id: ConfigurationId, name: TensorName, if_none_match: IfNoneMatch = None) -> Response:
+        """Say in which forms a tensor exists in a configuration, which steps make and read it, what its conversions
+        cost, and what the best whole plan with another form would take; `words` says all of it in sentences.
+        """
+        found = explained.configuration(configuration_id)
+        return _sent(_explanation(explain_tensor(found, name)), ALWAYS_ASK, if_none_match)
 
     return routes
+
+
+class Explained:
+    """Configurations whose operators and tensors were asked for: read once each, which takes longer than to explain."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = Lock()
+        self._kept: OrderedDict[int, Configuration] = OrderedDict()
+
+    def configuration(self, configuration_id: int) -> Configuration:
+        """Return a configuration.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            ConfigurationError: it is of another version of autotuner.
+        """
+        with self._lock:
+            kept = self._kept.get(configuration_id)
+        if kept is not None:
+            return kept
+        stored = _stored(self._database, configuration_id)
+        found = Configuration.from_json(json.loads(stored.text), f"configuration {configuration_id}")
+        with self._lock:
+            self._kept[configuration_id] = found
+            while len(self._kept) > KEPT_CONFIGURATIONS:
+                self._kept.popitem(last=False)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +215,13 @@ def _asked(query: BestQuery, files: ModelFiles) -> Asked:
         raise ModelError("give `model`, or `family` with `dtype` and every `extent`: one of the two")
     if query.model is not None:
         model = files.model(query.model, extents, options, query.dtype)
-        return Asked(model.family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
+        family = family_key(model.family, query.budget_bytes)
+        return Asked(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
     if query.dtype is None or not extents or options:
         raise ModelError("with `family` give `dtype` and every `extent`, and no `option`: a family has its options")
     assert query.family is not None
-    return Asked(query.family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
+    family = family_key(query.family, query.budget_bytes)
+    return Asked(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -227,6 +292,26 @@ def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
         braces = "}" if head is None else "}}"
         text = f'{text[: -len(braces)]},"configuration":{stored.text}{braces}'
     return Answer(tag, text.encode())
+
+
+def _stored(database: Database, configuration_id: int) -> Stored:
+    """Return a configuration as the database has it.
+
+    Raises:
+        NotFoundError: there is none of this id.
+    """
+    try:
+        return database.configurations.get(configuration_id)
+    except NotFoundError:
+        raise NotFoundError(
+            f"no configuration {configuration_id}: a finished job names its own, GET /v1/configurations/best the best "
+            "for a model"
+        ) from None
+
+
+def _explanation(explained: OperatorExplanation | TensorExplanation) -> Answer:
+    text = json.dumps(asdict(explained), separators=(",", ":"))
+    return Answer(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
 
 
 def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:

@@ -34,6 +34,10 @@ SUBMISSIONS: dict[str, dict[str, Any]] = {
         "summary": "Ten minutes of measuring at most",
         "value": {"model": "bert-encoder", "preset": "tiny", "device": {"type": "cpu"}, "limits": {"seconds": 600}},
     },
+    "budget": {
+        "summary": "At most 64 MiB, and everything measured",
+        "value": {"model": "bert-encoder:tiny", "budget_bytes": 67108864, "exhaustive": True},
+    },
     "inline": {
         "summary": "The content of a model file",
         "value": {"model": SMALL_MODEL, "preset": "small", "options": {"activation": "relu"}, "end_to_end": False},
@@ -44,13 +48,14 @@ QUEUED: dict[str, Any] = {
     "id": 7, "state": "queued", "cancelling": False, "attended": False, "model": "bert-encoder:tiny",
     "family": _FAMILY, "extents": {"b": 4, "l": 32, "h": 128, "n": 4, "p": 32, "f": 512},
     "options": {"activation": "relu"}, "dtype": "float32", "device_type": "cpu", "device_name": None, "gap": 0.05,
+    "estimated_gap": None, "budget_bytes": None, "exhaustive": False,
     "limits": {"seconds": None, "measurements": None}, "worker": None, "progress": None, "counts": {},
     "configuration_id": None, "created_at": _AT, "started_at": None, "finished_at": None, "message": "",
     "revision": 1,
 }  # fmt: skip
 _PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 420, "total": 1733, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4,
-    "bound_us": 3990.1, "gap": 0.283, "eta_s": 95.0,
+    "bound_us": 3990.1, "gap": 0.283, "estimated_gap": 0.041, "eta_s": 95.0,
 }  # fmt: skip
 RUNNING = QUEUED | {"state": "running", "worker": _WORKER, "progress": _PROGRESS, "started_at": _AT, "revision": 9}
 CANCELLING = RUNNING | {"cancelling": True, "revision": 10}
@@ -76,7 +81,47 @@ data: {"id":7,"state":"finished","configuration_id":3,"revision":61, ...}
 CONFIGURATION: dict[str, Any] = {
     "id": 3, "dtype": "float32", "extents": QUEUED["extents"], "complete": True, "device_type": "cpu",
     "device_name": _CPU, "environment_key": _KEY, "predicted_us": 4105.2, "measured_us": 4230.9, "created_at": _LATER,
-    "configuration": {"schema": 1, "model": {"name": "bert-encoder", "preset": "tiny"}, "steps": []},
+    "configuration": {"schema": 2, "model": {"name": "bert-encoder", "preset": "tiny"}, "steps": []},
+}  # fmt: skip
+_DIFFERENCE = "with context as bnqp in place of bqnp and torch_matmul in place of torch_matmul_loop"
+_INSTEAD = f"{_DIFFERENCE}: +3.1 us in all, at least -0.4 us within the intervals"
+_CONTEXT_READS = [["attention_dropped", "bnqk"], ["value", "blnp"]]
+_ALTERNATIVE: dict[str, Any] = {
+    "alternative": {
+        "operators": ["context"], "kernel": "torch_matmul", "params": [], "inputs": _CONTEXT_READS,
+        "outputs": [["context", "bnqp"]], "extra_us": 3.1, "extra_low_us": -0.4, "predicted_us": 63.2,
+    },
+    "differences": [{"tensor": "context", "chosen": "bqnp", "other": "bnqp"}], "same_operators": True,
+    "instead_us": 65.4, "gained_us": 2.2, "paid_us": 5.3,
+    "difference": _DIFFERENCE, "words": _INSTEAD,
+}  # fmt: skip
+OPERATOR: dict[str, Any] = {
+    "operator": "context", "kind": "contraction", "phase": "forward", "step": 7, "operators": ["context"],
+    "recomputed": [], "kernel": "torch_matmul_loop", "params": [], "inputs": _CONTEXT_READS,
+    "outputs": [["context", "bqnp"]], "predicted_us": 65.4, "low_us": 64.1, "high_us": 66.8, "bound_us": 40.7,
+    "loss_us": 24.7, "alternative": _ALTERNATIVE, "overtaking": [], "conversions": [], "covers": [], "repeated_by": [],
+    "words": [
+        "context is computed in forward by torch_matmul_loop.",
+        "It reads attention_dropped as bnqk, value as blnp.",
+        "It writes context as bqnp.",
+        "It takes 65.4 us, 64.1 to 66.8 us within its 95 % interval: 24.7 us above its own best, 40.7 us, in other "
+        "forms or with another kernel.",
+        f"W{_INSTEAD[1:]}.",
+        "It takes 63.2 us itself where 65.4 us are taken now: 2.2 us gained here, 5.3 us paid elsewhere.",
+        "The intervals overlap: it could still be the better way.",
+    ],
+}  # fmt: skip
+TENSOR: dict[str, Any] = {
+    "tensor": "context", "role": "activation", "dtype": "float32", "declared": "bqnp",
+    "makers": [{"step": 7, "operators": ["context"], "kernel": "torch_matmul_loop", "form": "bqnp"}],
+    "readers": [{"step": 8, "operators": ["output_projection"], "kernel": "torch_matmul", "form": "bqnp"}],
+    "inside": None, "conversions": [], "alternatives": [_ALTERNATIVE],
+    "words": [
+        "context (activation, float32) is declared bqnp.",
+        "It is made as bqnp by step 7 (context, torch_matmul_loop).",
+        "It is read as bqnp by step 8 (output_projection, torch_matmul).",
+        f"context {_INSTEAD}.",
+    ],
 }  # fmt: skip
 BEST = {
     "exact": {
@@ -164,6 +209,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "cancel_job": {"example": CANCELLING},
     "best_configuration": {"examples": BEST},
     "get_configuration": {"example": CONFIGURATION},
+    "explain_operator": {"example": OPERATOR},
+    "explain_tensor": {"example": TENSOR},
     "list_measurements": {"example": MEASUREMENT_PAGE},
     "list_devices": {"example": DEVICES},
     "list_models": {"example": MODELS},

@@ -5,20 +5,29 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotuner.problem import Problem, Solution
+from autotuner.solvers.alternatives import Alternatives, alternatives
 from autotuner.solvers.brute_force import brute_force
+from autotuner.solvers.budgeted import budgeted, least_bytes
 from autotuner.solvers.consistency import independent_bound_us
 from autotuner.solvers.exact import exact
+from autotuner.solvers.greedy import greedy
+from autotuner.solvers.least import least_through
 from autotuner.solvers.marginals import min_marginals, project
 from autotuner.solvers.repeated import chained, exact_repeated
 from autotuner.solvers.shortest_path import shortest_path
 
 __all__ = [
     "SOLVERS",
+    "Alternatives",
     "Solver",
+    "alternatives",
+    "budgeted",
     "chained",
     "exact",
     "exact_repeated",
     "independent_bound_us",
+    "least_bytes",
+    "least_through",
     "min_marginals",
     "project",
 ]
@@ -44,6 +53,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
         "exact": Solver(exact, exact=True),
         "shortest_path": Solver(shortest_path, exact=False),
+        "greedy": Solver(greedy, exact=False),
         "brute_force": Solver(brute_force, exact=True),
     }
 )

@@ -1,11 +1,13 @@
 """Costs moved between tables until the sum of their cheapest rows is a tight bound, and rows above it are dropped."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotuner.solvers.consistency import Consistent
-from autotuner.solvers.tables import Table
+from autotuner.solvers.tables import Costs, Table
 
 
 def near_order(left: Consistent) -> list[int]:
@@ -44,33 +46,62 @@ def tightened(left: Consistent, order: Sequence[int], sweeps: int) -> Consistent
     """
     rank = {variable: place for place, variable in enumerate(order)}
     costs = {place: table.costs.copy() for place, table in left.tables.items()}
-    pools = {v: np.zeros(len(left.domains[v])) for v in order}
-    columns = {(place, v): table.column(v) for place, table in left.tables.items() for v in table.variables}
     first = {place: min((rank[v] for v in table.variables), default=0) for place, table in left.tables.items()}
     last = {place: max((rank[v] for v in table.variables), default=0) for place, table in left.tables.items()}
+    shares: list[_Shares] = []
+    for v in order:
+        # Only states that are left are numbered, so that each has a row; indices of this width are quickest.
+        number = np.cumsum(left.domains[v], dtype=np.intp) - 1
+        places = left.readers[v]
+        columns = [number[left.tables[place].column(v)] for place in places]
+        onward = [last[place] > rank[v] for place in places]
+        behind = [first[place] < rank[v] for place in places]
+        count = max(sum(onward), sum(behind))
+        pool = np.zeros(int(left.domains[v].sum()))
+        shares.append(_Shares([costs[place] for place in places], columns, onward, behind, count, pool))
     for sweep in range(sweeps):
         forth = sweep % 2 == 0
-        for v in order if forth else reversed(order):
-            pool = pools[v]
-            for place in left.readers[v]:
-                column = columns[place, v]
-                least = np.full(len(pool), np.inf)
-                np.minimum.at(least, column, costs[place])
-                least[~left.domains[v]] = 0.0
-                costs[place] -= least[column]
-                pool += least
-            onward = [p for p in left.readers[v] if (last[p] > rank[v] if forth else first[p] < rank[v])]
-            behind = [p for p in left.readers[v] if (first[p] < rank[v] if forth else last[p] > rank[v])]
-            if onward:
-                share = pool / max(len(onward), len(behind))
-                for place in onward:
-                    costs[place] += share[columns[place, v]]
-                    pool -= share
-    for v in order:
-        place = left.readers[v][0]
-        costs[place] += pools[v][columns[place, v]]
+        for each in shares if forth else reversed(shares):
+            each.share(forth)
+    for each in shares:
+        each.costs[0] += each.pool[each.columns[0]]
     tables = {place: table.costing(costs[place]) for place, table in left.tables.items()}
     return Consistent(left.names, tables, left.domains, left.readers)
+
+
+@dataclass(eq=False, slots=True)
+class _Shares:
+    """A variable's tables in a sweep: their costs, which are written to, and the variable's state in each row.
+
+    Args:
+        onward, behind: which tables have a later variable, an earlier one.
+        count: among how many tables a state's costs are shared.
+        pool: costs of each state that no table has at the moment.
+    """
+
+    costs: list[Costs]
+    columns: list[NDArray[np.intp]]
+    onward: list[bool]
+    behind: list[bool]
+    count: int
+    pool: Costs
+
+    def share(self, forth: bool) -> None:
+        """Take out what each table's rows cost at least with a state, and share it among those further on."""
+        pool, leasts = self.pool, []
+        for costs, column in zip(self.costs, self.columns, strict=True):
+            least = np.empty(len(pool))
+            least.fill(np.inf)
+            np.minimum.at(least, column, costs)
+            pool += least
+            leasts.append(least)
+        further = self.onward if forth else self.behind
+        shared = sum(further)
+        share = pool / self.count if shared else pool
+        if shared:
+            pool -= share * shared
+        for costs, column, least, gets in zip(self.costs, self.columns, leasts, further, strict=True):
+            costs += ((share - least) if gets else -least)[column]
 
 
 def pruned(left: Consistent, spare: float) -> Consistent:
@@ -88,5 +119,8 @@ def pruned(left: Consistent, spare: float) -> Consistent:
         v: domain & (left.cheapest(v) <= sum(least[place] for place in left.readers[v]) + spare)
         for v, domain in left.domains.items()
     }
-    tables = {place: table.take(table.costs <= least[place] + spare) for place, table in left.tables.items()}
-    return Consistent(left.names, tables, left.domains, left.readers).narrowed(domains)
+    tables = {}
+    for place, table in left.tables.items():
+        kept = table.costs <= least[place] + spare
+        tables[place] = table if kept.all() else table.take(kept)
+    return left.reduced(tables, domains)

@@ -29,9 +29,9 @@ class Conditioned:
     def __init__(self, network: Network, kept: Sequence[int], limits: Limits) -> None:
         self.kept = tuple(kept)
         self.limits = limits
-        parts = split(undominated(whole(network), network.state_counts, kept), network.state_counts)
+        parts = split(whole(network), network.state_counts)
         self.state_counts = parts.state_counts
-        self.left, self.choices = merged(parts.left, parts.state_counts, kept)
+        self.left, self.choices = merged(undominated(parts.left, parts.state_counts, kept), parts.state_counts, kept)
 
     def rows(self) -> Iterator[Codes]:
         """Yield the combinations of states that arc consistency allows, in order."""
@@ -41,7 +41,7 @@ class Conditioned:
         """Yield each possible combination with its best total."""
         for row, left in self._narrowed((), self.left):
             try:
-                yield row, cheapest(self._elimination(left)).plan.constant
+                yield row, cheapest(self.elimination(left, self.limits)).plan.constant
             except InfeasibleError:
                 continue
 
@@ -51,12 +51,13 @@ class Conditioned:
             left = self.left
             for variable, state in zip(self.kept, row, strict=True):
                 left = left.assigned(variable, state)
-            return cheapest(self._elimination(left)).plan
+            return cheapest(self.elimination(left, self.limits)).plan
         except InfeasibleError:
             return None
 
-    def _elimination(self, left: Consistent) -> Elimination:
-        return Elimination(left.names, self.state_counts, left.tables.values(), self.limits, self.choices)
+    def elimination(self, left: Consistent, limits: Limits) -> Elimination:
+        """Return an elimination of what is left of `left`."""
+        return Elimination(left.names, self.state_counts, left.tables.values(), limits, self.choices)
 
     def _narrowed(self, row: Codes, left: Consistent) -> Iterator[tuple[Codes, Consistent]]:
         if len(row) == len(self.kept):

@@ -1,7 +1,7 @@
 """What no whole assignment can use, found before any search: states and rows that some neighbour does not support."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 
 import numpy as np
@@ -29,6 +29,7 @@ class Consistent:
     tables: dict[int, Table]
     domains: dict[int, Domain]
     readers: Mapping[int, Sequence[int]]
+    _cheapest: dict[int, Costs] = field(default_factory=dict)
 
     def assigned(self, variable: int, state: int) -> "Consistent":
         """Return what is left when the variable takes this state.
@@ -46,8 +47,19 @@ class Consistent:
         Raises:
             InfeasibleError: nothing is left of some table.
         """
-        touched = [place for variable in domains for place in self.readers[variable]]
-        return _fixpoint(Consistent(self.names, dict(self.tables), self.domains | dict(domains), self.readers), touched)
+        return self.reduced(self.tables, domains)
+
+    def reduced(self, tables: Mapping[int, Table], domains: Mapping[int, Domain]) -> "Consistent":
+        """Return what is left of tables of fewer rows when these variables keep only these of their states.
+
+        Raises:
+            InfeasibleError: nothing is left of some table.
+        """
+        touched = dict.fromkeys(place for place, table in tables.items() if table.rows < self.tables[place].rows)
+        for variable, domain in domains.items():
+            if not np.array_equal(domain, self.domains[variable]):
+                touched.update(dict.fromkeys(self.readers[variable]))
+        return _fixpoint(Consistent(self.names, dict(tables), self.domains | dict(domains), self.readers), touched)
 
     def states(self, variable: int) -> Integers:
         """Return the states that are left of the variable, by number."""
@@ -55,10 +67,12 @@ class Consistent:
 
     def cheapest(self, variable: int) -> Costs:
         """Return, for each state, the sum over the variable's tables of the cheapest row that has it; inf if none."""
-        total = np.zeros(len(self.domains[variable]))
-        for place in self.readers[variable]:
-            total += self.tables[place].cheapest(variable, len(total))
-        return total
+        if variable not in self._cheapest:
+            total = np.zeros(len(self.domains[variable]))
+            for place in self.readers[variable]:
+                total += self.tables[place].cheapest(variable, len(total))
+            self._cheapest[variable] = total
+        return self._cheapest[variable]
 
 
 def consistent(names: Sequence[str], tables: Mapping[int, Table], state_counts: Sequence[int]) -> Consistent:
@@ -81,24 +95,27 @@ def consistent(names: Sequence[str], tables: Mapping[int, Table], state_counts: 
 def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
     """Drop rows whose states are gone, and states that no row has, until nothing changes; `given` is written to."""
     tables, domains = given.tables, given.domains
+    whole = {variable: bool(domain.all()) for variable, domain in domains.items()}
     queue = dict.fromkeys(touched)
     while queue:
         place = next(iter(queue))
         del queue[place]
         table = tables[place]
-        keep = np.ones(table.rows, np.bool_)
+        keep: NDArray[np.bool_] | None = None
         for variable, column in zip(table.variables, table.columns, strict=True):
-            keep &= domains[variable][column]
-        if not keep.all():
+            if not whole[variable]:
+                mask = domains[variable][column]
+                keep = mask if keep is None else keep & mask
+        if keep is not None and not keep.all():
             table = tables[place] = table.take(keep)
         if not table.rows:
             raise InfeasibleError(_emptied(given.names, table))
         for variable, column in zip(table.variables, table.columns, strict=True):
             present = np.zeros_like(domains[variable])
             present[column] = True
-            if not np.array_equal(present, domains[variable]):
-                # `present` lies within the domain: rows outside it went above.
-                domains[variable] = present
+            # `present` lies within the domain: rows outside it went above.
+            if np.count_nonzero(present) < np.count_nonzero(domains[variable]):
+                domains[variable], whole[variable] = present, False
                 queue.update(dict.fromkeys(other for other in given.readers[variable] if other != place))
     return given
 

@@ -1,8 +1,8 @@
 """Min-sum variable elimination: one variable after another is minimised out, then the choices are read back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -12,15 +12,12 @@ from autotuner.solvers.consistency import Consistent, bound_us, consistent
 from autotuner.solvers.limits import Limits, TooLargeError
 from autotuner.solvers.order import estimated_bytes
 from autotuner.solvers.search import first_assignment
-from autotuner.solvers.tables import Codes, Costs, Table, join, minimised, product
+from autotuner.solvers.tables import Codes, Costs, Integers, Table, join, minimised, product
 
 # More sweeps lift the bound by less than the next elimination does; seen on layers of 80 operators.
 SWEEPS = 8
 # A join may be this much larger than what is left of it after the projection.
 JOINED = 20
-
-
-_SMALLEST = itemgetter(1, 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,6 +65,7 @@ class Elimination:
         self.tables: dict[int, Table] = {}
         self.readers: dict[int, dict[int, None]] = {}
         self._made = 0
+        self._counts: dict[tuple[int, int], Integers] = {}
         self._left: Consistent | None = None
         for table in tables:
             self._add(table)
@@ -97,6 +95,7 @@ class Elimination:
         """Return another elimination that goes on from here."""
         other = Elimination(self.names, self.state_counts, (), self.limits, self.choices, self.constant)
         other.tables, other._made, other._left = dict(self.tables), self._made, self._left
+        other._counts = dict(self._counts)
         other.readers = {v: dict(places) for v, places in self.readers.items()}
         return other
 
@@ -107,11 +106,12 @@ class Elimination:
             codes[choice.variable] = choice.state(codes)
         return codes
 
-    def run(self, most_rows: float) -> bool:
+    def run(self, most_rows: float, kept: Collection[int] = ()) -> bool:
         """Eliminate the variable whose result is estimated to be the smallest, again and again.
 
         Args:
             most_rows: stop where the next result would have more rows, or its join `JOINED` times as many.
+            kept: variables that stay.
 
         Returns:
             Whether every variable is eliminated; `constant` is the least total then.
@@ -121,9 +121,15 @@ class Elimination:
             TooLargeError: `most_rows` is infinite, and a join would need too much memory.
         """
         alive = {v: self._states(v) for v in self.readers}
-        rows = {v: self._estimate(v, alive) for v in self.readers}
-        while rows:
-            variable, (left, joined) = min(rows.items(), key=_SMALLEST)
+        rows = {v: self._estimate(v, alive) for v in self.readers if v not in kept}
+        # Estimates that no longer hold stay in the heap until they come up.
+        heap = [(estimate, v) for v, estimate in rows.items()]
+        heapify(heap)
+        while heap:
+            estimate, variable = heappop(heap)
+            if rows.get(variable) != estimate:
+                continue
+            left, joined = estimate
             if left > most_rows or joined > JOINED * most_rows:
                 return False
             try:
@@ -133,11 +139,27 @@ class Elimination:
                     raise
                 # Estimated too low; tables that are made later may still make it smaller.
                 rows[variable] = (np.inf, np.inf)
+                heappush(heap, (rows[variable], variable))
                 continue
             del rows[variable]
             for other in touched:
-                rows[other] = self._estimate(other, alive)
-        return True
+                if other not in kept:
+                    rows[other] = self._estimate(other, alive)
+                    heappush(heap, (rows[other], other))
+        return not self.readers
+
+    def without(self, variable: int, state: int) -> "Elimination":
+        """Return an elimination of the same without a state of a variable that is left.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        left = self._consistent()
+        others = left.domains[variable].copy()
+        others[state] = False
+        fewer = self.copy()
+        fewer._replace(left.narrowed({variable: others}))
+        return fewer
 
     def tighten(self, most_us: float) -> float:
         """Move costs between tables for a tight bound, drop what cannot be part of a total as low as `most_us`.
@@ -207,7 +229,7 @@ class Elimination:
 
     def _replace(self, left: Consistent) -> None:
         """Go on with these tables; a variable with a single state left is gone."""
-        self.tables, self.readers, self._left = {}, {}, None
+        self.tables, self.readers, self._counts, self._left = {}, {}, {}, None
         settled = {v: np.flatnonzero(domain) for v, domain in left.domains.items() if domain.sum() == 1}
         nothing = Table("", (), np.zeros((0, 1), np.int32), np.zeros(1))
         self.choices += [Choice(v, nothing, states.astype(np.int32)) for v, states in settled.items()]
@@ -248,15 +270,24 @@ class Elimination:
         table = self.tables.pop(place)
         self._left = None
         for variable in table.variables:
+            self._counts.pop((place, variable), None)
             del self.readers[variable][place]
         return table
 
     def _states(self, variable: int) -> int:
-        return min(len(np.unique(self.tables[place].column(variable))) for place in self.readers[variable])
+        return min(int(np.count_nonzero(self._counted(place, variable))) for place in self.readers[variable])
+
+    def _counted(self, place: int, variable: int) -> Integers:
+        """Return how many rows of a table each state of the variable has."""
+        if (place, variable) not in self._counts:
+            column = self.tables[place].column(variable)
+            self._counts[place, variable] = np.bincount(column, minlength=self.state_counts[variable])
+        return self._counts[place, variable]
 
     def _estimate(self, variable: int, alive: Mapping[int, int]) -> tuple[float, float]:
-        tables = [self.tables[place] for place in self.readers[variable]]
-        return estimated_rows(tables, variable, self.state_counts, alive)
+        places = self.readers[variable]
+        scopes = [self.tables[place].variables for place in places]
+        return estimated_rows(scopes, [self._counted(place, variable) for place in places], variable, alive)
 
     def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
         """Minimise the variable out of its tables, unless a join has too many rows; return what stood beside it."""
@@ -277,21 +308,24 @@ class Elimination:
 
 
 def estimated_rows(
-    tables: Sequence[Table], variable: int, state_counts: Sequence[int], alive: Mapping[int, int]
+    scopes: Sequence[tuple[int, ...]], counts: Sequence[Integers], variable: int, alive: Mapping[int, int]
 ) -> tuple[float, float]:
     """Return how many rows the result of eliminating a variable has, and the join of its tables before that.
 
     Exact for tables that share this variable alone; each other one that several name is taken as independent.
 
     Args:
+        scopes: the variables of each of its tables.
+        counts: how many rows of each of them every state of the variable has.
         alive: how many states of each variable are left.
     """
-    matches = np.ones(state_counts[variable])
+    matches = counts[0].astype(np.float64)
+    for each in counts[1:]:
+        matches *= each
     shared: dict[int, int] = {}
-    for table in tables:
-        matches *= np.bincount(table.column(variable), minlength=len(matches))
-        for other in table.variables:
+    for scope in scopes:
+        for other in scope:
             shared[other] = shared.get(other, 0) + 1
     shared.pop(variable, None)
-    joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items())
+    joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items() if count > 1)
     return min(joined, product(alive[v] for v in shared)), joined

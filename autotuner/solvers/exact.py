@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from time import monotonic
+
+import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.problem import Problem, Solution
@@ -14,13 +17,16 @@ from autotuner.solvers.splitting import split
 from autotuner.solvers.tables import Network, encode
 
 # Tables of this many rows cost less to make than to avoid; above it, bounds drop rows first, and cases are split.
-MOST_ROWS = 6_000.0
+MOST_ROWS = 4_500.0
 # Rows that the bounds must drop, as a share, for another round on the same variables to pay.
 DROPPED = 0.15
-# Guesses spare as many rows above their table's cheapest as these, the second twice as many, and so on; but a guess
-# lies above the one before by no more than this share of how far that was above the bound: one far too high is slow.
-SPARED = 4_000
+# Guesses spare as many rows above their table's cheapest as these, each next one half as many again; but a guess lies
+# above the one before by no more than this share of how far that was above the bound: one far too high is slow.
+SPARED = 11_000
+RAISED = 1.5
 GROWTH = 0.5
+# Where a plan is known, and its total spares no more rows than these, it is the next guess.
+LEAP = 16_000
 # Where all rows together cost so many times the bound, some are dropped before costs are moved.
 COARSE = 1e5
 # Rounding while costs move between tables stays far below this share of a total.
@@ -75,8 +81,8 @@ def reduced(network: Network, limits: Limits) -> Elimination:
     Raises:
         InfeasibleError: nothing is left.
     """
-    parts = split(undominated(whole(network), network.state_counts), network.state_counts)
-    left, choices = merged(parts.left, parts.state_counts)
+    parts = split(whole(network), network.state_counts)
+    left, choices = merged(undominated(parts.left, parts.state_counts), parts.state_counts)
     return Elimination(left.names, parts.state_counts, left.tables.values(), limits, choices)
 
 
@@ -88,8 +94,12 @@ class Found:
     bound_us: float | None
 
 
-def cheapest(start: Elimination) -> Found:
+def cheapest(start: Elimination, least_us: float = 0.0, reached_us: float = inf) -> Found:
     """Return the cheapest assignment, or the best one when the time is over; guesses rise until one holds.
+
+    Args:
+        least_us: what is known already to be the least that an assignment can cost.
+        reached_us: what some assignment is known to cost.
 
     Raises:
         InfeasibleError: there is no assignment.
@@ -103,21 +113,28 @@ def cheapest(start: Elimination) -> Found:
         # Rows dearer than a whole assignment go before any cost is moved: sums with them would be rounded coarsely.
         best = start.dive()
         most = most if best is None else best.constant
+    most = min(most, reached_us)
     bound = start.tighten(with_margin(most))
-    found = start.dive()
-    if found is not None and (best is None or found.constant < best.constant):
-        best, most = found, found.constant
-    proven = bound
+    proven = max(bound, least_us)
     spares = start.spares()
-    for doublings in count():
-        spared = SPARED << doublings
+    # Where more is known than the bound says, that many rows are spared already.
+    known = int(np.searchsorted(spares, proven - bound))
+    for number in count():
+        if best is None and reached_us == inf and (number or start.limits.ends_at is not None):
+            best = start.dive()
+            most = most if best is None else min(most, best.constant)
+        spared = known + int(SPARED * RAISED**number)
         guess = bound + float(spares[spared]) if spared < len(spares) else most
-        if doublings:
+        if number:
             guess = min(guess, proven + max((proven - bound) * GROWTH, (most - bound) / 256))
+        reached = best is not None or reached_us < inf
+        if reached and np.searchsorted(spares, most - bound) <= known + LEAP:
+            guess = most
         guess = min(guess, most)
         search = _Within(start, with_margin(guess), stoppable=best is not None)
-        if search.best is not None:
-            best = search.best
+        for plan in (search.dearer, search.best):
+            if plan is not None and (best is None or plan.constant < best.constant):
+                best, most = plan, plan.constant
         if search.stopped and best is not None:
             return Found(best, with_margin(proven, -1))
         if search.best is not None:
@@ -139,12 +156,16 @@ class _Within:
 
     Args:
         stoppable: whether it may stop before it has found anything.
+
+    `dearer` is a plan above it that was come across, for the next guess: rows of dearer assignments are dropped only
+    where a bound shows them, so an elimination may end above what it was meant for.
     """
 
     start: Elimination
     most_us: float
     stoppable: bool
     best: Elimination | None = None
+    dearer: Elimination | None = None
     stopped: bool = False
     reason: str = ""
     _cases: list[Elimination] = field(default_factory=list)
@@ -167,6 +188,8 @@ class _Within:
             if not halves and case.constant <= self.most_us:
                 self.best = case
                 self.most_us = with_margin(case.constant, -1)
+            elif not halves and (self.dearer is None or case.constant < self.dearer.constant):
+                self.dearer = case
 
 
 def _solved(case: Elimination, most_us: float) -> list[Elimination]:

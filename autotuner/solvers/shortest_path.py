@@ -38,8 +38,8 @@ def shortest_path(problem: Problem) -> Solution:
     left = whole(network)
     chain = [network.names.index(name) for name in dict.fromkeys(problem.chain)]
     path = _path(network, left, chain)
-    order = [*chain, *(v for v in range(len(network.names)) if v not in set(chain))]
-    codes = _followed(network, left, order, path)
+    order = list(dict.fromkeys([*chain, *map(network.names.index, problem.variables)]))
+    codes = followed(network, left, order, path)
     states = network.named(codes)
     return Solution(states, problem.cost_us(states), bound_us(left.tables.values()), "shortest_path")
 
@@ -58,7 +58,7 @@ def _path(network: Network, left: Consistent, chain: list[int]) -> dict[int, int
     return {variable: codes[variable] for variable in chain if variable in codes}
 
 
-def _followed(network: Network, left: Consistent, order: list[int], path: dict[int, int]) -> dict[int, int]:
+def followed(network: Network, left: Consistent, order: list[int], path: dict[int, int]) -> dict[int, int]:
     """Return an assignment with as much of the front of the path as a bounded search can keep."""
     for halvings in count():
         kept = dict(list(path.items())[: len(path) >> halvings])

@@ -175,6 +175,8 @@ def join(left: Table, right: Table, state_counts: Sequence[int], limits: Limits,
     Cost:
         O(rows of left + right + result), a sort of right's keys besides.
     """
+    if len(left.variables) < len(right.variables):
+        left, right = right, left
     shared = [v for v in left.variables if v in right.variables]
     added = [v for v in right.variables if v not in left.variables]
     variables = left.variables + tuple(added)
@@ -187,6 +189,12 @@ def join(left: Table, right: Table, state_counts: Sequence[int], limits: Limits,
     if rows > most_rows:
         raise TooLargeError(f"joining {left.name!r} with {right.name!r} makes {rows:,} rows, above {most_rows:,.0f}")
     limits.admit(rows, [state_counts[v] for v in variables], lambda: f"joining {left.name!r} with {right.name!r}")
+    if not added:
+        # Rows of the right table are distinct, so there is one to each row of the left, or none.
+        agreeing = left if rows == left.rows else left.take(partners > 0)
+        costs = np.empty(span)
+        costs[right_key] = right.costs
+        return agreeing.costing(agreeing.costs + costs[left_key[partners > 0] if rows < left.rows else left_key])
 
     order = np.argsort(right_key, kind="stable")
     first = (np.cumsum(counts) - counts)[left_key]

@@ -9,11 +9,12 @@ from autotuner.errors import InfeasibleError
 from autotuner.solvers.bounds import near_order, pruned, tightened
 from autotuner.solvers.consistency import Consistent, bound_us, consistent
 from autotuner.solvers.elimination import SWEEPS, estimated_rows
-from autotuner.solvers.limits import Limits
+from autotuner.solvers.limits import Limits, TooLargeError
 from autotuner.solvers.tables import Costs, Table, join, keys, minimised
 
-# Before a join of more rows than these, bounds drop what they can.
-MOST_ROWS = 20_000
+# Before a join of more rows than these, bounds drop what they can; one of so many times as many is put off.
+MOST_ROWS = 5_000
+JOINED = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,7 +45,7 @@ class Tree:
 
     Raises:
         InfeasibleError: some tables share no row.
-        TooLargeError: the tables would need too much memory.
+        TooLargeError: the tables would need too much memory, or the time was over.
 
     Cost:
         O(n * f**w) steps and rows for n variables of f states, w of them beside one another at most; nothing is pruned.
@@ -75,17 +76,29 @@ class Tree:
         rows = self._estimates(kept)
         tight = most_us == np.inf
         while rows:
+            if limits.over:
+                raise TooLargeError("the time was over before every variable was eliminated")
             variable = min(rows, key=lambda v: (rows[v], v))
-            if not tight and rows[variable][0] > MOST_ROWS:
+            wide = rows[variable][0] > MOST_ROWS
+            if not wide or tight:
+                try:
+                    touched = self._eliminate(variable, np.inf if rows[variable][0] == np.inf else JOINED * MOST_ROWS)
+                except TooLargeError:
+                    if rows[variable][0] == np.inf:
+                        raise
+                    # Estimated too low; what is dropped or made later may still make it smaller.
+                    rows[variable] = (np.inf, np.inf)
+                    wide = True
+                else:
+                    del rows[variable]
+                    for other in touched:
+                        if other in rows:
+                            rows[other] = self._estimate(other)
+                    tight = most_us == np.inf
+            if wide and not tight:
                 self._tighten(most_us)
                 rows = self._estimates(kept)
                 tight = True
-                continue
-            del rows[variable]
-            for other in self._eliminate(variable):
-                if other in rows:
-                    rows[other] = self._estimate(other)
-            tight = most_us == np.inf
 
     def left(self) -> list[Table]:
         """Return the tables over kept variables that are left, smallest first."""
@@ -97,26 +110,33 @@ class Tree:
         Every variable must be eliminated. The total through a row is what its bucket says below, and what the bucket
         above says beside it: the best total of the rows above that agree, less what this bucket has in them already.
         """
+        best = {}
+        for bucket, total in zip(self.buckets, self.totals(), strict=True):
+            of_states = np.full(self.state_counts[bucket.variable], np.inf)
+            np.minimum.at(of_states, bucket.joined.column(bucket.variable), total)
+            best[bucket.variable] = of_states
+        return best
+
+    def totals(self) -> list[Costs]:
+        """Return, for each bucket, the best total through each row of its joined table; see `cheapest`."""
         beside = [np.zeros(bucket.result.rows) for bucket in self.buckets]
         for bucket, costs in zip(self.buckets, beside, strict=True):
             if not bucket.result.variables:
                 costs += self.constant - bucket.result.costs
-        best = {}
+        found = []
         for place in reversed(range(len(self.buckets))):
             bucket = self.buckets[place]
-            total = bucket.joined.costs + beside[place][self._rows_of(bucket.joined, bucket.result)]
-            of_states = np.full(self.state_counts[bucket.variable], np.inf)
-            np.minimum.at(of_states, bucket.joined.column(bucket.variable), total)
-            best[bucket.variable] = of_states
+            total = bucket.joined.costs + beside[place][self.rows_of(bucket.joined, bucket.result)]
+            found.append(total)
             for below in bucket.below:
                 result = self.buckets[below].result
                 outer = np.full(result.rows, np.inf)
-                np.minimum.at(outer, self._rows_of(bucket.joined, result), total)
+                np.minimum.at(outer, self.rows_of(bucket.joined, result), total)
                 # A row that no row above agrees with is part of no assignment.
                 beside[below] = outer - result.costs
-        return best
+        return found[::-1]
 
-    def _rows_of(self, wide: Table, narrow: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def rows_of(self, wide: Table, narrow: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the row of the narrow table that agrees with each row of the wide one, which has all its variables."""
         both = [np.concatenate((narrow.column(v), wide.column(v))) for v in narrow.variables]
         key, span = keys(both, [self.state_counts[v] for v in narrow.variables], narrow.rows + wide.rows)
@@ -125,11 +145,11 @@ class Tree:
         found: np.ndarray[tuple[int], np.dtype[np.int64]] = row[key[narrow.rows :]]
         return found
 
-    def _eliminate(self, variable: int) -> tuple[int, ...]:
+    def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
         places = sorted(self._readers[variable], key=lambda place: self._tables[place].rows)
         joined = self._tables[places[0]]
         for place in places[1:]:
-            joined = join(joined, self._tables[place], self.state_counts, self.limits)
+            joined = join(joined, self._tables[place], self.state_counts, self.limits, most_rows)
         if not joined.rows:
             factors = ", ".join(repr(self._tables[place].name) for place in places)
             raise InfeasibleError(f"no row fits all of {factors}")
@@ -170,5 +190,6 @@ class Tree:
     def _estimate(self, variable: int) -> tuple[float, float]:
         tables = [self._tables[place] for place in self._readers[variable]]
         # Joined tables are the ones that stay.
-        rows, joined = estimated_rows(tables, variable, self.state_counts, self._alive)
+        counts = [np.bincount(table.column(variable), minlength=self.state_counts[variable]) for table in tables]
+        rows, joined = estimated_rows([table.variables for table in tables], counts, variable, self._alive)
         return joined, rows

@@ -3,6 +3,7 @@
 import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
 from autotuner.fusion import covers, stack_families
 from autotuner.graph import Graph
+from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, form_domains
@@ -10,15 +11,26 @@ from autotuner.space.files import SpaceFile
 from autotuner.space.given import given_forms
 
 
-def build_space(graph: Graph, file: SpaceFile) -> Space:
-    """Enumerate the space of a graph."""
-    found = tuple(covers(graph, tuple(file.kernels), file.max_operators))
+def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained: bool = False) -> Space:
+    """Enumerate the space of a graph.
+
+    Args:
+        graph: forward or training.
+        file: which kernels and conversions to try.
+        saving: whether to try what costs time and saves memory, too: dropout masks kept as bits or as seeds.
+        chained: whether the graph is one of many equal layers in a row, which may hand each other any order of axes.
+
+    Raises:
+        SpaceError: chained, but the output is no input of another such layer.
+    """
+    kernels = tuple(name for name in file.kernels if saving or not KERNELS[name].flat)
+    found = tuple(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
-    given = given_forms(graph, families)
+    given = given_forms(graph, families, chained=chained)
     enumerated = Enumeration(graph, file, families, given)
     anchored = [choice for cover in found for choice in enumerated.choices(cover, anchors=True)]
     domains = form_domains(graph, anchored, given)
     following = [choice for cover in found for choice in enumerated.choices(cover, anchors=False, domains=domains)]
-    choices = reachable(graph, anchored + following, given, convert=bool(file.conversions))
-    conversions = tuple(conversions_of(graph, choices, given, file.conversions))
-    return Space(graph, tuple(choices), conversions, given)
+    choices = reachable(graph, anchored + following, given, convert=bool(file.conversions), saving=saving)
+    conversions = tuple(conversions_of(graph, choices, given, file.conversions, saving=saving))
+    return Space(graph, tuple(choices), conversions, given, enumerated.sampled_cells(choices))

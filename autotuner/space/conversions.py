@@ -7,19 +7,32 @@ from itertools import product
 from autotuner.graph import Graph
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.kernels.conversion import conversion
+from autotuner.kernels.conversion import STORAGE_CHANGES, conversion_of, is_mask
 from autotuner.layout import Form
-from autotuner.records import LETTERS, Candidate, TensorType
+from autotuner.records import LETTERS, Candidate
 from autotuner.space.choices import Choice, Conversion
 
 
 def reachable(
-    graph: Graph, choices: list[Choice], given: Mapping[str, tuple[str, ...]], *, convert: bool
+    graph: Graph, choices: list[Choice], given: Mapping[str, tuple[str, ...]], *, convert: bool, saving: bool = False
 ) -> list[Choice]:
     """Drop choices that no whole assignment can contain, until nothing changes.
 
     A choice goes when it reads a form that nobody makes and no conversion leads to, or makes one that nobody can use.
+
+    Args:
+        convert: whether conversions are tried at all.
+        saving: whether those of storage formats are, too.
     """
+
+    def joins(sources: Collection[str], targets: Collection[str]) -> bool:
+        """Tell whether some source is a target, or can be converted into one."""
+        return any(
+            source == target or (convert and convertible(source, target, saving=saving))
+            for source in sources
+            for target in targets
+        )
+
     while True:
         made: dict[str, set[str]] = {name: set(forms) for name, forms in given.items() if name not in graph.producers}
         read: dict[str, set[str]] = defaultdict(set)
@@ -35,35 +48,44 @@ def reachable(
         }
         kept = [
             choice for choice in choices
-            if all(_joins(made.get(n, ()), [choice.by_tensor[n]], convert) for n in choice.cover.inputs)
-            and all(n in unread or _joins([choice.by_tensor[n]], read[n], convert) for n in choice.cover.outputs)
+            if all(joins(made.get(n, ()), [choice.by_tensor[n]]) for n in choice.cover.inputs)
+            and all(n in unread or joins([choice.by_tensor[n]], read[n]) for n in choice.cover.outputs)
         ]  # fmt: skip
         if len(kept) == len(choices):
             return kept
         choices = kept
 
 
-def _joins(sources: Collection[str], targets: Collection[str], convert: bool) -> bool:
-    """Tell whether some source is a target, or can be converted into one."""
-    return any(
-        source == target or (convert and convertible(source, target)) for source in sources for target in targets
-    )
-
-
-def convertible(source: str, target: str) -> bool:
+def convertible(source: str, target: str, *, saving: bool = False) -> bool:
     """Tell whether a conversion between two forms is worth measuring: same storage, another order, to a dense one.
 
     Slices of stacks are written by kernels only; no conversion leads into one.
+
+    Args:
+        saving: whether the storage format may change instead, as it may for dropout masks.
     """
     if "absent" in (source, target) or source == target:
         return False
     first, second = Form.parse(source), Form.parse(target)
-    return first.storage == second.storage and second.stack is None and len(second.layout.axes) > 1
+    if first.storage != second.storage:
+        return saving and first.layout == second.layout and (first.storage, second.storage) in STORAGE_CHANGES
+    return not first.is_flat and second.stack is None and len(second.layout.axes) > 1
 
 
 def conversions_of(
-    graph: Graph, choices: Iterable[Choice], given: Mapping[str, tuple[str, ...]], kernels: Iterable[str]
+    graph: Graph,
+    choices: Iterable[Choice],
+    given: Mapping[str, tuple[str, ...]],
+    kernels: Iterable[str],
+    *,
+    saving: bool = False,
 ) -> Iterator[Conversion]:
+    """Yield the conversions from forms that are made to forms that are read.
+
+    Args:
+        saving: whether to yield those of storage formats, too, and those into bits and out of them, as which a mask
+            that is made and read otherwise can be held.
+    """
     made: dict[str, set[str]] = {name: set(forms) for name, forms in given.items()}
     read: dict[str, set[str]] = {name: set(given[name]) for name in graph.outputs}
     for choice in choices:
@@ -72,13 +94,22 @@ def conversions_of(
         for name in choice.cover.inputs:
             read.setdefault(name, set()).add(choice.by_tensor[name])
     for name, sources in made.items():
-        tensor = graph.tensors[name]
-        subgraph = conversion(TensorType(graph.shape(name), tensor.dtype))
-        local = LETTERS[: len(tensor.axes)]
-        for source, target in product(sorted(sources), sorted(read.get(name, ()))):
-            if not convertible(source, target):
+        axes = graph.tensors[name].axes
+        local = LETTERS[: len(axes)]
+        targets = read.get(name, set())
+        held = _as_bits(sources) & _as_bits(targets) if saving and is_mask(graph, name) else set()
+        for source, target in product(sorted(sources | held), sorted(targets | held)):
+            if not convertible(source, target, saving=saving):
                 continue
-            forms = tuple(str(Form.parse(t).nameless().renamed(tensor.axes, local)) for t in (source, target))
+            subgraph = conversion_of(graph, name, source, target)
+            forms = tuple(str(Form.parse(t).nameless().renamed(axes, local)) for t in (source, target))
             for kernel in kernels:
                 candidate = Candidate(kernel, forms, (), KERNELS[kernel].version)
-                yield Conversion(name, source, target, candidate, canonical(subgraph, candidate))
+                if KERNELS[kernel].refuses(subgraph, candidate) is None:
+                    yield Conversion(name, source, target, candidate, canonical(subgraph, candidate))
+
+
+def _as_bits(texts: Iterable[str]) -> set[str]:
+    """Return the bit forms into which some of these forms can be converted, or which some can be made from."""
+    forms = (Form.parse(text) for text in texts if text != "absent")
+    return {str(Form(form.layout, "bit")) for form in forms if form.storage in ("raw", "byte") and form.stack is None}

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from autotuner.fusion import Cover
@@ -9,7 +10,8 @@ from autotuner.graph import Graph
 from autotuner.kernels import KERNELS, Kernel
 from autotuner.kernels.canonical import canonical
 from autotuner.layout import STACK_AXIS, Form
-from autotuner.records import LETTERS, Call, Candidate, Subgraph
+from autotuner.records import LETTERS, Call, Candidate, Scalar, Subgraph
+from autotuner.space.cells import Cell, multiplied, without_params
 from autotuner.space.choices import Choice
 from autotuner.space.files import KernelEntry, SpaceFile
 
@@ -29,6 +31,8 @@ class Enumeration:
         self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
         self._calls: dict[tuple[str, Candidate], Call] = {}
         self._refusals: dict[tuple[str, Candidate], str | None] = {}
+        self._sampled: dict[tuple[str, Candidate], Cell | None] = {}
+        self._cells: dict[str, Cell] = {}
 
     def choices(
         self, cover: Cover, *, anchors: bool, domains: Mapping[str, set[str]] | None = None
@@ -113,8 +117,14 @@ class Enumeration:
             str(Form.parse(text).nameless().renamed(*self._positional(name)))
             for name, text in zip(names, forms, strict=True)
         )
-        for values in product(*entry.params.values()):
-            candidate = Candidate(kernel.name, local, tuple(zip(entry.params, values, strict=True)), kernel.version)
+        cell = self._sampled_cell(kernel, entry, subgraph, local) if entry.sampled else None
+        if cell is not None:
+            for params in cell.starts:
+                candidate = Candidate(kernel.name, local, params, kernel.version)
+                yield Choice(cover, candidate, tuple(plain(text) for text in forms), cell.called(params))
+            return
+        for params in multiplied(_lists(entry)):
+            candidate = Candidate(kernel.name, local, params, kernel.version)
             key = (subgraph.signature, candidate)
             if key not in self._refusals:
                 self._refusals[key] = kernel.refuses(subgraph, candidate)
@@ -122,6 +132,36 @@ class Enumeration:
                     self._calls[key] = canonical(subgraph, candidate)
             if self._refusals[key] is None:
                 yield Choice(cover, candidate, tuple(plain(text) for text in forms), self._calls[key])
+
+    def _sampled_cell(
+        self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph, local: tuple[str, ...]
+    ) -> Cell | None:
+        """Return the cell of a kernel on these operands, or None where it is small enough to be enumerated.
+
+        What is left once the first admitted combination is found is asked of the canonical call, as measuring does it:
+        so that places that share a cell are not each asked for every combination.
+        """
+        bare = Candidate(kernel.name, local, (), kernel.version)
+        key = (subgraph.signature, bare)
+        if key not in self._sampled:
+            self._sampled[key] = None
+            candidates = (replace(bare, params=params) for params in multiplied(_lists(entry)))
+            if any(kernel.refuses(subgraph, candidate) is None for candidate in candidates):
+                call = canonical(subgraph, bare)
+                cell = self._cells.setdefault(call.key, Cell(call, _lists(entry), entry.trials))
+                self._sampled[key] = cell if cell.exceeds(entry.enumerate_up_to) else None
+        return self._sampled[key]
+
+    def sampled_cells(self, choices: Iterable[Choice]) -> tuple[Cell, ...]:
+        """Return the cells of which these choices are only some."""
+        cells = {cell.key: cell for cell in self._sampled.values() if cell is not None}
+        kernels = {cell.kernel for cell in cells.values()}
+        keys = dict.fromkeys(without_params(c.call).key for c in choices if c.candidate.kernel in kernels)
+        return tuple(cells[key] for key in keys if key in cells)
+
+
+def _lists(entry: KernelEntry) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+    return tuple((name, tuple(values)) for name, values in entry.params.items())
 
 
 def plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from autotuner.tuner.answer import build_configuration, default_us, kernels_by_cover
 from autotuner.tuner.asked import Asked, Progress, Replay, Stage, Watch
+from autotuner.tuner.cells import cell_counts, with_known_calls
 from autotuner.tuner.measuring import STORE_AFTER_RESULTS
 from autotuner.tuner.walk import NOISE_FLOOR, Tuned, request_key, save, tune
 
@@ -15,9 +16,11 @@ __all__ = [
     "Tuned",
     "Watch",
     "build_configuration",
+    "cell_counts",
     "default_us",
     "kernels_by_cover",
     "request_key",
     "save",
     "tune",
+    "with_known_calls",
 ]

@@ -1,24 +1,30 @@
 """A space with its measurements -> the answer: solved, in running order, with its certificate."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 
-from autotuner.analysis import fused_bytes
-from autotuner.configuration import Certificate, Configuration, Fusion, Memory, Step, tensor_of
+from autotuner.analysis import fused_bytes, moved_bytes
+from autotuner.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
 from autotuner.errors import InfeasibleError
 from autotuner.graph import Graph
 from autotuner.models import Model
-from autotuner.placement import make_plan, memory
+from autotuner.placement import StepMemory, memory, plan_steps
 from autotuner.problem import Solution
 from autotuner.problem.formulate import Formulation, formulate
 from autotuner.problem.ordering import CircleError, order_steps
 from autotuner.records import Environment, Measurement
 from autotuner.solvers import SOLVERS
 from autotuner.space import Choice, Space
+from autotuner.tuner.budget import within_budget
+from autotuner.tuner.explaining import explained
+from autotuner.tuner.outlook import gap
 from autotuner.tuner.steps import steps_of
+
+# An encoder layer takes a quarter of it; where it is over, steps are left without an alternative.
+EXPLAINING_S = 10.0
 
 
 def build_configuration(
@@ -30,19 +36,35 @@ def build_configuration(
     *,
     solver: str = "exact",
     noise_floor: float | None = None,
+    lower_bound_us: float | None = None,
+    estimated_us: float | None = None,
+    budget_bytes: int | None = None,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
+    Args:
+        lower_bound_us: proven: no plan takes less, measured or not; None for what follows from the measurements.
+        estimated_us: by learned costs, no plan takes less; None where nothing is estimated.
+        budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
+
     Raises:
-        InfeasibleError: some operator has no candidate that works; the message says what became of them.
+        InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
+            into the budget; the message says what does.
     """
-    problem, solution = solved(space, known, solver)
+    problem, solution = solved(space, known, solver, budget_bytes)
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
-    bound = bound_us(space, known)
+    overtaking: tuple[Alternative, ...] = ()
+    if SOLVERS[solver].exact and solution.gap == 0 and budget_bytes is None:
+        explanation = explained(problem, solution, known, time_limit_s=EXPLAINING_S)
+        steps, overtaking = explanation.with_alternatives(steps), explanation.overtaking
+        counts = {**counts, "overtaking": explanation.overtaking_count}
     total = sum(step.predicted_us for step in steps)
+    if lower_bound_us is None:
+        lower_bound_us = max(own_bests_us(space, known), _proven_us(space, known, solution))
+    bound = min(lower_bound_us, total)
     unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
-    chosen = fused_bytes(space.graph, [(_tensors(step.inputs), _tensors(step.outputs)) for step in steps])
+    chosen = moved_bytes(space.graph, ([(tensor_of(n), form) for n, form in s.inputs + s.outputs] for s in steps))
     found = Configuration(
         model=model,
         graph_key=space.graph.key,
@@ -50,51 +72,77 @@ def build_configuration(
         environment_key=environment.key,
         steps=steps,
         certificate=Certificate(
-            solver=solver,
+            solver=solution.solver,
             predicted_us=total,
             lower_bound_us=bound,
-            proven_gap=max(0.0, total / bound - 1) if bound > 0 else None,
+            proven_gap=gap(total, bound),
+            estimated_gap=gap(total, estimated_us),
             low_us=sum(step.low_us for step in steps),
             high_us=sum(step.high_us for step in steps),
             baseline_us=_baseline_us(problem),
             default_us=default_us(space, costs),
             noise_floor=noise_floor,
+            statistics=dict(solution.statistics),
         ),
         fusions=tuple(_fusions(space, costs, steps)),
         counts=dict(counts),
         bytes_moved={"unfused": unfused, "chosen": chosen},
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
+        overtaking=overtaking,
     )
-    return replace(found, memory=_memory(found, known))
+    needs = _needs(space, steps, known)
+    return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))
 
 
-def _memory(configuration: Configuration, known: Mapping[str, Measurement]) -> Memory:
-    """Return what a step of a configuration needs, with the kernels' workspaces as they were measured."""
-    needs = memory(make_plan(configuration), {key: found.workspace_bytes for key, found in known.items()})
-    return Memory(None, needs.held_bytes, needs.peak_bytes)
+def _needs(space: Space, steps: Sequence[Step], known: Mapping[str, Measurement]) -> StepMemory:
+    """Return what a step of training needs, with the kernels' workspaces as they were measured."""
+    return memory(plan_steps(space.graph, steps), {key: found.workspace_bytes for key, found in known.items()})
 
 
-def solved(space: Space, known: Mapping[str, Measurement], solver: str) -> tuple[Formulation, Solution]:
+def solved(
+    space: Space, known: Mapping[str, Measurement], solver: str, budget_bytes: int | None = None
+) -> tuple[Formulation, Solution]:
     """Return a space's problem with its measurements, and a solution.
 
+    Args:
+        budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
+
     Raises:
-        InfeasibleError: some operator has no candidate that works; the message says what became of them.
+        InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
+            into the budget; the message says what does.
     """
     _must_be_computable(space, known)
-    problem = formulate(space, {key: m.median_us for key, m in known.items() if m.median_us is not None})
+    costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    if budget_bytes is None:
+        return solved_at(space, costs_us, solver)
+    problem = formulate(space, costs_us, saving=True)
+
+    def peak_bytes(solution: Solution) -> int:
+        return _needs(space, steps_of(problem, solution, known), known).peak_bytes
+
+    return in_order(problem, lambda each: within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes))
+
+
+def solved_at(space: Space, costs_us: Mapping[str, float], solver: str) -> tuple[Formulation, Solution]:
+    """Return a space's problem at some costs by call key, and a solution whose covers do not depend on each other.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    return in_order(formulate(space, costs_us), lambda problem: SOLVERS[solver](problem.problem))
+
+
+def in_order(problem: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
+    """Solve, and again without the covers that were chosen, where these depend on each other in a circle."""
     while True:
-        solution = SOLVERS[solver](problem.problem)
+        solution = solve(problem)
         try:
-            order_steps(space.graph, problem.chosen(solution))
+            order_steps(problem.offered.graph, problem.chosen(solution))
         except CircleError as error:
             problem = problem.without(error.covers)
         else:
             return problem, solution
-
-
-def _tensors(operands: Iterable[tuple[str, str]]) -> list[str]:
-    return [tensor_of(name) for name, _ in operands]
 
 
 def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
@@ -123,7 +171,12 @@ def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[st
     return best
 
 
-def bound_us(space: Space, known: Mapping[str, Measurement]) -> float:
+def _proven_us(space: Space, known: Mapping[str, Measurement], solution: Solution) -> float:
+    """Return the solution's own bound, where nothing is unknown that it leaves out."""
+    return solution.lower_bound_us if space.calls.keys() <= known.keys() else 0.0
+
+
+def own_bests_us(space: Space, known: Mapping[str, Measurement]) -> float:
     """Return the sum of each operator's best share of any cover, conversions free: no plan costs less.
 
     What is not measured yet may turn out to cost nothing.
@@ -140,7 +193,9 @@ def bound_us(space: Space, known: Mapping[str, Measurement]) -> float:
 
 def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step]) -> Iterator[Fusion]:
     """Yield every cover of several operators with what its best candidate costs and what was chosen instead."""
+    steps = [step for step in steps if not step.again]
     shares = {name: step.predicted_us / len(step.operators) for step in steps for name in step.operators}
+    alone = {names[0]: us for names, us in _best_by_cover(space, costs_us).items() if len(names) == 1}
     chosen = {frozenset(step.operators) for step in steps}
     best: dict[tuple[str, ...], tuple[float, str]] = {}
     for choice in space.choices:
@@ -151,7 +206,10 @@ def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step])
     for names, (cost, kernel) in best.items():
         works = cost < float("inf")
         instead = sum(shares[name] for name in names)
-        yield Fusion(names, kernel if works else "", cost if works else None, instead, frozenset(names) in chosen)
+        alone_us = sum(alone[name] for name in names) if alone.keys() >= set(names) else None
+        yield Fusion(
+            names, kernel if works else "", cost if works else None, instead, frozenset(names) in chosen, alone_us
+        )
 
 
 def _baseline_us(problem: Formulation) -> float | None:

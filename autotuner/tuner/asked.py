@@ -1,10 +1,12 @@
 """What measures for the tuner, and how far a walk is."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
+from autotuner.ceilings import NO_CEILINGS, Ceilings
 from autotuner.records import Call, Environment, Measurement
+from autotuner.tuner.outlook import gap
 
 Result = tuple[Call, Measurement]
 
@@ -21,6 +23,8 @@ class Asked(Protocol):
 
     def noise_floor(self) -> float: ...
 
+    def ceilings(self, dtypes: Collection[str]) -> Ceilings: ...
+
 
 class Replay:
     """Recorded measurements in place of a device: answers what it knows, and nothing else.
@@ -28,11 +32,15 @@ class Replay:
     Args:
         environment: where they were recorded.
         recorded: measurements by call key.
+        ceilings: what that device can do at best; without them, a call that is not measured may cost nothing.
     """
 
-    def __init__(self, environment: Environment, recorded: Mapping[str, Measurement]) -> None:
+    def __init__(
+        self, environment: Environment, recorded: Mapping[str, Measurement], ceilings: Ceilings = NO_CEILINGS
+    ) -> None:
         self.environment = environment
         self.recorded = recorded
+        self.recorded_ceilings = ceilings
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         yield from ((call, None) for call in calls)
@@ -44,8 +52,11 @@ class Replay:
     def noise_floor(self) -> float:
         return 0.0
 
+    def ceilings(self, dtypes: Collection[str]) -> Ceilings:  # noqa: ARG002
+        return self.recorded_ceilings
 
-Stage = Literal["space", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
+
+Stage = Literal["space", "search", "ceilings", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class Progress:
         measured, reused, failed: calls of the whole walk so far.
         best_us: the best plan so far, predicted; None while there is none.
         bound_us: no plan takes less, whatever the calls will take that are not measured yet.
+        estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
     """
 
@@ -69,17 +81,21 @@ class Progress:
     failed: int = 0
     best_us: float | None = None
     bound_us: float | None = None
+    estimated_us: float | None = None
     eta_s: float | None = None
 
     @property
     def gap(self) -> float | None:
         """By what share the best plan may be longer than the best there can be; None while that is not known."""
-        if self.best_us is None or not self.bound_us:
-            return None
-        return max(0.0, self.best_us / self.bound_us - 1)
+        return gap(self.best_us, self.bound_us)
+
+    @property
+    def estimated_gap(self) -> float | None:
+        """The same against what learned costs make of the best there can be: an expectation, no proof."""
+        return gap(self.best_us, self.estimated_us)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "gap": self.gap}
+        return {**asdict(self), "gap": self.gap, "estimated_gap": self.estimated_gap}
 
 
 Watch = Callable[[Progress], None]

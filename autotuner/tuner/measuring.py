@@ -2,11 +2,13 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from autotuner.ceilings import NO_CEILINGS, Ceilings, work_of
 from autotuner.database import Database, this_process
+from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement
 from autotuner.space import Space
@@ -18,6 +20,10 @@ STORE_AFTER_RESULTS = 32
 STORE_AFTER_S = 1.0
 WAIT_FOR_OTHERS_S = 0.2
 CONFIRM_ROUNDS = 4
+
+CEILINGS_PAY = 400
+"""Ceilings take as long to measure as one to two hundred calls, and spare a third of all: below so many, all are
+measured. Ceilings that the database knows cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +42,46 @@ class Known:
 
     @property
     def complete(self) -> bool:
-        return self.counts["unknown"] == 0
+        """Whether nothing that is unknown could make a difference."""
+        return self.counts["unknown"] == self.counts["unneeded"]
 
 
 def measure_missing(
-    space: Space, database: Database, measurer: Asked, standing: Standing, *, retry: bool = False
+    space: Space,
+    database: Database,
+    measurer: Asked,
+    standing: Standing,
+    *,
+    retry: bool = False,
+    exhaustive: bool = False,
+    unconfirmed: Iterable[str] = (),
+    budget_bytes: int | None = None,
 ) -> Known:
-    """Measure the calls of a space that the database lacks, storing as results come.
+    """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
-    What another walk measures at the moment is waited for, and not measured a second time.
+    What would be chosen is measured once more in the end: the least of many noisy timings is too low on average, a
+    second timing of the same call is not. What another walk measures at the moment is waited for, and not measured a
+    second time.
+
+    Args:
+        retry: measure once more what has failed.
+        exhaustive: measure everything.
+        unconfirmed: keys of calls that were measured before in this walk, once.
+        budget_bytes: of what would be chosen.
+
+    Raises:
+        InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
-    walk = _Measuring(space, database, measurer, standing, retry)
+    walk = _Measuring(space, database, measurer, standing, retry, unconfirmed, budget_bytes)
     try:
-        walk.compile()
-        walk.run()
+        walk.run(exhaustive)
+    except InfeasibleError as error:
+        if walk.result().complete:
+            raise
+        raise InfeasibleError(
+            f"the limits of the job were reached before there was a plan: {error}; what was measured is kept, so ask "
+            "again with higher limits"
+        ) from None
     finally:
         walk.flush()
         database.release_calls(walk.owner)
@@ -59,7 +91,16 @@ def measure_missing(
 class _Measuring:
     """One walk through the races of a space."""
 
-    def __init__(self, space: Space, database: Database, measurer: Asked, standing: Standing, retry: bool) -> None:
+    def __init__(
+        self,
+        space: Space,
+        database: Database,
+        measurer: Asked,
+        standing: Standing,
+        retry: bool,
+        unconfirmed: Iterable[str],
+        budget_bytes: int | None,
+    ) -> None:
         self.owner = f"{this_process()}#{uuid4().hex[:8]}"
         self._space, self._database, self._measurer, self._standing = space, database, measurer, standing
         self._retry = retry
@@ -67,39 +108,117 @@ class _Measuring:
         self._known = self._stored(list(space.calls))
         self._missing = {key: call for key, call in space.calls.items() if key not in self._known}
         self._fresh: set[str] = set()
+        self._unconfirmed = set(unconfirmed)
+        self._budget_bytes = budget_bytes
         self._new: list[Result] = []
         self._stored_at = time.monotonic()
-        standing.reused = len(self._known)
+        self._asked: set[str] = set()
+        self._total = self._done = self._compiled = self._compiling = 0
+        self._measuring_s = 0.0
+        self._is_news = True
+        standing.reused = len(self._known) - standing.measured  # what the cells' search has measured is known as well
 
-    def compile(self) -> None:
+    def run(self, exhaustive: bool) -> None:
+        """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
+        standing = self._standing
+        standing.ceilings = NO_CEILINGS if exhaustive else self._ceilings()
+        lazy = standing.ceilings != NO_CEILINGS
+        if not lazy:
+            self._everything()
+        while True:
+            if lazy:
+                self._what_matters()
+            self._look()
+            if not self._confirm():
+                return
+
+    def _ceilings(self) -> Ceilings:
+        """Return what the database knows of ceilings; measure what it lacks, where that pays."""
+        known = Ceilings.from_facts(self._database.facts(self._environment))
+        lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
+        if known.moved.rungs and not lacking:
+            return known
+        if len(self._missing) < CEILINGS_PAY:
+            return NO_CEILINGS
+        self._standing.tell(Progress("ceilings", 0, 0))
+        found = known.with_products(self._measurer.ceilings(lacking))
+        for name, us in found.to_facts().items():
+            self._database.set_fact(self._environment, name, us)
+        return found
+
+    def _look(self) -> None:
+        """Solve anew if anything was learned since."""
+        if self._is_news:
+            self._standing.look(self._known, now=True)
+            self._is_news = False
+
+    def _compile(self, calls: Iterable[Call]) -> None:
         """Compile ahead of timing; what does not compile is measured with that, what was left out is not timed."""
-        compiled = {key: call for key, call in self._missing.items() if KERNELS[call.candidate.kernel].compiles}
+        compiled = {call.key: call for call in calls if KERNELS[call.candidate.kernel].compiles}
         left = set(compiled)
-        prepared = self._measurer.prepare(list(compiled.values()))
-        for done, (call, problem) in enumerate(prepared, start=1):
-            left.discard(call.key)
-            if problem is not None:
-                self._learn(call, problem)
-            self._standing.tell(Progress("compile", done, len(compiled)))
-            if self._standing.enough("compile"):
-                break
+        self._compiling += len(compiled)
+        if compiled and not self._standing.enough("compile"):
+            for call, problem in self._measurer.prepare(list(compiled.values())):
+                left.discard(call.key)
+                if problem is not None:
+                    self._learn(call, problem)
+                self._compiled += 1
+                self._standing.tell(Progress("compile", self._compiled, self._compiling))
+                if self._standing.enough("compile"):
+                    break
         for key in left:
             del self._missing[key]
 
-    def run(self) -> None:
+    def _everything(self) -> None:
         """Measure race after race until all is known, or it is enough."""
+        self._compile(self._missing.values())
         keys = {key for key in self._missing if key not in self._known}
-        openers = list(_openers(self._space, keys))
-        races = list(_races(self._space, keys - {race[0].key for race in openers}))
-        self._total, self._done = len(keys), 0
+        first = list(openers(self._space, keys))
+        races = list(_races(self._space, keys - {race[0].key for race in first}))
+        self._total = len(keys)
         self._standing.tell(Progress("measure", 0, self._total))
         waiting: list[list[Call]] = []
-        for number, race in enumerate(openers + races):
-            if number == len(openers):
-                self._standing.look(self._known, now=bool(openers))
+        for number, race in enumerate(first + races):
+            if number == len(first):
+                self._standing.look(self._known, now=bool(first))
             if self._standing.enough():
                 return
             waiting += self._race(race)
+            self._standing.look(self._known)
+        self._wait_for(waiting)
+
+    def _what_matters(self) -> None:
+        """Measure what the best plan at optimistic costs is made of, and what else could matter, batch after batch."""
+        standing = self._standing
+        first = list(openers(self._space, set(self._missing) - self._known.keys()))
+        self._total = self._done + len(first)
+        self._measured(first)
+        while True:
+            self._look()
+            if standing.outlook is None or standing.enough():
+                return
+            wanted = [key for key in standing.outlook.wanted if key in self._missing and key not in self._asked]
+            if not wanted:
+                return
+            self._total = self._done + len(wanted)
+            standing.tell(Progress("measure", self._done, self._total))
+            pace_s = self._measuring_s / max(1, len(self._fresh))
+            batch = set(standing.batch(wanted, len(self._known), pace_s))
+            self._measured(list(_races(self._space, batch)))
+
+    def _measured(self, races: Sequence[Sequence[Call]]) -> None:
+        """Compile and measure some races; what somebody else has in hand is waited for."""
+        self._compile(call for race in races for call in race if call.key not in self._known)
+        waiting: list[list[Call]] = []
+        for race in races:
+            if self._standing.enough():
+                return
+            calls = [call for call in race if call.key in self._missing and call.key not in self._known]
+            waiting += self._race(calls)
+            self._asked.update(call.key for call in race)
+        self._wait_for(waiting)
+
+    def _wait_for(self, waiting: list[list[Call]]) -> None:
         while waiting and not self._standing.enough():
             time.sleep(WAIT_FOR_OTHERS_S)
             waiting = [left for race in waiting for left in self._race(race)]
@@ -110,24 +229,27 @@ class _Measuring:
         mine = self._database.claim_calls(self._environment, self.owner, [call.key for call in race])
         found = self._stored(list(mine))
         self._known |= found
+        self._is_news |= bool(found)
         self._standing.reused += len(found)
         self._done += len(found)
         calls = [call for call in race if call.key in mine and call.key not in found]
-        results = self._measurer.measure([calls]) if calls else iter(())
-        for call, measurement in results:
+        began = time.monotonic()
+        for call, measurement in self._measurer.measure([calls]) if calls else ():
             self._learn(call, measurement)
             self._done += 1
             self._standing.tell(Progress("measure", self._done, self._total))
+        self._measuring_s += time.monotonic() - began
         if self._is_time_to_store():
             self.flush()
             self._database.release_calls(self.owner)
-        self._standing.look(self._known)
         others = [call for call in race if call.key not in mine]
         return [others] if others else []
 
     def _learn(self, call: Call, measurement: Measurement) -> None:
         self._known[call.key] = measurement
         self._fresh.add(call.key)
+        self._unconfirmed.add(call.key)
+        self._is_news = True
         self._new.append((call, measurement))
         self._standing.measured += 1
         self._standing.failed += measurement.status != "ok"
@@ -146,14 +268,46 @@ class _Measuring:
         found = self._database.find(self._environment, keys)
         return {key: m for key, m in found.items() if m.status == "ok" or not self._retry}
 
+    def _confirm(self) -> bool:
+        """Measure what would be chosen once more, and solve again, until nothing new is chosen.
+
+        Only what was measured in this walk is confirmed. A call that fails the second time keeps its first measurement.
+
+        Returns:
+            Whether anything was measured.
+
+        Raises:
+            InfeasibleError: there is no plan.
+        """
+        confirmed = False
+        for _ in range(CONFIRM_ROUNDS):
+            problem, solution = solved(self._space, self._known, "exact", self._budget_bytes)
+            keys = dict.fromkeys(key for key in problem.calls(solution) if key in self._unconfirmed)
+            calls = [self._space.calls[key] for key in keys]
+            if not calls:
+                break
+            self._unconfirmed -= keys.keys()
+            again = []
+            self.flush()
+            for done, (call, measurement) in enumerate(self._measurer.measure([[call] for call in calls]), start=1):
+                if measurement.status == "ok":
+                    again.append((call, measurement))
+                self._standing.tell(Progress("confirm", done, len(calls)))
+            self._database.store(self._environment, again, replace=True)
+            self._known |= {call.key: measurement for call, measurement in again}
+            self._is_news = confirmed = True
+        return confirmed
+
     def result(self) -> Known:
-        calls, known = self._space.calls, self._known
+        calls, known, outlook = self._space.calls, self._known, self._standing.outlook
+        unknown = len(calls) - len(known)
         counts = {
             "choices": len(self._space.choices) + len(self._space.conversions),
             "calls": len(calls),
             "measured": len(self._fresh),
             "reused": len(known) - len(self._fresh),
-            "unknown": len(calls) - len(known),
+            "unknown": unknown,
+            "unneeded": unknown if outlook is None or outlook.proven_gap == 0 else 0,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }
         statuses = Counter(measurement.status for measurement in known.values())
@@ -161,35 +315,7 @@ class _Measuring:
         return Known(known, frozenset(self._fresh), counts)
 
 
-def confirm_chosen(
-    space: Space, known: Known, database: Database, measurer: Asked, standing: Standing
-) -> dict[str, Measurement]:
-    """Measure what would be chosen once more, and solve again, until nothing new is chosen.
-
-    The least of many noisy timings is too low on average; a second timing of the same call is not. Only calls that were
-    measured in this walk are confirmed. A call that fails the second time keeps its first measurement.
-    """
-    found = dict(known.measurements)
-    left = set(known.fresh)
-    for _ in range(CONFIRM_ROUNDS):
-        problem, solution = solved(space, found, "exact")
-        chosen = [choice.call for choice in problem.chosen(solution)]
-        chosen += [conversion.call for conversion in problem.converted(solution)]
-        calls = {call.key: call for call in chosen if call.key in left}
-        if not calls:
-            break
-        left -= calls.keys()
-        again = []
-        for done, (call, measurement) in enumerate(measurer.measure([[call] for call in calls.values()]), start=1):
-            if measurement.status == "ok":
-                again.append((call, measurement))
-            standing.tell(Progress("confirm", done, len(calls)))
-        database.store(measurer.environment.key, again, replace=True)
-        found |= {call.key: measurement for call, measurement in again}
-    return found
-
-
-def _openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
+def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
     """Yield one call for each operator alone, in declared layouts: with them there is a plan, soon after the start."""
     opened: set[tuple[str, ...]] = set()
     yielded: set[str] = set()

@@ -1,22 +1,29 @@
-"""How a walk stands: the best plan so far, the proven bound, and whether that is enough."""
+"""How far a walk is, for those who watch, and whether that is enough."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from autotuner.ceilings import NO_CEILINGS, Ceilings, Work, work_of
 from autotuner.errors import InfeasibleError
 from autotuner.records import Measurement
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.answer import bound_us, solved
 from autotuner.tuner.asked import Progress, Watch
+from autotuner.tuner.estimates import Groups, groups_of, learned_us
+from autotuner.tuner.outlook import Outlook, look
+from autotuner.tuner.puzzle import SpacePuzzle
 
 SOLVE_AFTER_S = 5.0
 SOLVE_SHARE = 0.05
-"""Solving rests the device: at most this share of a walk is spent on how it stands."""
+"""Solving rests the device: at most this share of a walk is spent on how it stands, once a batch may be so large."""
 
-COMPILE_SHARE = 0.5
-"""Of a limit of seconds: what is compiled and never timed would be of no use."""
+BATCH_GROWTH = 0.1
+"""A batch measures at most this share of what is measured already: early ones are small, since all of what is wanted
+next depends on them."""
+
+EARLY_SHARE = 0.5
+"""Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
 
 
 @dataclass
@@ -25,22 +32,38 @@ class Standing:
 
     Args:
         gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
+        estimated_gap: the same by learned costs.
+        ceilings: of this environment; without them, what is not measured may cost nothing.
     """
 
     space: Space
     watch: Watch
     gap: float | None = None
     limits: Limits = field(default_factory=Limits)
+    estimated_gap: float | None = None
+    ceilings: Ceilings = NO_CEILINGS
     reused: int = 0
     measured: int = 0
     failed: int = 0
-    best_us: float | None = None
-    bound_us: float | None = None
+    outlook: Outlook | None = None
 
     def __post_init__(self) -> None:
         self._began = self._stage_began = self._solved_at = monotonic()
         self._solving_s = 0.0
         self._stage = ""
+        self._seen: _Seen | None = None
+
+    @property
+    def best_us(self) -> float | None:
+        return self.outlook.best_us if self.outlook else None
+
+    @property
+    def bound_us(self) -> float | None:
+        return self.outlook.bound_us if self.outlook else None
+
+    @property
+    def estimated_us(self) -> float | None:
+        return self.outlook.estimated_us if self.outlook else None
 
     def tell(self, progress: Progress) -> None:
         """Complete a progress by what is known of the whole walk, and pass it on."""
@@ -57,6 +80,7 @@ class Standing:
                 failed=self.failed,
                 best_us=self.best_us,
                 bound_us=self.bound_us,
+                estimated_us=self.estimated_us,
                 eta_s=None if pace_s is None else pace_s * left,
             )
         )
@@ -67,27 +91,60 @@ class Standing:
         if not now and rested_s < max(SOLVE_AFTER_S, self._solving_s / SOLVE_SHARE):
             return
         began = monotonic()
-        try:
-            _, solution = solved(self.space, known, "exact")
-        except InfeasibleError:
-            self.best_us = None
-        else:
-            self.best_us = solution.total_us
-        whole = all(key in known for key in self.space.calls)
-        if whole and self.best_us is not None:
-            self.bound_us = solution.lower_bound_us
-        else:
-            self.bound_us = bound_us(self.space, known)
+        if self._seen is None or self._seen.space is not self.space:
+            self._seen = _Seen(self.space)
+        self.outlook = self._seen.outlook(known, self.ceilings, self.gap or 0.0)
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 
+    def batch(self, wanted: Sequence[str], known: int, pace_s: float) -> Sequence[str]:
+        """Return what to measure before the next look, of what is wanted.
+
+        Args:
+            wanted: keys, those of `Outlook.wanted` that can be had, in its order.
+            known: how many calls are measured.
+            pace_s: what measuring one takes.
+        """
+        assert self.outlook is not None
+        first = set(self.outlook.wanted[: self.outlook.first])
+        worth = self._solving_s / SOLVE_SHARE / max(pace_s, 1e-9)
+        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, BATCH_GROWTH * known)))]
+
     def enough(self, stage: str = "measure") -> bool:
-        """Say whether to stop measuring (or compiling) and answer with what there is."""
-        if self.limits.measurements is not None and self.measured >= self.limits.measurements:
+        """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""
+        share = 1.0 if stage == "measure" else EARLY_SHARE
+        if self.limits.measurements is not None and self.measured >= share * self.limits.measurements:
             return True
-        if self.limits.seconds is not None:
-            share = COMPILE_SHARE if stage == "compile" else 1.0
-            if monotonic() - self._began > share * self.limits.seconds:
-                return True
-        found = Progress("measure", 0, 0, best_us=self.best_us, bound_us=self.bound_us).gap
-        return self.gap is not None and found is not None and found <= self.gap
+        if self.limits.seconds is not None and monotonic() - self._began > share * self.limits.seconds:
+            return True
+        if self.outlook is None:
+            return False
+        pairs = ((self.gap, self.outlook.proven_gap), (self.estimated_gap, self.outlook.estimated_gap))
+        return any(asked is not None and found is not None and found <= asked for asked, found in pairs)
+
+
+class _Seen:
+    """What looking at a space again and again needs: its problem, what its calls do, and what they are like."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._puzzle: SpacePuzzle | None = None
+        self._works: dict[str, Work] = {key: work_of(call) for key, call in space.calls.items()}
+        self._groups: Groups = groups_of(space.calls)
+
+    def outlook(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Outlook | None:
+        """Solve; None where there is no plan, whatever will be measured."""
+        calls = self._works
+        measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}
+        lowered = ceilings.lowered((calls[key], us) for key, us in measured.items())
+        optimistic = {key: lowered.optimistic_us(work) for key, work in calls.items()}
+        left = {key: us for key, us in optimistic.items() if key not in known}
+        learned = None
+        if any(left.values()):
+            guessed = learned_us(self._groups, optimistic, measured)
+            learned = {key: guessed[key] for key in left}
+        try:
+            self._puzzle = self._puzzle or SpacePuzzle(self.space)
+            return look(self._puzzle, measured, left, learned, enough)
+        except InfeasibleError:
+            return None

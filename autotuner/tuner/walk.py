@@ -4,25 +4,25 @@ from dataclasses import dataclass, replace
 
 from autotuner.configuration import Configuration
 from autotuner.database import Database
-from autotuner.errors import ConfigurationError, InfeasibleError
+from autotuner.errors import ConfigurationError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
-from autotuner.models import Model
 from autotuner.records import digest
-from autotuner.request import Request
+from autotuner.request import Request, family_key
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import Asked, Progress, Watch
-from autotuner.tuner.measuring import confirm_chosen, measure_missing
+from autotuner.tuner.cells import search_cells
+from autotuner.tuner.measuring import measure_missing
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
 
 
-def request_key(model: Model, file: SpaceFile) -> str:
-    """Return the key of what is asked for: graph, space and kernels; equal requests have equal answers."""
+def request_key(request: Request, file: SpaceFile) -> str:
+    """Return the key of what is asked for: graph, space, kernels and budget; equal requests have equal answers."""
     kernels = sorted((kernel.name, kernel.version, kernel.runs) for kernel in KERNELS if kernel.name in file.kernels)
-    return digest([model.to_json(), file.model_dump(), kernels])
+    return digest([request.model.to_json(), request.budget_bytes, file.model_dump(), kernels])
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def tune(
         The configuration; its `measured` is None unless the stored one had been timed end to end.
 
     Raises:
-        InfeasibleError: some operator has no candidate that works.
+        InfeasibleError: some operator has no candidate that works, or no plan fits into the budget.
         DatabaseError: the database cannot be written.
     """
     model, environment = request.model, measurer.environment
-    key = request_key(model, file)
+    key = request_key(request, file)
     database.remember(environment)
     if not (request.again or request.retry):
         stored = _stored(database, key, environment.key)
@@ -62,26 +62,25 @@ def tune(
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0))
-    space = build_space(training_graph(model.graph()), file)
-    standing = Standing(space, watch, request.gap, request.limits)
-    known = measure_missing(space, database, measurer, standing, retry=request.retry)
-    try:
-        confirmed = confirm_chosen(space, known, database, measurer, standing)
-    except InfeasibleError as error:
-        if known.complete:
-            raise
-        raise InfeasibleError(
-            f"the limits of the job were reached before there was a plan: {error}; what was measured is kept, so ask "
-            "again with higher limits"
-        ) from None
+    space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
+    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap)
+    searched = search_cells(space, database, measurer, standing)
+    space = searched.space
+    everything = request.exhaustive or request.budget_bytes is not None
+    known = measure_missing(
+        space, database, measurer, standing, retry=request.retry, exhaustive=everything, unconfirmed=searched.fresh,
+        budget_bytes=request.budget_bytes,
+    )  # fmt: skip
+    known = searched.counted(known)
     if known.fresh:
         database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
     standing.tell(Progress("solve", 0, 0))
     noise_floor = database.fact(environment.key, NOISE_FLOOR)
-    found = build_configuration(model, space, confirmed, environment, known.counts, noise_floor=noise_floor)
+    found = build_configuration(
+        model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
+        lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
+    )  # fmt: skip
     number = save(database, found, key, complete=known.complete)
-    standing.best_us = found.certificate.predicted_us
-    standing.bound_us = standing.best_us if known.complete else found.certificate.lower_bound_us  # exact has proven it
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
     return Tuned(found, number, known.complete)
 
@@ -109,7 +108,8 @@ def save(database: Database, configuration: Configuration, key: str, *, complete
     """
     model = configuration.model
     return database.configurations.save(
-        request_key=key, environment_key=configuration.environment_key, family_key=model.family, dtype=model.dtype,
+        request_key=key, environment_key=configuration.environment_key, dtype=model.dtype,
+        family_key=family_key(model.family, configuration.budget_bytes),
         extents=model.extents, complete=complete, document=configuration.to_json(),
         total_us=configuration.certificate.predicted_us,
         measured_us=configuration.measured.plan_us if configuration.measured else None,

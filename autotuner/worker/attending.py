@@ -139,7 +139,7 @@ def _tuned(
     with locked(lock_path(request.device_type), alone=True):
         measured = time_peers(tuned.configuration, END_TO_END_SAMPLES, threads=threads)
     found = tuned.configuration.with_measured(measured)
-    key = tuner.request_key(request.model, file)
+    key = tuner.request_key(request, file)
     return Tuned(found, tuner.save(database, found, key, complete=tuned.complete), tuned.complete)
 
 

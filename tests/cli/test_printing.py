@@ -9,7 +9,10 @@ import pytest
 from autotuner.cli import printing
 from autotuner.configuration import Configuration, Measured
 from autotuner.errors import InputError
+from autotuner.models import Model
+from autotuner.problem import Solution
 from autotuner.tuner import Progress
+from tests.explained import TURNED, explained_configuration
 
 Captured = pytest.CaptureFixture[str]
 
@@ -84,3 +87,56 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "problem.json"
     with pytest.raises(InputError, match=r"missing/problem\.json: cannot be written \(No such file or directory\)"):
         printing.write(path, "{}")
+
+
+def test_what_was_tried_of_sampled_cells_is_shown_where_there_are_some(found: Configuration, capsys: Captured) -> None:
+    title = "cells (kernel and forms)"
+    printing.print_configuration(replace(found, counts={"cells_enumerated": 7, "cells_sampled": 0}), as_json=False)
+    assert title not in capsys.readouterr().out
+    counts = {"cells_enumerated": 7, "cells_sampled": 2, "sampled_combinations": 1800, "sampled_tried": 80}
+    printing.print_configuration(replace(found, counts=counts), as_json=False)
+    assert dict(row for row in cells(capsys.readouterr().out) if len(row) == 2)[title] == (
+        "7 enumerated, 2 sampled: 80 of 1,800 tried, the rest unknown"
+    )
+
+
+def test_a_kernel_whose_cells_are_sampled_is_listed_so(capsys: Captured) -> None:
+    entry = {"covers": ["softmax"], "layouts": "all", "params": {"block": [1, 2]}, "combinations": 2, "tried": 2}
+    printing.print_kernels("cpu", {"kernels": {
+        "one": {**entry, "cells": "enumerated"},
+        "two": {**entry, "cells": "sampled", "combinations": 1000, "tried": 40},
+    }})  # fmt: skip
+    shown = {row[0]: row[3] for row in cells(capsys.readouterr().out) if len(row) == 4}
+    assert shown["one"] == "block=[1, 2]"
+    assert shown["two"] == "block=[1, 2]; sampled: 40 of 1,000"
+
+
+def test_a_gap_of_nothing_reads_differently_from_one_that_is_not_known(found: Configuration, capsys: Captured) -> None:
+    for gap, words in (
+        (0.05, "the plan is 5.00% above"),
+        (0.0, "no plan takes less"),
+        (None, "too little is measured"),
+    ):
+        certificate = replace(found.certificate, proven_gap=gap)
+        printing.print_configuration(replace(found, certificate=certificate), as_json=False)
+        rows = dict(row for row in cells(capsys.readouterr().out) if len(row) == 2)
+        assert rows["lower bound, proven"].endswith(f"({words})")
+        assert "gap by learned costs, estimated" not in rows
+
+
+def test_what_could_overtake_is_shown_ten_at_most_with_how_many_there_are(model: Model, capsys: Captured) -> None:
+    many = tuple(replace(TURNED, extra_low_us=-number / 10) for number in range(12))
+    printing.print_configuration(replace(explained_configuration(model), overtaking=many), as_json=False, steps=True)
+    shown = capsys.readouterr().out
+    assert "10 of 12, within the intervals" in shown
+    assert [row[3] for row in cells(shown) if row[:1] == ["product"] and len(row) == 4][:2] == ["-1.1", "-1.0"]
+
+
+def test_what_a_solver_counts_under_a_name_of_its_own_is_shown_with_that_name(capsys: Captured) -> None:
+    statistics = {"largest_rows": 1200.0, "largest_bytes": 2048.0, "estimated_bytes": 4096.0, "cases": 3.0, "fronts": 7}
+    printing.print_solution(Solution({"x": "ab"}, 2.0, 1.0, "exact", statistics), as_json=False)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "exact: 2.0 us, bound 1.0, gap 100.00%",
+        "1,200 rows in the largest table, 2.00 KiB for it, 4.00 KiB at most without bounds, estimated, 3 cases, "
+        "fronts: 7",
+    ]

@@ -1,6 +1,7 @@
 """Commands on this machine: what they print, what they refuse, and the exit code of each; nothing here is measured."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import yaml
 
 from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
+from autotuner.explanation import explain_operator, explain_plan, explain_tensor
 from autotuner.models import Model, search_spaces_dir
 from autotuner.problem import Factor, Problem
 from tests.cli.running import Run
+from tests.explained import explained_configuration
 from tests.made_up import HERE, small_model, space_of, times
 
 
@@ -155,7 +158,7 @@ def test_a_database_that_knows_nothing_leaves_no_plan(run: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize("command", ["show", "check"])
 @pytest.mark.parametrize(
-    "text, sentence", [("{", "it is not JSON"), ('{"schema": 99}', "its schema version is 99; this version reads 1")]
+    "text, sentence", [("{", "it is not JSON"), ('{"schema": 99}', "its schema version is 99; this version reads 2")]
 )
 def test_a_corrupt_configuration_ends_with_2(run: Run, tmp_path: Path, command: str, text: str, sentence: str) -> None:
     (tmp_path / "broken.json").write_text(text)
@@ -172,7 +175,7 @@ def test_a_bad_environment_variable_ends_with_2(run: Run, monkeypatch: pytest.Mo
     assert "AUTOTUNER_THREADS is 'several': write a whole number from 1" in ran.err
 
 
-@pytest.mark.parametrize("text, sentence", [("{", "it is not JSON"), ("{}", "this is no problem of schema 1")])
+@pytest.mark.parametrize("text, sentence", [("{", "it is not JSON"), ("{}", "this is no problem of schema 2")])
 def test_a_corrupt_problem_ends_with_2(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "problem.json").write_text(text)
     ran = run("solve", "problem.json")
@@ -195,8 +198,13 @@ def test_a_saved_problem_is_solved(run: Run, tmp_path: Path) -> None:
     ran = run("solve", "problem.json", "--json")
     assert ran.code == 0
     assert ran.json == {
-        "solver": "exact", "total_us": 5.0, "lower_bound_us": 5.0, "gap": 0.0, "states": {"x": "ab", "y": "ba"},
+        "solver": "exact", "total_us": 5.0, "lower_bound_us": 5.0, "gap": 0.0, "statistics": ran.json["statistics"],
+        "states": {"x": "ab", "y": "ba"},
     }  # fmt: skip
+    assert ran.json["statistics"].keys() >= {"largest_rows", "largest_bytes", "cases"}
+    people = run("solve", "problem.json").out
+    assert "exact: 5.0 us, bound 5.0, gap 0.00%" in people
+    assert "1 row in the largest table" in people
     shown = run("solve", "problem.json", "--solver", "brute_force").out
     assert "brute_force: 5.0 us" in shown
     assert "y: ba" in shown
@@ -231,6 +239,56 @@ def test_a_configuration_is_shown_for_people_and_for_programs(run: Run, found: C
     assert ran.code == 0
     for text in ("small:wide", "made up", "grad_weight", "predicted", "rejected"):
         assert text in ran.out
+
+
+@pytest.fixture
+def explained(model: Model, tmp_path: Path) -> Configuration:
+    """A configuration with everything that there is to explain, saved as explained.json."""
+    found = explained_configuration(model)
+    save_configuration(found, tmp_path / "explained.json")
+    return found
+
+
+def test_a_configuration_says_in_sentences_how_good_it_is(run: Run, explained: Configuration) -> None:
+    ran = run("show", "explained.json")
+    assert ran.code == 0
+    for sentence in explain_plan(explained).words:
+        assert sentence in ran.out
+    for text in ("38.5 to 46.5 us", "40.0 us (the plan is 5.00% above)", "20.0 KiB / 40.0 KiB / 64.0 KiB",
+                 "this 39.0 KiB, eager 80.0 KiB", "12 rows in the largest table, 1 case",
+                 "what could still overtake"):  # fmt: skip
+        assert text in ran.out
+
+
+def test_an_operator_is_explained_for_people_and_for_programs(run: Run, explained: Configuration) -> None:
+    ran = run("show", "explained.json", "--operator", "product")
+    assert ran.code == 0
+    assert "With product as fb in place of bf: +3.1 us in all, at least -0.4 us within the intervals." in ran.out
+    value = run("show", "explained.json", "--operator", "product", "--json").json
+    assert value == json.loads(json.dumps(asdict(explain_operator(explained, "product"))))
+
+
+def test_a_tensor_is_explained_for_people_and_for_programs(run: Run, explained: Configuration) -> None:
+    ran = run("show", "explained.json", "--tensor", "grad_biased")
+    assert "It is converted: grad_biased from bf to fb for 2.0 us." in ran.out
+    value = run("show", "explained.json", "--tensor", "grad_biased", "--json").json
+    assert value == json.loads(json.dumps(asdict(explain_tensor(explained, "grad_biased"))))
+
+
+@pytest.mark.usefixtures("explained")
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--operator", "prodct"], "NotFoundError: no operator 'prodct' in small:wide: near are product"),
+        (["--operator", "weight"], "a tensor has this name"),
+        (["--tensor", "grad_weights"], "NotFoundError: no tensor 'grad_weights' in small:wide: near are grad_weight"),
+        (["--operator", "y", "--tensor", "y"], "InputError: --operator y and --tensor y: give one of the two"),
+    ],
+)
+def test_a_name_that_cannot_be_explained_ends_with_2(run: Run, arguments: list[str], sentence: str) -> None:
+    ran = run("show", "explained.json", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
 
 
 # What tuning and checking return, with stand-ins for what measures and runs

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import httpx2
 import pytest
 
 from autotuner.client import Client
-from autotuner.errors import ConfigurationError, InputError, JobStateError, ModelError, ServiceError
+from autotuner.errors import ConfigurationError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
+from autotuner.explanation import explain_operator, explain_tensor
 from autotuner.models import load_model
 from tests.client.pretended import MEASUREMENT, Pretended, job, problem
+from tests.explained import explained_configuration
 from tests.made_up import LAYER, made_up_configuration, small_model
 
 BEST = "GET /v1/configurations/best"
@@ -205,3 +208,22 @@ def test_measurements_come_page_after_page(service: Pretended, asked: Client) ->
     found = list(asked.measurements(kernel="torch_bias", limit=5))
     assert [(m.id, m.status) for m in found] == [(1, "ok"), (5, "ok"), (6, "refused")]
     assert asked_for(service) == {"kernel": "torch_bias", "after": "5", "limit": "3"}
+
+
+# Why
+
+
+def test_an_explanation_is_the_value_that_the_service_made(service: Pretended, asked: Client, tmp_path: Path) -> None:
+    found = explained_configuration(small_model(tmp_path))
+    operator, tensor = explain_operator(found, "product"), explain_tensor(found, "grad_biased")
+    service.on("GET /v1/configurations/7/operators/product", asdict(operator) | {"of a later version": 1})
+    service.on("GET /v1/configurations/7/tensors/grad_biased", asdict(tensor))
+    assert asked.explain_operator(7, "product") == operator
+    assert asked.explain_tensor(7, "grad_biased") == tensor
+
+
+def test_a_name_with_odd_characters_stays_one_part_of_the_path(service: Pretended, asked: Client) -> None:
+    service.on("GET /v1/configurations/7/operators/a/../b?", problem(404, "no operator 'a/../b?'"))
+    with pytest.raises(NotFoundError, match="no operator"):
+        asked.explain_operator(7, "a/../b?")
+    assert service.requests[-1].url.raw_path == b"/v1/configurations/7/operators/a%2F..%2Fb%3F"

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical, shared_axes
+from autotuner.kernels.conversion import conversion
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import ODD, admitted, prepare
 
@@ -150,3 +151,18 @@ def memory(tensor: Tensor | None) -> Tensor:
     """View the whole buffer of an operand as it lies."""
     assert tensor is not None
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+@pytest.mark.parametrize("source, target", [("raw", "bit"), ("seed", "raw")])
+def test_what_a_flat_mask_means_depends_on_memory_order_alone_so_all_orders_are_one_call(
+    source: str, target: str
+) -> None:
+    kernel = "inductor_pack" if target == "bit" else "inductor_expand"
+
+    def call(order: str, extents: tuple[int, ...]) -> Call:
+        forms = tuple(order if storage == "raw" else f"{order}:{storage}" for storage in (source, target))
+        return canonical(conversion(TensorType(extents, "float32"), 0.25), Candidate(kernel, forms))
+
+    calls = {call("abc", (3, 5, 7)), call("cab", (3, 5, 7)), call("a", (105,))}
+    assert {(c.subgraph.tensors[0].extents, c.candidate.forms[0][:1]) for c in calls} == {((105,), "a")}
+    assert len({c.key for c in calls}) == 1

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
-from autotuner.kernels.torch_cpu.dropout import threefry_bits
+from autotuner.kernels.conversion import conversion
+from autotuner.kernels.torch_cpu.masks import drawn_keeps, threefry_bits
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import copied, faults, prepare
 
 DRAW = Subgraph((Node("dropout_mask", "->ab", (), (0,), (("p", 0.25),)),), (TensorType((37, 41), "float32"),), (), (0,))
 CALL = Call(DRAW, Candidate("inductor_threefry", ("ba",)))
+SEED = Call(DRAW, Candidate("torch_seed", ("ba:seed",)))
 
 
 def test_the_rule_enumerates_every_order_of_a_raw_mask() -> None:
@@ -56,3 +58,47 @@ def test_words_are_those_of_threefry_with_thirteen_rounds() -> None:
     key, counter = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     words = [int(word) & 0xFFFFFFFF for word in threefry_bits(key, counter)]
     assert words == [0x9D1C5EC6, 0x8BD50731]
+
+
+def test_a_seed_exists_for_every_order_and_is_eight_bytes_drawn_from_the_generator() -> None:
+    assert list(KERNELS["torch_seed"].layouts(DRAW)) == [("ab:seed",), ("ba:seed",)]
+    assert faults([SEED]) == {}
+    made = prepare(SEED)
+    (seed,) = (tensor for tensor in made.outputs if tensor is not None)
+    assert (seed.nbytes, seed.dtype) == (8, torch.int64)
+    drawn = []
+    for number in (1, 2, 1):
+        torch.default_generator.manual_seed(number)
+        made.run()
+        drawn.append(int(seed))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert KERNELS["torch_seed"].refuses(DRAW, Candidate("torch_seed", ("ab",))) == "it makes a seed; ab is none"
+
+
+def test_an_expanded_seed_is_the_mask_that_would_have_been_drawn_and_the_same_again_in_backward(
+    drawn: list[torch.Tensor],
+) -> None:
+    expand = Call(conversion(TensorType((37, 41), "float32"), 0.25), Candidate("inductor_expand", ("ba:seed", "ba")))
+    makes, forward, backward = prepare(SEED), prepare(expand), prepare(expand)
+    (seed,) = (tensor for tensor in makes.outputs if tensor is not None)
+    torch.default_generator.manual_seed(2)
+    makes.run()
+    for made in (forward, backward):
+        (operand,), (mask,) = made.inputs, made.outputs
+        assert operand is not None
+        assert mask is not None
+        operand.copy_(seed)
+        made.run()
+        assert torch.equal(mask, drawn[1])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1 / 32768])
+def test_what_a_seed_keeps_is_unbiased_and_meets_p(p: float) -> None:
+    # Four million draws: six standard deviations, and half a step of 16 bits.
+    key, counter = torch.tensor([12345, -6789], dtype=torch.int32), torch.arange(1 << 20, dtype=torch.int32)
+    parts = drawn_keeps(key, counter, p)
+    for part in parts:
+        spread = 6 * (p * (1 - p) / len(part)) ** 0.5
+        assert abs(float(part.double().mean()) - (1 - p)) < spread + 2**-17
+    expected, spread = (1 - p) ** 2, 6 * ((1 - p) ** 2 * (1 - (1 - p) ** 2) / (1 << 20)) ** 0.5
+    assert abs(float((parts[0] & parts[1]).double().mean()) - expected) < spread + 2**-16

@@ -36,6 +36,8 @@ COUNTS = {
 }
 # The library's layer norm has no out-variant: it allocates its results, and the kernel copies them into its outputs.
 ALLOCATING = ("torch_layer_norm", "torch_layer_norm_grad_input", "torch_layer_norm_grad_parameters")
+# Random words are scratch of every call: kept from call to call, they would be as much memory as the mask, for good.
+DRAWING = ("torch_random_bits",)
 STEADY = [kernel for kernel in COUNTS if kernel not in ALLOCATING]
 
 
@@ -64,7 +66,7 @@ def test_every_layout_row_of_a_small_layer_equals_the_reference(kernel: str) -> 
     assert faults(calls) == {}
 
 
-@pytest.mark.parametrize("kernel", STEADY)
+@pytest.mark.parametrize("kernel", [kernel for kernel in STEADY if kernel not in DRAWING])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_operand_is_copied_or_cast(kernel: str, dtype: str) -> None:
     calls = admitted(kernel, ROOMY, dtype)

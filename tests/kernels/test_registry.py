@@ -61,3 +61,14 @@ def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
 def test_rules_load_without_torch() -> None:
     program = "import sys, autotuner.kernels.catalogue, autotuner.space; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_kernel_that_does_not_say_that_it_reads_flat_masks_refuses_them_in_a_sentence() -> None:
+    tensor = TensorType((2, 3), "float32")
+    product = Subgraph((Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.5),)),), (tensor,) * 3, (0, 1), (2,))
+    strided = [kernel for kernel in KERNELS if not kernel.flat]
+    assert len(strided) > 30
+    for kernel in strided:
+        for text in ("ab:bit", "ab:seed"):
+            reason = kernel.refuses(product, Candidate(kernel.name, ("ab", text, "ab")))
+            assert reason == f"{kernel.name} reads and writes tensors by their strides, and {text} has none"

@@ -23,6 +23,15 @@ def good(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
     return run
 
 
+def roomy(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
+    """Allocates as much as its output has, and gives it back."""
+
+    def run() -> None:
+        outputs[0].copy_(inputs[0] + inputs[1])
+
+    return run
+
+
 def slow(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
     def run() -> None:
         time.sleep(0.002)
@@ -194,6 +203,41 @@ def copies_unturned(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
     return lambda: outputs[0].copy_(inputs[0])
 
 
+def packs(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
+    places = torch.arange(8, dtype=torch.uint8)
+
+    def run() -> None:
+        outputs[0].copy_(((inputs[0].view(-1, 8) != 0).to(torch.uint8) << places).sum(1))
+
+    return run
+
+
+def packs_backwards(_call: Call, inputs: Tensors, outputs: Tensors) -> Run:
+    """Puts the first element of eight into the highest bit."""
+    places = torch.arange(7, -1, -1, dtype=torch.uint8)
+
+    def run() -> None:
+        outputs[0].copy_(((inputs[0].view(-1, 8) != 0).to(torch.uint8) << places).sum(1))
+
+    return run
+
+
+def packs_but_the_last(call: Call, inputs: Tensors, outputs: Tensors) -> Run:
+    return packs(call, [inputs[0].view(-1)[:-8]], [outputs[0][:-1]])
+
+
+def seeds(_call: Call, _inputs: Tensors, outputs: Tensors) -> Run:
+    return lambda: outputs[0].random_()
+
+
+def seeds_the_same(_call: Call, _inputs: Tensors, outputs: Tensors) -> Run:
+    return lambda: outputs[0].fill_(1)
+
+
+def seeds_nothing(_call: Call, _inputs: Tensors, _outputs: Tensors) -> Run:
+    return lambda: None
+
+
 def refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
     return "it is planted to refuse"
 
@@ -220,9 +264,10 @@ def _plant(function: Callable[..., object], compiles: bool = False) -> None:
     KERNELS.add(Kernel(f"planted_{name}", ("planted",), f"planted_kernels:{name}", compiles=compiles))
 
 
-for _function in (good, slow, wrong, not_a_number, unwritten, modifies, spills, raises, hangs, segfaults, exits, greedy,
-                  exits_once, resizes, slices, draws, draws_too_few, draws_half, draws_the_same, drops, copies_unturned,
-                  drops_byte):  # fmt: skip
+for _function in (good, roomy, slow, wrong, not_a_number, unwritten, modifies, spills, raises, hangs, segfaults, exits,
+                  greedy, exits_once, resizes, slices, draws, draws_too_few, draws_half, draws_the_same, drops,
+                  copies_unturned, drops_byte, packs, packs_backwards, packs_but_the_last, seeds, seeds_the_same,
+                  seeds_nothing):  # fmt: skip
     _plant(_function)
 for _function in (good_compiled, raises_compiled, exits_compiled, hangs_compiled):
     _plant(_function, compiles=True)

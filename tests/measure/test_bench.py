@@ -33,6 +33,12 @@ def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> N
     ]
 
 
+def test_what_a_call_allocates_while_it_runs_is_its_workspace(add: MakeCall) -> None:
+    found = dict(raced(Bench(POLICY, 1 << 30), add("good"), add("roomy")))
+    assert found[0].workspace_bytes == 0
+    assert found[1].workspace_bytes == 8 * 16 * 4
+
+
 def test_operand_sets_make_room_where_memory_is_short(add: MakeCall) -> None:
     found = raced(Bench(POLICY, 1), add("good"), add("good", ("ba", "ba", "ba")), add("good", ("ab", "ab", "ba")))
     assert [measured.status for _, measured in found] == ["ok"] * 3

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from autotuner.errors import KernelError
+from autotuner.kernels.conversion import conversion
 from autotuner.layout import Form
 from autotuner.measure.operands import Buffers, Values, boundary_bytes, stacks
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
@@ -69,15 +70,37 @@ def test_values_depend_on_the_subgraph_alone() -> None:
     assert not torch.equal(Values(subgraph).inputs[0], Values(subgraph).inputs[1])
 
 
-def test_a_dropout_mask_is_stored_as_bytes_or_with_its_scale() -> None:
-    tensor = TensorType((100, 100), "float32")
+def test_a_dropout_mask_is_stored_as_bytes_as_bits_or_with_its_scale() -> None:
+    tensor = TensorType((100, 99), "float32")
     node = Node("dropout", "ab,ab->ab", (0, 1), (2,), (("p", 0.25),))
     values = Values(Subgraph((node,), (tensor,) * 3, (0, 1), (2,)))
-    byte, raw = values.stored(1, "byte"), values.stored(1, "raw")
+    byte, raw, bits = (values.stored(1, Form.parse(text)) for text in ("ab:byte", "ab", "ba:bit"))
     assert byte.dtype == torch.bool
     assert 0.70 < float(byte.float().mean()) < 0.80
     assert set(raw.flatten().tolist()) == {0.0, float(torch.tensor(1 / 0.75))}
     assert torch.equal(raw != 0, byte)
+    assert (bits.dtype, bits.shape) == (torch.uint8, (1238,))
+    assert torch.equal(values.meant(1, Form.parse("ba:bit")), byte)
+
+
+def test_a_seed_means_another_mask_in_each_order() -> None:
+    tensor = TensorType((30, 30), "float32")
+    values = Values(conversion(tensor, 0.25))
+    one, other = Form.parse("ab:seed"), Form.parse("ba:seed")
+    assert torch.equal(values.stored(0, one), values.stored(0, other))
+    assert values.stored(0, one).dtype == torch.int64
+    assert torch.equal(values.meant(0, one), values.meant(0, other).t())
+    assert 0.65 < float(values.meant(0, one).float().mean()) < 0.85
+
+
+def test_bits_and_seeds_take_the_bytes_that_they_have() -> None:
+    call = Call(conversion(TensorType((3, 5), "float32"), 0.25), Candidate("any", ("ab:bit", "ab:seed")))
+    values, buffers = Values(call.subgraph), Buffers()
+    (bits,), (seed,) = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
+    assert bits is not None
+    assert seed is not None
+    assert (bits.dtype, bits.shape, seed.dtype, seed.shape) == (torch.uint8, (2,), torch.int64, (1,))
+    assert boundary_bytes(call) == buffers.held_bytes == 10
 
 
 def test_the_reciprocal_deviation_is_positive() -> None:

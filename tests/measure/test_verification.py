@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autotuner.kernels import catalogue  # noqa: F401  (registers the real kernels)
+from autotuner.kernels.conversion import conversion
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, deviation, fault, implausible_mask
@@ -20,6 +21,7 @@ BOTH = Subgraph((Node("dropout_mask", "->ab", (), (1,), (("p", 0.25),)),
 ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (T,) * 3, (0, 1), (2,))
 CAUSAL = Subgraph((Node("causal_mask", "ab->ab", (0,), (1,), (("key_axis", "b"), ("query_axis", "a"))),),
                   (T, T), (0,), (1,))  # fmt: skip
+PACK = conversion(T, 0.25)
 TURN = Subgraph((Node("conversion", "ab->ba", (0,), (1,)),), (T, T), (0,), (1,))
 
 pytestmark = pytest.mark.usefixtures("planted")
@@ -142,3 +144,26 @@ def test_a_conversion_must_turn_the_axes_as_its_spec_says() -> None:
     reason = found("planted_copies_unturned", TURN, "ab", "ab")
     assert reason is not None
     assert "differs from the reference" in reason
+
+
+def test_bits_and_seeds_are_verified_by_the_masks_that_they_stand_for() -> None:
+    assert found("planted_packs", PACK, "ab", "ab:bit") is None
+    assert found("planted_packs", PACK, "ab:byte", "ab:bit") is None
+    assert found("planted_seeds", MASK, "ba:seed") is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "subgraph", "forms", "sentence"),
+    [
+        ("packs_backwards", PACK, ("ab", "ab:bit"), r"output 0 differs from the reference in \d+ of 1024 elements"),
+        ("packs_but_the_last", PACK, ("ab", "ab:bit"), "output 0 differs in 1 of 128 elements between two runs"),
+        ("seeds_the_same", MASK, ("ab:seed",), "the dropout mask is the same whatever the generator's seed"),
+        ("seeds_nothing", MASK, ("ab:seed",), "output 0 differs in 1 of 1 elements between two runs"),
+    ],
+)
+def test_a_fault_of_bits_or_a_seed_is_found(
+    kernel: str, subgraph: Subgraph, forms: tuple[str, ...], sentence: str
+) -> None:
+    reason = found(f"planted_{kernel}", subgraph, *forms)
+    assert reason is not None
+    assert re.search(sentence, reason), reason

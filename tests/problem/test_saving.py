@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from autotuner.analysis import form_bytes
 from autotuner.configuration import AGAIN, Step, tensor_of
 from autotuner.problem import Factor, Problem, Solution
 from autotuner.problem.formulate import Formulation, formulate
-from autotuner.problem.offered import form_bytes
 from autotuner.records import Measurement
 from autotuner.solvers import SOLVERS
 from autotuner.space import Space

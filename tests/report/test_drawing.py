@@ -8,6 +8,7 @@ from autotuner.configuration import Configuration
 from autotuner.models import Model
 from autotuner.report.diagram import Diagram, diagram
 from autotuner.report.drawing import LETTER, SMALL_LETTER, Drawing, PlacedBox, PlacedFlow, draw
+from tests.explained import explained_configuration, with_again
 from tests.made_up import made_up_configuration
 
 
@@ -125,3 +126,14 @@ def test_a_reader_of_a_form_that_nobody_wrote_is_joined_to_what_was_written_last
     assert ("product", "fb") in {flow.made for flow in content.flows}
     assert ("product", "bf") not in {flow.made for flow in content.flows}
     draw(content)
+
+
+def test_a_box_is_wide_enough_for_what_it_computes_again(small: Model) -> None:
+    found = with_again(explained_configuration(small))
+    boxes = draw(diagram(found)).boxes
+    (again,) = [placed for placed in boxes if placed.box.step.again]
+    (member,) = again.box.members
+    assert member.kind_words == "again: contraction"
+    assert again.width > (len(member.name) + len(member.kind_words)) * SMALL_LETTER
+    (once,) = [placed for placed in boxes if placed.box.step.operators == ("product",) and placed is not again]
+    assert once.width < again.width

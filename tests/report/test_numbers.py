@@ -5,7 +5,7 @@ import pytest
 from autotuner.configuration import Configuration
 from autotuner.report import shares
 from autotuner.report.scale import MOST_TICKS, Range, Scale
-from autotuner.report.units import binary, change, duration, microseconds, moment, percent, ratio
+from autotuner.report.units import binary, change, duration, microseconds, moment, percent, ratio, span
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ def test_shares_differences_and_bytes_carry_their_sign_and_unit() -> None:
     assert (change(12.54), change(-6.3), change(-0.01)) == ("+12.5", "−6.3", "0.0")  # noqa: RUF001
     assert (binary(512), binary(2 << 20), binary(1_572_864)) == ("512 B", "2.00 MiB", "1.50 MiB")
     assert ratio(1.914) == "1.91×"  # noqa: RUF001
+
+
+def test_an_interval_names_its_unit_once_where_it_can() -> None:
+    assert span(38.5, 46.5) == "38.5 to 46.5 µs"
+    assert span(990.0, 1010.0) == "990 µs to 1.01 ms"
 
 
 def test_a_date_reads_as_one_and_another_text_stays() -> None:

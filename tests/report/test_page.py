@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotuner.configuration import Configuration, Fusion, Measured, Step
+from autotuner.configuration import Alternative, Configuration, Fusion, Measured, Step
 from autotuner.errors import ConfigurationError
 from autotuner.models import Model
 from autotuner.records import Measurement
 from autotuner.report import compare, render, tally
+from tests.explained import TURNED, explained_configuration, with_again
 from tests.made_up import made_up_configuration, space_of, times
 from tests.report.reading import Page
 from tests.tuner.conftest import Recorded
@@ -107,7 +108,7 @@ def test_every_step_is_a_box_and_a_row_with_its_times(page: Page, recorded: Reco
             assert name in box.text
             assert name in texts[1]
         assert step.kernel in texts[2]
-        assert texts[9:] == [f"{row.measured}/{row.candidates}", "0", "0"]
+        assert texts[9:12] == [f"{row.measured}/{row.candidates}", "0", "0"]
     texts = cells(page, 1)
     assert (texts[3], texts[5], texts[6], texts[7]) == ("66.9", "54.1", "73.7", "101")
     assert "best 54.1; chosen 66.9; default 73.7; worst 101 µs" in texts[8]
@@ -158,7 +159,7 @@ def test_what_is_unknown_stays_unknown_and_what_failed_is_counted_by_status(
     texts = cells(page, number)
     assert (texts[5], texts[7]) == ("not known", "not known")
     assert "best not known" in texts[8]
-    assert texts[9:] == [f"0/{len(set(own))}", "1 wrong", str(len(set(own)) - 1)]
+    assert texts[9:12] == [f"0/{len(set(own))}", "1 wrong", str(len(set(own)) - 1)]
     assert "output 0 differs" in texts[1]
 
 
@@ -191,6 +192,15 @@ def test_counts_of_the_tuning_and_of_the_database_stand_side_by_side(made_up: Co
     }  # fmt: skip
 
 
+def test_counts_of_sampled_cells_say_what_was_tried_and_what_was_not(made_up: Configuration) -> None:
+    counts = {"cells_enumerated": 7, "cells_sampled": 2, "sampled_combinations": 1800, "sampled_tried": 80}
+    rows = Page(render(replace(made_up, counts=counts))).one("section", id="counts").within("tr")[1:]
+    texts = {row.children[0].text: row.children[1].text for row in rows}
+    names = ("cells enumerated", "cells sampled", "tried", "untried")
+    assert [texts[name] for name in names] == ["7", "2", "80", "1,720"]
+    assert "cells sampled" not in render(replace(made_up, counts=counts | {"cells_sampled": 0}))
+
+
 def test_a_configuration_that_was_not_timed_has_no_peers_and_says_so(made_up: Configuration) -> None:
     summary = Page(render(made_up)).one("section", id="summary").text
     assert "has not been timed end to end" in summary
@@ -212,13 +222,97 @@ def test_a_gap_that_is_not_known_is_no_zero(made_up: Configuration) -> None:
     assert "shortest path found no plan" in summary
 
 
+# Certificate, memory and other ways
+
+
+@pytest.fixture(scope="module")
+def explained(small: Model) -> Configuration:
+    return explained_configuration(small)
+
+
+def rows_of(page: Page, caption: str) -> list[list[str]]:
+    """Return the texts of the rows of the table with this caption."""
+    table = next(t for t in page.all("table") if caption in t.within("caption")[0].text)
+    return [[" ".join(cell.text.split()) for cell in row.children] for row in table.within("tbody")[0].children]
+
+
+def test_the_summary_states_interval_and_both_gaps(explained: Configuration) -> None:
+    summary = " ".join(Page(render(explained)).one("section", id="summary").text.split())
+    assert "38.5 to 46.5 µs within their 95 % intervals" in summary
+    assert "proven gap5.0 % no plan takes less than 40.0 µs, by medians" in summary
+    assert "estimated gap1.0 % by learned costs: not proven" in summary
+    assert "2 steps take 3.50 µs more than at their own best" in summary
+    assert "1 conversion takes 2.00 µs." in summary
+    unknown = replace(explained.certificate, estimated_gap=None)
+    assert "estimated gap" not in render(replace(explained, certificate=unknown))
+
+
+def test_memory_as_planned_and_as_measured_stand_beside_the_budget_and_the_peers(explained: Configuration) -> None:
+    rows = rows_of(Page(render(explained)), "Memory")
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("budget", "64.0 KiB", ""), ("held for backward", "20.0 KiB", ""), ("peak, as planned", "40.0 KiB", ""),
+        ("peak, measured", "39.0 KiB", ""), ("eager", "80.0 KiB", "2.05×"),  # noqa: RUF001
+    ]  # fmt: skip
+    assert "+2.6 % from measured" in rows[2][4]
+
+
+def test_memory_that_is_not_known_has_no_table_and_an_unknown_peer_no_ratio(explained: Configuration) -> None:
+    assert explained.measured is not None
+    assert "Memory beside" not in render(replace(explained, memory=None, measured=None))
+    unknown = replace(explained.measured, peers_peak_bytes={"eager": None})
+    assert rows_of(Page(render(replace(explained, measured=unknown))), "Memory")[-1][:3] == ["eager", "–", ""]  # noqa: RUF001
+    planned = rows_of(Page(render(replace(explained, measured=None))), "Memory")
+    assert [row[0] for row in planned] == ["budget", "held for backward", "peak, as planned"]
+
+
+def test_candidates_that_could_overtake_are_ten_at_most_the_likeliest_first(explained: Configuration) -> None:
+    (row,) = rows_of(Page(render(explained)), "What could still overtake: 1 of 1 candidate,")
+    assert row == ["product", "with product as fb in place of bf", "+3.1", "−0.4"]  # noqa: RUF001
+    many = tuple(replace(TURNED, extra_low_us=-number / 10) for number in range(12))
+    rows = rows_of(Page(render(replace(explained, overtaking=many))), "What could still overtake: 10 of 12 candidates")
+    assert [row[3] for row in rows][:2] == ["−1.1", "−1.0"]  # noqa: RUF001
+    assert len(rows) == 10
+    assert "What could still overtake" not in render(replace(explained, overtaking=()))
+
+
+def test_every_step_says_what_the_best_other_way_would_cost(explained: Configuration) -> None:
+    page = Page(render(explained))
+    assert [cells(page, number)[-1] for number in range(1, 8)] == ["+3.1", "+4.0", "none", "–", "none", "none", "none"]  # noqa: RUF001
+    assert page.one("tr", id="step-1").children[-1].attributes["class"] == "number near"
+    assert page.one("tr", id="step-2").children[-1].attributes["class"] == "number"
+    first = cells(page, 1)[1]
+    assert "95 % interval9.00 to 11.5 µs" in first
+    assert (
+        "with product as fb in place of bf: +3.1 µs in all, at least −0.4 µs within the intervals; "  # noqa: RUF001
+        "it takes 8.50 µs itself where 10.0 µs are taken now: −1.5 µs here, +4.6 µs elsewhere"  # noqa: RUF001
+    ) in first
+    assert "it takes 12.0 µs itself" in cells(page, 2)[1]
+
+
+def test_where_no_other_way_is_recorded_there_is_no_column_of_them(made_up: Configuration) -> None:
+    bare = replace(made_up, steps=tuple(replace(step, alternative=None) for step in made_up.steps))
+    assert "other way" not in render(bare).lower()
+
+
+def test_what_backward_computes_again_is_a_step_that_says_so(explained: Configuration, small: Model) -> None:
+    found = with_again(explained)
+    space = space_of(small)
+    page = Page(render(found, compare(space, times(space.calls), found)))
+    assert "again, for backward" in cells(page, 3)[1]
+    assert "product" in cells(page, 3)[1]
+    assert cells(page, 3)[-1] == "–"  # noqa: RUF001
+    assert "again: contraction" in page.one("a", id="box-3").text
+    assert "Backward computes again, rather than have it held: product." in page.one("section", id="summary").text
+
+
 # Texts of others
 
 
 def in_texts(found: Configuration) -> Configuration:
     """Put markup wherever a configuration's file admits any text."""
     step, *rest = found.steps
-    steps = (replace(step, kernel=EVIL, params=((EVIL, EVIL),)), *rest)
+    other = Alternative((EVIL,), EVIL, ((EVIL, EVIL),), ((EVIL, EVIL),), (), 1.0, -1.0)
+    steps = (replace(step, kernel=EVIL, params=((EVIL, EVIL),), alternative=other), *rest)
     model = replace(found.model, name=EVIL, preset=EVIL, options={EVIL: EVIL})
     return replace(
         found,
@@ -231,7 +325,8 @@ def in_texts(found: Configuration) -> Configuration:
         counts={EVIL: 1},
         created_at=EVIL,
         versions={"autotuner": EVIL, EVIL: EVIL},
-        measured=Measured(10.0, 1.0, {EVIL: 20.0}, 3),
+        measured=Measured(10.0, 1.0, {EVIL: 20.0}, 3, 1, {EVIL: 2}),
+        overtaking=(other,),
     )
 
 

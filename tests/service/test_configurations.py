@@ -3,13 +3,16 @@
 import json
 
 import pytest
+from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from autotuner.configuration import Configuration
 from autotuner.database import Database
+from autotuner.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
 from autotuner.models import named_model
 from autotuner.records import Scalar
 from autotuner.wire import BestView, ConfigurationView
+from tests.explained import explained_configuration
 from tests.service.filled import HERE, TINY, answer
 
 BEST = "/v1/configurations/best"
@@ -137,3 +140,86 @@ def test_a_configuration_may_be_kept_for_ever(asked: TestClient) -> None:
     assert asked.get("/v1/configurations/1", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
     assert asked.get("/v1/configurations/1", headers={"If-None-Match": "*"}).status_code == 304
     assert asked.get("/v1/configurations/2").status_code == 404
+
+
+# Why it is as it is
+
+
+@pytest.fixture
+def explained(filled: Database, configuration: Configuration) -> tuple[str, Configuration]:
+    """Return the path of a configuration whose alternatives are known, and the configuration."""
+    found = explained_configuration(configuration.model)
+    return f"/v1/configurations/{answer(filled, found)}", found
+
+
+def test_an_operator_is_explained_as_the_command_line_explains_it(
+    asked: TestClient, explained: tuple[str, Configuration]
+) -> None:
+    path, found = explained
+    sent = asked.get(f"{path}/operators/product")
+    assert TypeAdapter(OperatorExplanation).validate_json(sent.text) == explain_operator(found, "product")
+    assert sent.json()["alternative"]["words"].startswith("with product as fb in place of bf: +3.1 us in all")
+
+
+def test_a_tensor_is_explained_as_the_command_line_explains_it(
+    asked: TestClient, explained: tuple[str, Configuration]
+) -> None:
+    path, found = explained
+    sent = asked.get(f"{path}/tensors/grad_biased")
+    assert TypeAdapter(TensorExplanation).validate_json(sent.text) == explain_tensor(found, "grad_biased")
+    assert sent.json()["conversions"][0]["predicted_us"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "rest, status, words",
+    [
+        ("operators/prodct", 404, "no operator 'prodct' in small:wide: near are product"),
+        ("operators/weight", 404, "a tensor has this name"),
+        ("tensors/grad_weights", 404, "no tensor 'grad_weights' in small:wide: near are grad_weight"),
+        ("operators/two words", 422, "path name"),
+        ("operators/product?step=1", 422, "no parameter 'step'"),
+    ],
+)
+def test_a_name_that_is_not_there_is_refused_with_near_ones(
+    asked: TestClient, explained: tuple[str, Configuration], rest: str, status: int, words: str
+) -> None:
+    path, _ = explained
+    response = asked.get(f"{path}/{rest}")
+    assert response.status_code == status
+    assert words in response.json()["detail"]
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_configuration_that_is_not_there_explains_nothing(asked: TestClient) -> None:
+    response = asked.get("/v1/configurations/99/operators/product")
+    assert response.status_code == 404
+    assert "no configuration 99" in response.json()["detail"]
+
+
+def test_a_configuration_of_another_version_cannot_be_explained(
+    asked: TestClient, filled: Database, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Configuration, "to_json", lambda _: {"schema": 1})
+    number = answer(filled, configuration)
+    response = asked.get(f"/v1/configurations/{number}/operators/product")
+    assert response.status_code == 409
+    assert f"configuration {number}: its schema version is 1" in response.json()["detail"]
+
+
+def test_an_explanation_is_not_sent_again(asked: TestClient, explained: tuple[str, Configuration]) -> None:
+    path, _ = explained
+    for rest in ("operators/product", "tensors/product"):
+        first = asked.get(f"{path}/{rest}")
+        assert first.headers["Cache-Control"] == "no-cache"
+        again = asked.get(f"{path}/{rest}", headers={"If-None-Match": first.headers["ETag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+def test_only_the_last_configurations_that_were_asked_for_are_kept(
+    asked: TestClient, filled: Database, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotuner.service.configurations.KEPT_CONFIGURATIONS", 1)
+    other = answer(filled, explained_configuration(configuration.model))
+    for number, predicted_us in ((1, configuration.steps[0].predicted_us), (other, 10.0), (1, None), (other, 10.0)):
+        found = asked.get(f"/v1/configurations/{number}/operators/product").json()
+        assert predicted_us in (None, found["predicted_us"])

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
+from autotuner.explanation import OperatorExplanation, TensorExplanation
 from autotuner.graph import ELEMENT_BYTES
 from autotuner.service import examples
 from autotuner.service.problems import PROBLEM_JSON
@@ -71,6 +72,8 @@ def test_every_example_fits_its_schema(document: dict[str, Any]) -> None:
         (JobView, examples.CANCELLING),
         (JobPage, examples.JOB_PAGE),
         (ConfigurationView, examples.CONFIGURATION),
+        (OperatorExplanation, examples.OPERATOR),
+        (TensorExplanation, examples.TENSOR),
         (MeasurementPage, examples.MEASUREMENT_PAGE),
         (list[DeviceView], examples.DEVICES),
         (list[ModelView], examples.MODELS),

@@ -31,5 +31,5 @@ def test_what_the_document_says_is_true(filled: Database, tmp_path: Path) -> Non
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout
-    assert "11 selected / 11 total" in done.stdout
+    assert "13 selected / 13 total" in done.stdout
     assert "No issues found" in done.stdout

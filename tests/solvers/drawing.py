@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -93,15 +94,38 @@ def problems() -> st.SearchStrategy[Problem]:
     return st.one_of(any_problems(), fused_problems())
 
 
+@st.composite
+def weighed_problems(draw: st.DrawFn) -> Problem:
+    """Problems of either kind in which some rows hold bytes, and some need bytes for a while; all are small integers.
+
+    Drawn from few numbers or from many, so that ties and conflicts with the time both occur.
+    """
+    problem = draw(problems())
+    fill = random.Random(draw(st.integers(0, 2**32)))
+    most_held, most_transient = draw(st.sampled_from((0, 3, 40))), draw(st.sampled_from((0, 2, 40)))
+    unit = draw(st.sampled_from((1, 4096)))
+    share = draw(st.sampled_from((0.3, 1.0)))
+    factors = []
+    for factor in problem.factors:
+        held = {row: unit * fill.randint(0, most_held) for row in factor.table if fill.random() < share}
+        transient = {row: unit * fill.randint(0, most_transient) for row in factor.table if fill.random() < share}
+        factors.append(replace(factor, held_bytes=held, transient_bytes=transient))
+    return Problem(tuple(factors), problem.chain)
+
+
 def shuffled(problem: Problem, seed: int) -> Problem:
     """Return the same problem with its factors, their variables and their rows in another order."""
     fill = random.Random(seed)
     factors = []
     for factor in problem.factors:
         places = fill.sample(range(len(factor.variables)), len(factor.variables))
-        rows = [(tuple(row[p] for p in places), cost) for row, cost in factor.table.items()]
+        rows = list(factor.table.items())
         fill.shuffle(rows)
-        factors.append(Factor(factor.name, tuple(factor.variables[p] for p in places), dict(rows)))
+        weights = [{tuple(row[p] for p in places): weight for row, weight in each} for each in
+                   (rows, factor.held_bytes.items(), factor.transient_bytes.items())]  # fmt: skip
+        table = {row: float(cost) for row, cost in weights[0].items()}
+        held, transient = ({row: int(count) for row, count in each.items()} for each in weights[1:])
+        factors.append(Factor(factor.name, tuple(factor.variables[p] for p in places), table, held, transient))
     fill.shuffle(factors)
     return Problem(tuple(factors), problem.chain)
 

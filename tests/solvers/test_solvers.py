@@ -227,5 +227,6 @@ def test_there_are_exact_solvers_and_a_baseline() -> None:
     assert {name: solver.exact for name, solver in SOLVERS.items()} == {
         "exact": True,
         "shortest_path": False,
+        "greedy": False,
         "brute_force": True,
     }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotuner import tuner
+from autotuner.ceilings import NO_CEILINGS, Ceilings
 from autotuner.configuration import Configuration
 from autotuner.database import Database
 from autotuner.models import Model
@@ -18,9 +19,13 @@ class Asking(Replay):
     """A replay that keeps what it was asked, first and once more, and may be interrupted after some results."""
 
     def __init__(
-        self, recorded: Mapping[str, Measurement], environment: Environment = HERE, stop_after: int | None = None
+        self,
+        recorded: Mapping[str, Measurement],
+        environment: Environment = HERE,
+        stop_after: int | None = None,
+        ceilings: Ceilings = NO_CEILINGS,
     ) -> None:
-        super().__init__(environment, recorded)
+        super().__init__(environment, recorded, ceilings)
         self.compiled: list[str] = []
         self.asked: list[str] = []
         self.answered: list[str] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotuner.ceilings import Ceilings
 from autotuner.database import Database, open_database
 from autotuner.graph.autodiff import training_graph
 from autotuner.models import Model, load_model
@@ -27,6 +28,7 @@ class Recorded:
     space: Space
     environment: Environment
     measurements: dict[str, Measurement]
+    ceilings: Ceilings
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def recorded() -> Recorded:
             f"{RECORDED.name} lacks {len(unknown)} of the {len(space.calls)} calls of {value['model']}: a kernel's "
             "rules, the space or the records have changed; tune it again and write the file with scripts/record_replay"
         )
-    return Recorded(model, file, space, environment, measurements)
+    return Recorded(model, file, space, environment, measurements, Ceilings.from_facts(value.get("ceilings", {})))
 
 
 @pytest.fixture(scope="module")

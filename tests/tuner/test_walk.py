@@ -12,6 +12,7 @@ from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
 from autotuner.models import Model
 from autotuner.records import Call, Measurement
+from autotuner.request import Request
 from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
@@ -123,7 +124,8 @@ def test_a_stored_answer_that_cannot_be_read_is_solved_anew(small: Model, databa
     known = times(space_of(small).calls)
     first = tune(small, CPU, database, Asking(known))
     database.configurations.save(
-        request_key=request_key(small, CPU), environment_key=HERE.key, family_key=small.family, dtype=small.dtype,
+        request_key=request_key(Request(small), CPU), environment_key=HERE.key,
+        family_key=small.family, dtype=small.dtype,
         extents=small.extents, complete=True, document=first.to_json() | {"schema": 0}, total_us=1.0,
     )  # fmt: skip
     silent = Asking({})
@@ -164,11 +166,12 @@ def test_another_environment_is_measured_anew(small: Model, database: Database) 
 
 
 def test_another_request_has_another_key(small: Model) -> None:
-    key = request_key(small, CPU)
-    assert key == request_key(Model.from_json(small.to_json()), CPU)
+    key = request_key(Request(small), CPU)
+    assert key == request_key(Request(Model.from_json(small.to_json())), CPU)
     fewer = CPU.model_copy(update={"kernels": {"torch_matmul": CPU.kernels["torch_matmul"]}})
     wider = replace(small, extents={**small.extents, "b": 8})
-    assert len({key, request_key(small, fewer), request_key(wider, CPU)}) == 3
+    others = [request_key(Request(small), fewer), request_key(Request(wider), CPU)]
+    assert len({key, *others, request_key(Request(small, budget_bytes=1000), CPU)}) == 4
 
 
 def test_progress_goes_from_the_space_to_the_end(small: Model, database: Database) -> None:
@@ -187,7 +190,7 @@ def test_an_end_to_end_timing_is_kept_with_the_answer(small: Model, database: Da
     found = tune(small, CPU, database, Asking(known))
     assert found.measured is None
     timed = found.with_measured(Measured(200.0, 20.0, {"eager": 300.0}, 30))
-    save(database, timed, request_key(small, CPU))
+    save(database, timed, request_key(Request(small), CPU))
     again = tune(small, CPU, database, Asking({}))
     assert again.measured is not None
     assert again.measured.ratios == {"eager": 1.5}

@@ -1,4 +1,4 @@
-"""Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers, SC 2011), compiled by Inductor.
+"""Dropout masks from the counter-based generator of `masks`, compiled by Inductor, and the seeds of such masks.
 
 The 64-bit key comes from torch's generator, so that `manual_seed` reproduces a mask; an element's place is the counter.
 """
@@ -11,33 +11,8 @@ from torch import Tensor
 
 from autotuner.kernels.torch_cpu.elementwise import in_memory_order
 from autotuner.kernels.torch_cpu.fused import compiled_for
+from autotuner.kernels.torch_cpu.masks import drawn_keeps, part_length
 from autotuner.records import Call
-
-ROUNDS = 13
-ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-PARITY = 0x1BD11BDA
-LEVELS = 1 << 16
-DRAWS = 4  # 16-bit numbers that one counter yields
-
-
-def threefry_bits(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two 32-bit random words for each counter.
-
-    Args:
-        key: two int32.
-        counter: n int32; the counter's other word is 0.
-    """
-    keys = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
-    first, second = counter + keys[0], torch.zeros_like(counter) + keys[1]
-    for turn in range(ROUNDS):
-        first = first + second
-        left = ROTATIONS[turn % 8]
-        second = ((second << left) | ((second >> (32 - left)) & ((1 << left) - 1))) ^ first
-        if turn % 4 == 3:
-            injected = turn // 4 + 1
-            first = first + keys[injected % 3]
-            second = second + keys[(injected + 1) % 3] + injected
-    return first, second
 
 
 def threefry(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -46,14 +21,13 @@ def threefry(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     kept = in_memory_order(outputs[0])[0].view(-1)
     words = torch.empty(1, dtype=torch.int64)
     key, lowest = words.view(torch.int32), torch.iinfo(torch.int64).min
-    count = (kept.numel() + DRAWS - 1) // DRAWS
-    threshold, scale = round(p * LEVELS), 1 / (1 - p)
+    count = part_length(kept.numel())
+    scale = 1 / (1 - p)
 
     def body(key: Tensor, out: Tensor) -> tuple[()]:
-        first, second = threefry_bits(key, torch.arange(count, dtype=torch.int32))
-        for place, bits in enumerate((first, first >> 16, second, second >> 16)):
+        for place, keeps in enumerate(drawn_keeps(key, torch.arange(count, dtype=torch.int32), p)):
             part = out[place * count : (place + 1) * count]
-            part.copy_(torch.where((bits & (LEVELS - 1)) >= threshold, scale, 0.0)[: part.numel()])
+            part.copy_(torch.where(keeps, scale, 0.0)[: part.numel()])
         return ()
 
     compiled = compiled_for(call.key, body, (key, kept))
@@ -63,3 +37,9 @@ def threefry(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         compiled([key, kept])
 
     return run
+
+
+def seed(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Draw the key alone; conversions make the mask that `threefry` would have made from it."""
+    (key,), lowest = outputs, torch.iinfo(torch.int64).min
+    return lambda: key.random_(lowest, None)

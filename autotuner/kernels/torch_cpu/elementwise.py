@@ -129,23 +129,18 @@ def random_bits(call: Call, inputs: Operands, outputs: Operands) -> Run:
     p is met to 2**-17; the scale stays that of the exact p, so the expectation is off by less than 1e-5.
     """
     kept, p = in_memory_order(outputs[0])[0].view(-1), float(_attribute(call, "p"))
-    words = torch.empty((kept.numel() + 3) // 4, dtype=torch.int64)
-    bits = words.view(torch.int16)[: kept.numel()]
-    threshold = round(p * 65536) - 32768
-    lowest = torch.iinfo(torch.int64).min
+    threshold, factor = round(p * 65536) - 32768, 1 / (1 - p)
+    count, lowest = kept.numel(), torch.iinfo(torch.int64).min
+
+    def drawn() -> Tensor:  # anew in each call: kept, it would be as much memory again as a byte mask, twice, for good
+        words = torch.empty((count + 3) // 4, dtype=torch.int64)
+        return words.random_(lowest, None).view(torch.int16)[:count]
+
     if kept.dtype == torch.bool:
-
-        def run() -> None:
-            words.random_(lowest, None)
-            torch.ge(bits, threshold, out=kept)
-
-        return run
-    keeps, factor = torch.empty(kept.numel(), dtype=torch.bool), 1 / (1 - p)
-    ones = keeps.view(torch.uint8)  # bytes are cast several times faster than booleans
+        return lambda: torch.ge(drawn(), threshold, out=kept)
 
     def run_raw() -> None:
-        words.random_(lowest, None)
-        torch.ge(bits, threshold, out=keeps)
+        ones = torch.ge(drawn(), threshold).view(torch.uint8)  # bytes are cast several times faster than booleans
         kept.copy_(ones).mul_(factor)
 
     return run_raw

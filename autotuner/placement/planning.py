@@ -1,136 +1,24 @@
-"""Where every tensor of a configuration lies, and which steps which gradient needs. Nothing here runs.
+"""A configuration -> where every tensor lies. Nothing here runs.
 
 A place is a tensor in one form: a conversion makes a second place of the same tensor. Places that must lie one behind
 the other, or as slices of one stack, share a buffer. Buffers that nobody sees from outside share one arena, and there
-the bytes of those that are never needed at the same time.
+the bytes of those that are never needed at the same time: what forward leaves for backward makes room as soon as
+backward has read it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
-from math import prod
-from typing import Literal
 
-from autotuner.configuration import Configuration, Step
+from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.errors import ConfigurationError
 from autotuner.fusion import stack_families
-from autotuner.graph import ELEMENT_BYTES, Graph
+from autotuner.graph import Graph, Tensor
 from autotuner.kernels.canonical import canonical
 from autotuner.layout import STACK_AXIS, Form
-from autotuner.records import Call
-from autotuner.runtime.port import Geometry, Port, geometry
+from autotuner.placement.packing import Block, pack
+from autotuner.placement.plan import Buffer, Place, Plan, PlannedStep, Role, stored, tick_of
 from autotuner.space import given_forms
-
-ALIGNMENT_BYTES = 64
-
-Place = tuple[str, str]
-"""A tensor's name and the text of a form, in the tensor's own axes."""
-
-Role = Literal["parameter", "arena", "output"]
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A kernel call with the places of its operands in boundary order, None for an absent one."""
-
-    call: Call
-    inputs: tuple[Place | None, ...]
-    outputs: tuple[Place | None, ...]
-    phase: str
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Memory of one place or of several that lie in a fixed distance.
-
-    Args:
-        role: "parameter" comes from outside, "output" is handed out, "arena" is neither.
-        phase: in which an output is made.
-        dtype: as torch names it.
-        elements: its length.
-        offsets: of each place's first element, in elements.
-        start_bytes: where it begins in the arena.
-    """
-
-    role: Role
-    phase: str
-    dtype: str
-    elements: int
-    offsets: Mapping[Place, int]
-    start_bytes: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self.elements * element_bytes(self.dtype)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a configuration needs to run: steps over places, buffers, and who is handed in and out.
-
-    `inputs`, `given` (gradients of the outputs), `outputs` and `parameters` map tensor names to places.
-    """
-
-    graph: Graph
-    steps: tuple[PlannedStep, ...]
-    buffers: tuple[Buffer, ...]
-    arena_bytes: int
-    inputs: Mapping[str, Place]
-    given: Mapping[str, Place]
-    outputs: Mapping[str, Place]
-    parameters: Mapping[str, Place]
-
-    @cached_property
-    def buffer_of(self) -> dict[Place, int]:
-        return {place: number for number, buffer in enumerate(self.buffers) for place in buffer.offsets}
-
-    @cached_property
-    def handed_out_and_read(self) -> bool:
-        """Whether backward reads what forward hands out, so that it must be handed out as a copy."""
-        shared = {p for b in self.buffers if b.role == "output" and b.phase == "forward" for p in b.offsets}
-        return any(place in shared for step in self.steps if step.phase == "backward" for place in step.inputs)
-
-    def shape(self, place: Place) -> tuple[int, ...]:
-        return self.graph.shape(place[0])
-
-    def strides(self, place: Place) -> tuple[int, ...]:
-        return Form.parse(place[1]).placed(self.graph.tensors[place[0]].axes, self.shape(place))[0]
-
-    def geometry(self, port: Port, of: str = "") -> Geometry:
-        """Return how a port's tensor lies in its buffer.
-
-        Args:
-            port: members by name and how outsiders see them.
-            of: put before the members' names: "grad_" for a port's gradient.
-
-        Raises:
-            ConfigurationError: no strides show the members as the port wants them.
-        """
-        known = {**self.inputs, **self.given, **self.outputs, **self.parameters}
-        places = [known[of + member] for member in port.members]
-        number = self.buffer_of[places[0]]
-        if any(self.buffer_of[place] != number for place in places):
-            raise ConfigurationError(f"{port.name}: {[p[0] for p in places]} lie in several buffers, not in one")
-        offsets = [self.buffers[number].offsets[place] for place in places]
-        axes = self.graph.tensors[places[0][0]].axes
-        steps = [dict(zip(axes, self.strides(place), strict=True)) for place in places]
-        return geometry(port, number, offsets, steps, dict(zip(axes, self.shape(places[0]), strict=True)))
-
-    def needed(self, wanted: Collection[str]) -> frozenset[int]:
-        """Return the numbers of the backward steps that the wanted outputs need."""
-        places = {self.outputs[name] for name in wanted}
-        kept = set()
-        for number in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[number]
-            if step.phase == "backward" and places & set(step.outputs):
-                kept.add(number)
-                places |= {place for place in step.inputs if place is not None}
-        return frozenset(kept)
-
-
-def element_bytes(dtype: str) -> int:
-    return 1 if dtype == "bool" else ELEMENT_BYTES[dtype]
 
 
 def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> Plan:
@@ -143,26 +31,35 @@ def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] 
     Raises:
         ConfigurationError: a step reads what nothing makes, or places are asked to lie in ways that exclude each other.
     """
-    return _Planning(configuration, tuple(together)).plan()
+    return plan_steps(configuration.graph(), configuration.steps, together)
+
+
+def plan_steps(graph: Graph, steps: Sequence[Step], together: Iterable[tuple[str, ...]] = ()) -> Plan:
+    """Decide the same for steps of a training graph that are no configuration yet.
+
+    Raises:
+        ConfigurationError: as `make_plan`.
+    """
+    return _Planning(graph, tuple(steps), tuple(together)).plan()
 
 
 class _Planning:
-    def __init__(self, configuration: Configuration, together: Sequence[tuple[str, ...]]) -> None:
-        self.configuration = configuration
+    def __init__(self, graph: Graph, steps: Sequence[Step], together: Sequence[tuple[str, ...]]) -> None:
+        self.steps = steps
         self.together = together
-        self.graph = configuration.graph()
+        self.graph = graph
         self.given_forms = given_forms(self.graph, stack_families(self.graph))
-        self.forward = sum(step.phase == "forward" for step in configuration.steps)
+        self.forward = sum(step.phase == "forward" for step in steps)
         self.followers: dict[Place, Place] = {}
 
     def plan(self) -> Plan:
-        phases = [step.phase for step in self.configuration.steps]
+        phases = [step.phase for step in self.steps]
         if phases != sorted(phases, reverse=True):
             raise ConfigurationError("a forward step comes after a backward one; forward steps come first")
         made = self._made()
         parameters = self._parameters(made)
         outputs = self._outputs(made, parameters)
-        steps = tuple(self._step(step) for step in self.configuration.steps)
+        steps = tuple(self._step(step) for step in self.steps)
         for group in self.together:
             self._keep_together([parameters[name] for name in group])
             self._keep_together([outputs[f"grad_{name}"] for name in group if f"grad_{name}" in outputs])
@@ -183,10 +80,13 @@ class _Planning:
     def _as_declared(self, name: str) -> Place:
         return name, self.graph.tensors[name].axes
 
+    def _tensor(self, place: Place) -> Tensor:
+        return self.graph.tensors[tensor_of(place[0])]
+
     def _made(self) -> dict[Place, int]:
         """Return when each place is made: 0 from outside, then one tick per step and one for the given gradients."""
         made: dict[Place, int] = {}
-        for number, step in enumerate(self.configuration.steps):
+        for number, step in enumerate(self.steps):
             for place in step.outputs:
                 if place in made:
                     raise ConfigurationError(f"tensor {place[0]!r} is made twice in form {place[1]}")
@@ -200,18 +100,18 @@ class _Planning:
         return made
 
     def _tick(self, number: int) -> int:
-        return number + 1 if number < self.forward else number + 2
+        return tick_of(number, self.forward)
 
     @property
     def _end(self) -> int:
-        return self._tick(len(self.configuration.steps))
+        return self._tick(len(self.steps))
 
     def _parameters(self, made: Mapping[Place, int]) -> dict[str, Place]:
         """Return the form in which each parameter is stored: the one that is read and that no step makes."""
         found: dict[str, Place] = {}
-        for step in self.configuration.steps:
+        for step in self.steps:
             for place in step.inputs:
-                if self.graph.tensors[place[0]].role == "parameter" and place not in made:
+                if self._tensor(place).role == "parameter" and place not in made:
                     if found.setdefault(place[0], place) != place:
                         raise ConfigurationError(
                             f"parameter {place[0]!r} is read in forms {found[place[0]][1]} and {place[1]}, "
@@ -285,90 +185,65 @@ class _Planning:
         return found
 
     def _lives(self, steps: Sequence[PlannedStep], made: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
-        """Return each place's first and last tick. What backward reads of forward stays to the end: backward may run
-        again."""
+        """Return each place's first and last tick: it is made, and read for the last time."""
         lives = {place: (tick, tick) for place, tick in made.items()}
         for number, step in enumerate(steps):
             for place in step.inputs:
                 if place is None:
                     continue
                 if place not in lives:
-                    if self.graph.tensors[place[0]].role != "parameter":
+                    if self._tensor(place).role != "parameter":
                         raise ConfigurationError(f"a step reads {place[0]!r} as {place[1]}, which no step makes")
                     lives[place] = (0, self._end)
                 first, last = lives[place]
                 now = self._tick(number)
                 if now <= first:
                     raise ConfigurationError(f"a step reads {place[0]!r} as {place[1]} before it is made")
-                kept = first <= self.forward < now
-                lives[place] = (first, self._end if kept else max(last, now))
+                lives[place] = (first, max(last, now))
         return lives
 
     def _groups(self, places: Collection[Place]) -> Iterator[tuple[dict[Place, int], int]]:
         """Yield places that share a buffer, with offsets, and the buffer's length, in elements."""
-        stacks: dict[tuple[str, str, str], dict[Place, int]] = {}
-        lengths: dict[tuple[str, str, str], int] = {}
+        stacks: dict[tuple[str, ...], dict[Place, int]] = {}
+        lengths: dict[tuple[str, ...], int] = {}
         behind = set(self.followers.values())
         for place in places:
-            tensor = self.graph.tensors[place[0]]
-            form = Form.parse(place[1])
-            _, offset, length = form.placed(tensor.axes, self.graph.shape(place[0]))
+            form, lies = Form.parse(place[1]), stored(self.graph, place)
             if form.stack:
-                key = (form.stack.group, form.layout.axes, form.storage)
-                stacks.setdefault(key, {})[place] = offset
-                if lengths.setdefault(key, length) != length:
+                instance = place[0].removesuffix(tensor_of(place[0]))
+                key: tuple[str, ...] = (instance, form.stack.group, form.layout.axes, form.storage)
+                stacks.setdefault(key, {})[place] = lies.offset
+                if lengths.setdefault(key, lies.length) != lies.length:
                     raise ConfigurationError(f"slices of stack {form.stack.group} differ in their extents")
             elif place not in behind:
                 chain: dict[Place, int] = {}
                 end = 0
                 for link in self._behind(place):
                     chain[link] = end
-                    end += prod(self.graph.shape(link[0]))
+                    end += stored(self.graph, link).length
                 yield chain, end
-        for key, offsets in stacks.items():
-            yield offsets, lengths[key]
+        for group, offsets in stacks.items():
+            yield offsets, lengths[group]
 
     def _buffers(
         self, lives: Mapping[Place, tuple[int, int]], outputs: Collection[Place], parameters: Collection[Place]
     ) -> tuple[tuple[Buffer, ...], int]:
         buffers: list[Buffer] = []
-        arena: list[tuple[Buffer, int, int]] = []
         for offsets, elements in self._groups(lives):
             names = [place[0] for place in offsets]
-            dtypes = {"bool" if ":byte" in form else self.graph.tensors[name].dtype for name, form in offsets}
+            dtypes = {stored(self.graph, place).dtype for place in offsets}
             if len(dtypes) > 1:
                 raise ConfigurationError(f"{names} share a buffer and differ in their dtypes: {sorted(dtypes)}")
             phases = {"forward" if lives[p][0] <= self.forward else "backward" for p in offsets if p in outputs}
-            stored = [place in parameters for place in offsets]
-            if len(phases) > 1 or (any(stored) and not all(stored)):
+            outside = [place in parameters for place in offsets]
+            if len(phases) > 1 or (any(outside) and not all(outside)):
                 raise ConfigurationError(f"{names} share a buffer, but come from different sides of the graph")
-            role: Role = "parameter" if all(stored) else "output" if phases else "arena"
-            buffer = Buffer(role, min(phases, default=""), dtypes.pop(), elements, offsets)
-            if role == "arena":
-                arena.append((buffer, min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)))
-            else:
-                buffers.append(buffer)
-        placed, arena_bytes = _pack(arena)
-        return (*buffers, *placed), arena_bytes
-
-
-def _pack(wanted: Sequence[tuple[Buffer, int, int]]) -> tuple[list[Buffer], int]:
-    """Give each buffer a start in one arena: the largest first, each into the tightest gap that is free while it lives.
-
-    Returns the placed buffers and the arena's bytes.
-    """
-    placed: list[tuple[int, int, int, int]] = []
-    done: list[Buffer] = []
-    for buffer, first, last in sorted(wanted, key=lambda item: (-item[0].size_bytes, item[1])):
-        size = -(-buffer.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        taken = sorted((start, end) for start, end, born, dead in placed if born <= last and first <= dead)
-        gaps: list[tuple[int, int]] = []
-        free = 0
-        for start, end in taken:
-            if start - free >= size:
-                gaps.append((start - free, free))
-            free = max(free, end)
-        start = min(gaps)[1] if gaps else free
-        placed.append((start, start + size, first, last))
-        done.append(Buffer(buffer.role, buffer.phase, buffer.dtype, buffer.elements, buffer.offsets, start_bytes=start))
-    return done, max((end for _, end, _, _ in placed), default=0)
+            role: Role = "parameter" if all(outside) else "output" if phases else "arena"
+            first, last = min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)
+            buffers.append(Buffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
+        arena = [number for number, buffer in enumerate(buffers) if buffer.role == "arena"]
+        blocks = [Block(buffers[i].size_bytes, buffers[i].first, buffers[i].last) for i in arena]
+        starts, arena_bytes = pack(blocks)
+        for number, start in zip(arena, starts, strict=True):
+            buffers[number] = replace(buffers[number], start_bytes=start)
+        return tuple(buffers), arena_bytes

@@ -4,8 +4,8 @@ from itertools import combinations
 import pytest
 
 from autotuner.errors import ConfigurationError
-from autotuner.runtime.plan import make_plan
-from autotuner.runtime.port import Port
+from autotuner.placement.planning import make_plan
+from autotuner.placement.port import Port
 from tests.runtime.plans import WITH_DROPOUT, configuration, model, space
 
 TOGETHER = (("query_weight", "key_weight", "value_weight"), ("query_bias", "key_bias", "value_bias"))
@@ -31,10 +31,6 @@ def test_what_is_needed_at_the_same_time_never_shares_bytes(seed: int) -> None:
         for operand in (*step.inputs, *step.outputs):
             touch(operand, when)
     arena = [i for i, buffer in enumerate(plan.buffers) if buffer.role == "arena"]
-    for number in arena:
-        first, last = lives[number]
-        if first < backward - 0.5 and last >= backward:  # kept for a second backward
-            lives[number] = (first, len(plan.steps))
     for one, other in combinations(arena, 2):
         a, b = plan.buffers[one], plan.buffers[other]
         together = lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]

@@ -1,0 +1,137 @@
+"""`autotuner solve`: with what is measured already, or a saved problem."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotuner.cli.options import (
+    Budget,
+    DatabaseOption,
+    Device,
+    Dtype,
+    Extent,
+    Json,
+    Option,
+    Output,
+    Reference,
+    Threads,
+    given_bytes,
+    given_model,
+)
+from autotuner.cli.printing import print_configuration, print_solution, write
+from autotuner.errors import InputError, ProblemError
+
+if TYPE_CHECKING:
+    from autotuner.problem import Problem, Solution
+
+commands = typer.Typer()
+
+
+@commands.command()
+def solve(
+    model: Reference,
+    solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
+    budget: Budget = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Solve so many equal layers in a row; they may hand on any layout.")
+    ] = None,
+    output: Output = None,
+    problem: Annotated[Path | None, typer.Option(help="Write the problem as JSON here.")] = None,
+    extent: Extent = None,
+    option: Option = None,
+    dtype: Dtype = None,
+    database: DatabaseOption = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Solve with what the database holds already, measuring nothing; or solve a saved problem (a .json file).
+
+    A budget of a saved problem, and of several layers, is for what they hold between forward and backward and the
+    largest need beside that; of one layer it is for the simulated peak.
+    """
+    from autotuner.solvers import SOLVERS
+
+    if solver not in SOLVERS:
+        raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
+    if solver != "exact" and (budget is not None or layers is not None):
+        raise InputError(f"--solver {solver} with a budget or layers: only exact solves these")
+    budget_bytes = given_bytes(budget)
+    if model.endswith(".json"):
+        print_solution(_solved(_read(Path(model)), solver, budget_bytes, layers), as_json=as_json)
+        return
+    from autotuner import tuner
+    from autotuner.configuration import save_configuration
+    from autotuner.database import open_database
+    from autotuner.device import environment
+    from autotuner.graph.autodiff import training_graph
+    from autotuner.measure import cpu_policy, rotate_bytes
+    from autotuner.problem.formulate import formulate
+    from autotuner.settings import Settings
+    from autotuner.space import build_space, space_file
+
+    settings = Settings.from_environment()
+    chosen = given_model(model, extent, option, dtype)
+    graph = training_graph(chosen.graph())
+    threads = threads if threads is not None else settings.threads
+    here = environment(device, threads, cpu_policy(threads, rotate_bytes(graph)).facts())
+    saving = budget is not None
+    with open_database(database or settings.database_url, make=False) as opened:
+        whole = build_space(graph, space_file(device), saving=saving, chained=layers is not None)
+        whole = tuner.with_known_calls(whole, opened, here.key)
+        known = opened.find(here.key, tuple(whole.calls))
+        noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
+    costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    if problem is not None:
+        needs = {key: m.workspace_bytes for key, m in known.items()}
+        write(problem, json.dumps(formulate(whole, costs, saving=saving, workspace_bytes=needs).problem.to_json()))
+    if layers is not None:
+        if output is not None:
+            raise InputError("--output with --layers: a configuration is of one layer")
+        found = _solved(formulate(whole, costs, saving=saving).problem, solver, budget_bytes, layers)
+        print_solution(found, as_json=as_json)
+        return
+    failed = sum(measurement.status != "ok" for measurement in known.values())
+    counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
+    counts |= tuner.cell_counts(whole, known)
+    configuration = tuner.build_configuration(
+        chosen, whole, known, here, counts, solver=solver, noise_floor=noise_floor, budget_bytes=budget_bytes
+    )
+    if output is not None:
+        save_configuration(configuration, output)
+    print_configuration(configuration, as_json=as_json)
+
+
+def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: int | None) -> "Solution":
+    """Solve a problem as it stands, or so many of it in a row.
+
+    Raises:
+        ProblemError: layers in a row are asked for, and the problem does not say by what they meet.
+    """
+    from autotuner.problem.rules import JOINTS
+    from autotuner.solvers import SOLVERS, budgeted, budgeted_repeated, exact_repeated
+
+    if layers is None:
+        return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
+    if not set(JOINTS) <= set(problem.variables):
+        raise ProblemError(
+            f"--layers {layers}: this problem does not say by what its layers meet; save one by "
+            "`autotuner solve MODEL --layers 2 --problem FILE`"
+        )
+    if budget_bytes is None:
+        return exact_repeated(problem, JOINTS, layers)
+    return budgeted_repeated(problem, JOINTS, layers, budget_bytes)
+
+
+def _read(path: Path) -> "Problem":
+    from autotuner.problem import Problem
+
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise ProblemError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ProblemError(f"{path}: this is no problem, it is not JSON ({error})") from error
+    return Problem.from_json(value)

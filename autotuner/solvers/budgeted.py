@@ -1,0 +1,432 @@
+"""The least time within a budget of bytes: a price for held bytes gives bounds, labels settle what they leave."""
+
+import heapq
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from autotuner.errors import BudgetError, InfeasibleError, ProblemError
+from autotuner.problem import Problem, Solution
+from autotuner.solvers.consistency import Consistent
+from autotuner.solvers.exact import with_margin
+from autotuner.solvers.labelled import Encoded, Labelled, encoded
+from autotuner.solvers.labelling import Labelling
+from autotuner.solvers.limits import MEMORY_BYTES, Limits
+from autotuner.solvers.priced import Plan, plan_of, priced
+
+# Prices tried for a part of the assignments, at most; a few are enough where they are begun near the best one.
+MOST_PRICES = 24
+# Prices that are tried for a first plan that fits, as multiples of the fastest plan's time per held byte.
+STEEP = (4.0, 64.0)
+# A price pays that may lift the bound by more than this share of the gap.
+LIFT = 0.05
+# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare.
+TIGHTER = 0.1
+# Where less than this share of the rows is left, more variables have small results.
+FEWER = 0.8
+# A part is eliminated with labels where it has at most so many rows, while joins make at most so many pairs.
+FEW_ROWS = 10_000
+MOST_PAIRS = 500_000
+# Results of so many labels are cheaper to have once than to do without at every price.
+FEW_LABELS = 1_000.0
+# A table of labels may have so many before the states of a variable are shared between two parts instead.
+MOST_LABELS = 16_000.0
+
+
+def budgeted(
+    problem: Problem,
+    budget_bytes: int,
+    *,
+    time_limit_s: float | None = None,
+    memory_limit_bytes: float = MEMORY_BYTES,
+    epsilon: float = 0.0,
+) -> Solution:
+    """Return the assignment of least total cost whose held bytes and largest transient fit in the budget together.
+
+    A held byte gets a price. What is cheapest then, found as by `exact`, bounds the time of all that fits, and the best
+    price gives the best bound; plans come up on the way. Rows whose bound is above the best plan are dropped. What is
+    left is eliminated with labels: for each combination of states, every time that fewer bytes cost. That is tried for
+    a small part of the gap first. Where plans need more for a while than all must, or labels get too many, assignments
+    are split into two parts, by what rows may need or by a variable's states, and the part of the lower bound is next.
+
+    Args:
+        budget_bytes: for `Memory.total_bytes` of the answer.
+        time_limit_s: when to return the best plan known, unproven; as soon as there is one, where there is none yet.
+        memory_limit_bytes: the most that one table may need, with what is needed to make it.
+        epsilon: the share of the bound by which the answer may lie above it; 0 for the least time.
+
+    Returns:
+        States within the budget, `memory` included. `lower_bound_us` equals `total_us` where it is proven, up to
+        rounding by less than 1e-9 of it. The same problem gives the same states, unless time is limited.
+
+    Raises:
+        BudgetError: the factors allow assignments, but each needs more; the message and `least_bytes` say how much.
+        InfeasibleError: the factors contradict each other.
+
+    Cost:
+        A dozen solutions by `exact`, of ever fewer rows, and an elimination with labels; exponential at worst.
+
+    Source:
+        Handler and Zang, A dual algorithm for the constrained shortest path problem (1980); Dumitrescu and Boland,
+        Improved preprocessing, labeling and scaling algorithms (2003), for labels between bounds.
+    """
+    _check(budget_bytes, epsilon)
+    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    return _Search(prepared(problem, limits), budget_bytes, epsilon).solution("budgeted")
+
+
+def least_bytes(problem: Problem, *, memory_limit_bytes: float = MEMORY_BYTES) -> Solution:
+    """Return an assignment that needs the fewest bytes; its time is not the least of all that need as many.
+
+    Raises:
+        InfeasibleError: the factors contradict each other.
+    """
+    limits = Limits(memory_limit_bytes)
+    plan, _ = prepared(problem, limits).leanest(-1)
+    return Solution(plan.states, plan.time_us, 0.0, "least_bytes", limits.statistics(), plan.memory)
+
+
+def _check(budget_bytes: float, epsilon: float) -> None:
+    if budget_bytes < 0:
+        raise ProblemError(f"a budget of {budget_bytes} bytes: give 0 or more")
+    if not 0 <= epsilon < inf:
+        raise ProblemError(f"epsilon is {epsilon}: give a share, 0 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A problem made ready once, to be solved for one budget after the other.
+
+    Args:
+        given: its labels, after variables with small results are eliminated: that drops no assignment worth having.
+    """
+
+    problem: Problem
+    encoded: Encoded
+    given: Labelled
+    limits: Limits
+
+    def at(self, given: Labelled, price: float) -> tuple[Plan, float]:
+        """Return the cheapest plan where a held byte costs `price`, and the bound on its time and price together.
+
+        Raises:
+            InfeasibleError: there is no assignment.
+        """
+        found = priced(self.problem, self.encoded, given.at(price), self.limits)
+        return found.plan, found.bound_us
+
+    def leanest(self, enough_bytes: int) -> tuple[Plan, bool]:
+        """Return a plan of at most so many bytes, or the one with the fewest; and whether none has fewer.
+
+        Of plans that hold the fewest bytes, the one found may need more for a while. So rows that need as much are
+        dropped, and the fewest held bytes are looked for again, until what is held alone leaves nothing to gain.
+
+        Raises:
+            InfeasibleError: there is no assignment.
+        """
+        best, proven, given, levels = None, True, self.given, self.given.levels
+        while True:
+            price = given.lean_price
+            try:
+                plan, bound_us = self.at(given, price)
+            except InfeasibleError:
+                if best is None:
+                    raise
+                return best, proven
+            held = plan.memory.held_bytes
+            # All that hold less would be cheaper by more than the most that times differ.
+            proven = proven and with_margin(bound_us) >= plan.time_us + price * (held - given.unit_bytes / 2)
+            if best is None or plan.memory.total_bytes < best.memory.total_bytes:
+                best = plan
+            place = int(np.searchsorted(levels, best.memory.total_bytes - held)) - 1
+            if best.memory.total_bytes <= enough_bytes or self.limits.over or place < 0:
+                return best, proven
+            try:
+                given = given.capped(int(levels[place]))
+            except InfeasibleError:
+                return best, proven
+
+
+def prepared(problem: Problem, limits: Limits) -> Prepared:
+    """Return the problem made ready.
+
+    Raises:
+        InfeasibleError: the factors contradict each other.
+    """
+    found = encoded(problem)
+    labelling = Labelling(found.start, limits)
+    labelling.run(FEW_LABELS)
+    return Prepared(problem, found, labelling.left(), limits)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of the assignments.
+
+    Args:
+        floor_bytes: what is set aside for the largest transient: all of them need as much, or those that need less
+            are part of another part as well.
+        bound_us: none that fits in the budget takes less.
+        price: in microseconds per held byte, the best one of the part that this was split from; below 0 for none.
+        plans: that prices have brought up, of what this was split from as well.
+        own: how many of them, from the end, are surely of this part.
+    """
+
+    given: Labelled
+    floor_bytes: int
+    bound_us: float
+    price: float
+    plans: tuple[Plan, ...] = ()
+    own: int = 0
+
+    def on_side(self, most_bytes: int, above: bool) -> list[Plan]:
+        """Return the plans of the part that hold more than so many bytes, or those that do not, fastest first."""
+        domains = self.given.left.domains
+        held = [plan for plan in self.plans if (plan.memory.held_bytes > most_bytes) == above]
+        own = [plan for plan in held if all(domain[plan.codes[v]] for v, domain in domains.items())]
+        return sorted(own, key=lambda plan: (plan.time_us, plan.memory))
+
+
+@dataclass(eq=False)
+class _Search:
+    ready: Prepared
+    budget_bytes: int
+    epsilon: float
+    best: Plan | None = None
+    # The least bound of the parts that are settled.
+    settled_us: float = inf
+    prices: int = 0
+    parts: int = 0
+    _queue: list[tuple[float, int, _Part]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def solution(self, solver: str) -> Solution:
+        """Return the best plan.
+
+        Raises:
+            BudgetError, InfeasibleError: as `budgeted`.
+        """
+        best, bound_us = self._solved()
+        # Bounds are given with the margin of rounding, as the cutoff is.
+        bound_us = best.time_us if bound_us >= with_margin(best.time_us, -3) else bound_us
+        statistics = self.limits.statistics() | {"prices": self.prices, "parts": self.parts}
+        return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.memory)
+
+    def _solved(self) -> tuple[Plan, float]:
+        """Return the best plan and a bound."""
+        fastest, bound_us = self.ready.at(self.ready.given, 0.0)
+        if fastest.memory.total_bytes <= self.budget_bytes:
+            return fastest, bound_us
+        plans = [fastest]
+        for times in STEEP:
+            price = times * fastest.time_us / (1 + fastest.memory.held_bytes)
+            plans.append(self.ready.at(self.ready.given, price)[0])
+            if plans[-1].memory.total_bytes <= self.budget_bytes:
+                break
+        else:
+            plans.append(self._leanest())
+        self.best = plans[-1]
+        self._push(_Part(self.ready.given, 0, bound_us, -1.0, tuple(plans)))
+        while self._queue and not self.limits.over:
+            _, _, part = heapq.heappop(self._queue)
+            if part.bound_us >= self._cutoff_us:
+                self._settle(part.bound_us)
+                continue
+            self.parts += 1
+            self._process(part)
+        return self.best, min(self.best.time_us, self.settled_us, *(bound for bound, _, _ in self._queue))
+
+    def _leanest(self) -> Plan:
+        plan, proven = self.ready.leanest(self.budget_bytes)
+        if plan.memory.total_bytes > self.budget_bytes and not proven:
+            patient = replace(self.ready, limits=replace(self.ready.limits, ends_at=None))
+            plan, proven = patient.leanest(self.budget_bytes)
+        if plan.memory.total_bytes > self.budget_bytes:
+            least = plan.memory.total_bytes
+            raise BudgetError(
+                f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is {least:,} bytes,"
+                f" {plan.memory.held_bytes:,} of them held and {plan.memory.transient_bytes:,} for a while",
+                least,
+            )
+        return plan
+
+    @property
+    def limits(self) -> Limits:
+        return self.ready.limits
+
+    @property
+    def _cutoff_us(self) -> float:
+        """What is as dear is not looked for."""
+        assert self.best is not None
+        return with_margin(self.best.time_us, -1) / (1 + self.epsilon)
+
+    def _offer(self, plan: Plan) -> None:
+        assert self.best is not None
+        if plan.memory.total_bytes <= self.budget_bytes and plan.time_us < self.best.time_us:
+            self.best = plan
+
+    def _push(self, part: _Part) -> None:
+        heapq.heappush(self._queue, (part.bound_us, next(self._numbers), part))
+
+    def _settle(self, bound_us: float) -> None:
+        self.settled_us = min(self.settled_us, bound_us)
+
+    def _process(self, part: _Part) -> None:
+        """Settle a part, or push what it is split into."""
+        try:
+            floor = max(part.floor_bytes, part.given.least_transient)
+            if floor > self.budget_bytes:
+                return
+            given = part.given.fitting(self.budget_bytes, floor)
+            part = self._climb(replace(part, given=given, floor_bytes=max(floor, given.least_transient)))
+            if part.bound_us >= self._cutoff_us:
+                self._settle(part.bound_us)
+            elif self.limits.over:
+                self._push(part)
+            else:
+                self._divide(part)
+        except InfeasibleError:
+            self._settle(self._cutoff_us)
+
+    def _climb(self, part: _Part) -> _Part:
+        """Return the part with the best bound that prices give, and without rows that this rules out.
+
+        Raises:
+            InfeasibleError: nothing is left that is better than the best plan.
+        """
+        room = self.budget_bytes - part.floor_bytes
+        price = part.price if part.price >= 0 else self._next(part, room)[0]
+        part, rows = replace(part, own=0), part.given.rows
+        for _ in range(MOST_PRICES):
+            self.prices += 1
+            plan, bound_us = self.ready.at(part.given, price)
+            self._offer(plan)
+            value = bound_us - price * room
+            part = replace(part, plans=(*part.plans, plan), own=part.own + 1)
+            if value > part.bound_us or part.price < 0:
+                part = replace(part, bound_us=max(part.bound_us, value), price=price)
+            if part.bound_us >= self._cutoff_us or self.limits.over:
+                break
+            if price >= part.given.lean_price and plan.memory.held_bytes > room:
+                raise InfeasibleError(f"every plan of this part holds more than {room} bytes")
+            part = replace(part, given=self._shrunk(part, price, room, self._cutoff_us))
+            last, (price, most) = price, self._next(part, room)
+            lift = most - part.bound_us
+            if price == last or lift <= LIFT * (self._cutoff_us - part.bound_us):
+                break
+        given = part.given
+        if given.rows < FEWER * rows:
+            labelling = Labelling(given, self.limits)
+            labelling.run(FEW_LABELS)
+            part = replace(part, given=labelling.left())
+        return part
+
+    def _shrunk(self, part: _Part, price: float, room: int, most_us: float) -> Labelled:
+        """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
+        most = with_margin(most_us + price * room)
+        given, bound = part.given.at(price), -inf
+        while True:
+            given = given.tightened()
+            bound, before = given.bound_us(), bound
+            if bound - before <= TIGHTER * max(0.0, most - bound):
+                return given.within(most, part.floor_bytes)
+
+    def _next(self, part: _Part, room: int) -> tuple[float, float]:
+        """Return the price at which the bound may be highest, and how high that may be."""
+        over, under = part.on_side(room, True), part.on_side(room, False)
+        if not under:
+            return (min(part.given.lean_price, 8 * part.price) if part.price > 0 else part.given.lean_price), inf
+        if not over:
+            return (part.price / 8 if part.price > 1e-6 * part.given.lean_price and len(under) < 3 else 0.0), inf
+        lines = [(plan.time_us, plan.memory.held_bytes - room) for plan in (*over, *under)]
+        best_price, most = 0.0, -inf
+        for time, excess in lines[: len(over)]:
+            for other_time, other_excess in lines[len(over) :]:
+                at = max(0.0, (other_time - time) / (excess - other_excess))
+                value = min(t + at * e for t, e in lines)
+                if value > most:
+                    best_price, most = at, value
+        return best_price, most
+
+    def _divide(self, part: _Part) -> None:
+        """Settle the part with labels, or push two halves of it."""
+        room, levels = self.budget_bytes - part.floor_bytes, part.given.levels
+        fitting = [plan for plan in part.plans[-part.own :] if plan.memory.held_bytes <= room] if part.own else []
+        for plan in sorted(fitting, key=lambda plan: (plan.time_us, plan.memory))[:1]:
+            needed = plan.memory.transient_bytes
+            if plan.memory.total_bytes > self.budget_bytes:
+                self._push(replace(part, floor_bytes=needed))
+                below = int(levels[np.searchsorted(levels, needed) - 1])
+                with suppress(InfeasibleError):
+                    self._push(replace(part, given=part.given.capped(below)))
+                return
+        # Where each variable has one state left, only labels tell assignments apart.
+        settled = all(np.count_nonzero(domain) == 1 for domain in part.given.left.domains.values())
+        if settled or part.given.rows <= FEW_ROWS:
+            found = self._labelled(part, inf if settled else 1.0)
+            if found is not None:
+                self._settle(max(part.bound_us, found))
+                return
+        if self.limits.over:
+            self._push(part)
+            return
+        for half in self._halves(part):
+            self._push(half)
+
+    def _labelled(self, part: _Part, patience: float) -> float | None:
+        """Return the least time that fits, or a bound on it; None if labels get more than is worth waiting for."""
+        room, cutoff = self.budget_bytes - part.floor_bytes, self._cutoff_us
+        most = with_margin(cutoff + part.price * room)
+        try:
+            given = self._shrunk(part, part.price, room, cutoff)
+            labelling = Labelling(
+                given, self.limits, floor_bytes=part.floor_bytes, most_us=most, most_pairs=patience * MOST_PAIRS
+            )
+            whole = labelling.eliminated(patience * MOST_LABELS)
+        except InfeasibleError:
+            return cutoff
+        if whole is None:
+            return None
+        fits = np.flatnonzero(whole.held_bytes + whole.transient_bytes <= self.budget_bytes)
+        if not len(fits):
+            return cutoff
+        row = int(fits[np.argmin(whole.time_us[fits])])
+        plan = plan_of(self.ready.problem, self.ready.encoded, whole.codes(row))
+        self._offer(plan)
+        return min(cutoff, plan.time_us)
+
+    def _halves(self, part: _Part) -> Iterator[_Part]:
+        """Yield the part twice, with two shares of a variable's states, where the plans on either side differ most."""
+        left = part.given.left
+        bytes_of = {p: t.table.costing(t.held_bytes.astype(np.float64)) for p, t in part.given.tables.items()}
+        held = Consistent(left.names, bytes_of, left.domains, left.readers)
+        variable, split = -1, inf
+        room = self.budget_bytes - part.floor_bytes
+        over, under = part.on_side(room, True), part.on_side(room, False)
+        if over and under:
+            most = 0.0
+            for v in left.readers:
+                one, other = over[-1].codes[v], under[0].codes[v]
+                needed = held.cheapest(v)
+                if needed[one] - needed[other] > most:
+                    variable, most, split = v, needed[one] - needed[other], (needed[one] + needed[other]) / 2
+        if variable >= 0:
+            lower = left.domains[variable] & (held.cheapest(variable) <= split)
+        else:
+            rows = {v: sum(left.tables[place].rows for place in left.readers[v]) for v in left.readers}
+            variable = max(rows, key=lambda v: (len(left.states(v)) > 1, rows[v], -v))
+            states = left.states(variable)
+            costs = part.given.at(part.price).left.cheapest(variable)
+            ranked = states[np.argsort(costs[states], kind="stable")]
+            lower = np.zeros_like(left.domains[variable])
+            lower[ranked[: (len(ranked) + 1) // 2]] = True
+        for half in (lower, left.domains[variable] & ~lower):
+            try:
+                yield replace(part, given=part.given.narrowed(variable, half))
+            except InfeasibleError:
+                continue

@@ -1,0 +1,93 @@
+"""The fastest plan whose memory, as it would really be allocated, stays within a budget."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autotuner.errors import BudgetError
+from autotuner.problem import Problem, Solution
+from autotuner.solvers import SOLVERS, budgeted
+
+# Plans that are simulated before the best one that fitted is taken; each takes a solution, of seconds.
+ROUNDS = 6
+SOLVE_LIMIT_S = 20.0
+# A plan that is proven to be so near to the fastest is good enough: proving the rest takes most of the time.
+EPSILON = 1e-3
+
+
+def within_budget(
+    problem: Problem, base_bytes: int, budget_bytes: int, peak_bytes: Callable[[Solution], int]
+) -> Solution:
+    """Return the fastest plan found whose peak fits, with a bound below which no plan that fits lies.
+
+    What a plan holds between forward and backward is live at one moment, with all that the caller is handed: so no plan
+    holds more than the budget leaves. The fastest plan within that bound is simulated; where its true peak is too high,
+    one that holds less is taken, until one fits, and then ones in between.
+
+    Args:
+        problem: its rows say what they hold; what they need for a while is left to the simulation.
+        base_bytes: what every plan needs beside.
+        budget_bytes: of the peak.
+        peak_bytes: simulates a solution.
+
+    Returns:
+        A solution; its `lower_bound_us` is proven, within `EPSILON` of the total where the first plan fitted.
+
+    Raises:
+        BudgetError: no plan fits; the message says what the least budget is, as far as it is known.
+        InfeasibleError: the factors contradict each other.
+    """
+    first = SOLVERS["exact"](problem)
+    if peak_bytes(first) <= budget_bytes:
+        return first
+    relaxed = Problem(tuple(replace(f, transient_bytes={}) for f in problem.factors), problem.chain)
+    search = _Search(relaxed, budget_bytes, peak_bytes)
+    try:
+        loosest = search.solved(max(0, budget_bytes - base_bytes))
+    except BudgetError as error:
+        smallest = search.solved(error.least_bytes)
+        raise _too_small(budget_bytes, peak_bytes(smallest)) from None
+    bound_us = loosest.lower_bound_us
+    least, most = 0, loosest.memory.held_bytes
+    limit = most - (search.peaks[-1] - budget_bytes)
+    while search.rounds < ROUNDS and least < most and search.best is not loosest:
+        try:
+            found = search.solved(max(limit, least))
+        except BudgetError as error:
+            least = error.least_bytes
+        else:
+            if search.peaks[-1] <= budget_bytes:
+                least = max(limit, found.memory.held_bytes)
+            else:
+                most = found.memory.held_bytes - 1
+        limit = (least + most) // 2
+    if search.best is None:
+        raise _too_small(budget_bytes, min(search.peaks))
+    return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
+
+
+class _Search:
+    """Plans within limits of what is held, each simulated; the fastest that fits is kept."""
+
+    def __init__(self, problem: Problem, budget_bytes: int, peak_bytes: Callable[[Solution], int]) -> None:
+        self._problem, self._budget_bytes, self._peak_bytes = problem, budget_bytes, peak_bytes
+        self.peaks: list[int] = []
+        self.best: Solution | None = None
+
+    @property
+    def rounds(self) -> int:
+        return len(self.peaks)
+
+    def solved(self, held_bytes: int) -> Solution:
+        found = budgeted(self._problem, held_bytes, time_limit_s=SOLVE_LIMIT_S, epsilon=EPSILON)
+        self.peaks.append(self._peak_bytes(found))
+        if self.peaks[-1] <= self._budget_bytes and (self.best is None or found.total_us < self.best.total_us):
+            self.best = found
+        return found
+
+
+def _too_small(budget_bytes: int, least_bytes: int) -> BudgetError:
+    return BudgetError(
+        f"no plan fits into {budget_bytes:,} bytes: the smallest that was found needs {least_bytes:,} bytes beside "
+        "parameters and inputs; ask for that or more",
+        least_bytes,
+    )

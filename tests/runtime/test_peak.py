@@ -1,0 +1,61 @@
+"""The bytes that a training step allocates, against those that its plan says."""
+
+import pytest
+import torch
+
+from autotuner.measure.allocations import allocated_bytes
+from autotuner.models import load_model
+from autotuner.placement import make_plan, memory
+from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
+from autotuner.runtime.framework import MadeUpCall
+from tests.runtime.plans import MASKED, SITES, configuration, model
+from tests.runtime.workspaces import workspaces
+
+ALLOWED_SHARE = 0.05
+WIDE = {"b": 4, "l": 24, "h": 32, "n": 4, "p": 8, "f": 96}
+GPT = load_model("gpt-block")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_layer_allocates_what_its_plan_says(p: float, seed: int) -> None:
+    of = model(WIDE, dtype="float32", p=p)
+    found = configuration(of, seed)
+    plan = make_plan(found)
+    predicted = memory(plan, workspaces(plan)).peak_bytes
+    measured = peak_bytes(apply(encoder_layer(of), found), MadeUpCall.of(of))
+    assert abs(predicted / measured - 1) <= ALLOWED_SHARE
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_step_without_a_module_allocates_what_its_plan_says(p: float) -> None:
+    of = GPT.instantiate(extents=WIDE, dtype="float32", options=dict.fromkeys(SITES, p))
+    found = configuration(of)
+    plan = make_plan(found)
+    graph = found.graph()
+    values = {name: torch.randn(graph.shape(name)) for name in plan.parameters}
+    x, grad = torch.randn(graph.shape("x")), torch.randn(graph.shape("y"))
+
+    def steps() -> None:
+        step = TrainingStep(found, values)
+        for _ in range(2):
+            step.forward(x)
+            step.backward(grad)
+
+    parameters = sum(buffer.size_bytes for buffer in plan.buffers if buffer.role == "parameter")
+    measured = allocated_bytes(steps) - parameters
+    assert abs(memory(plan, workspaces(plan)).peak_bytes / measured - 1) <= ALLOWED_SHARE
+
+
+def test_the_peak_of_a_layer_does_not_depend_on_what_ran_before() -> None:
+    tuned, call = apply(encoder_layer(MASKED), configuration(MASKED)), MadeUpCall.of(MASKED)
+    first = peak_bytes(tuned, call)
+    tuned(call.x, **call.masks).sum().backward()
+    assert peak_bytes(tuned, call) == first
+
+
+def test_the_peak_of_the_frameworks_layer_has_its_gradients_in_it() -> None:
+    of = model()
+    layer, call = encoder_layer(of), MadeUpCall.of(of)
+    assert peak_bytes(layer, call) > call.x.nbytes + sum(parameter.nbytes for parameter in layer.parameters())
+    assert call.x.grad is None

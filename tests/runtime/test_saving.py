@@ -1,0 +1,42 @@
+"""Plans that hold little between forward and backward run, and compute what the framework does."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotuner.configuration import Configuration
+from autotuner.graph import training_graph
+from autotuner.models import Model
+from autotuner.placement import make_plan, memory
+from autotuner.problem.formulate import formulate
+from autotuner.records import Measurement
+from autotuner.runtime import check
+from autotuner.space import build_space
+from autotuner.tuner.steps import steps_of
+from tests.problem.test_formulate import CPU, costs_of
+from tests.problem.test_saving import with_dear_bytes
+from tests.runtime.plans import WITH_DROPOUT, configuration, model
+
+COMPILED = ("inductor", "inductor_threefry")
+
+
+def holding_little(of: Model, seed: int) -> Configuration:
+    """Return a plan in which a byte that is held is dear; without compilers, which take seconds each."""
+    kernels = {name: entry for name, entry in CPU.kernels.items() if name not in COMPILED}
+    space = build_space(training_graph(of.graph()), CPU.model_copy(update={"kernels": kernels}), saving=True)
+    costs = costs_of(space, seed)
+    formulation = formulate(space, costs, saving=True)
+    known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
+    steps = steps_of(formulation, with_dear_bytes(formulation.problem), known)
+    return replace(configuration(of), steps=steps)
+
+
+@pytest.mark.parametrize("p, seed", [(0.0, 0), (WITH_DROPOUT, 1)])
+def test_a_plan_that_holds_little_computes_what_the_framework_does(p: float, seed: int) -> None:
+    of = model(p=p)
+    found = holding_little(of, seed)
+    assert found.recomputed
+    report = check(found)
+    assert report.ok, report.worst
+    little, much = (memory(make_plan(each)).held_bytes for each in (found, configuration(of)))
+    assert little < 0.7 * much

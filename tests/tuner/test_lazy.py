@@ -1,0 +1,202 @@
+"""The walk that measures what could matter: its answer is that of measuring everything, with less of it."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotuner.ceilings import NO_CEILINGS, Ceilings, Ladder
+from autotuner.database import Database, open_database
+from autotuner.kernels import KERNELS
+from autotuner.models import Model
+from autotuner.records import Call, Measurement
+from autotuner.request import Limits
+from autotuner.tuner import Progress, Replay, measuring
+from tests.made_up import CPU, HERE, space_of, times
+from tests.tuner.asking import Asking, tune
+from tests.tuner.conftest import Recorded
+
+TWENTY = Ceilings(20.0, Ladder(((1.0, 20.0),)))
+"""Every call takes 20 us at least: with times of 1 to 100 us a fifth of them show otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def ceilings_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "CEILINGS_PAY", 0)
+
+
+def slower(model: Model) -> dict[str, Measurement]:
+    """Return times of 20 to 119 us: none below the ceilings."""
+    found = times(space_of(model).calls)
+    return {key: replace(m, median_us=19.0 + (m.median_us or 0.0)) for key, m in found.items()}
+
+
+def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: Model, tmp_path: Path) -> None:
+    known = slower(small)
+    lazy, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
+    with open_database(tmp_path / "lazy.sqlite") as database:
+        found = tune(small, CPU, database, lazy)
+    with open_database(tmp_path / "everything.sqlite") as database:
+        whole = tune(small, CPU, database, patient, exhaustive=True)
+    assert sorted(patient.asked) == sorted(known)
+    assert len(lazy.asked) < len(known)
+    assert len(lazy.asked) == len(set(lazy.asked))
+    assert found.certificate.predicted_us == whole.certificate.predicted_us
+    assert found.certificate.proven_gap == whole.certificate.proven_gap == 0.0
+    assert found.counts["unknown"] == found.counts["unneeded"] == len(known) - len(lazy.asked)
+    assert (whole.counts["unknown"], whole.counts["unneeded"]) == (0, 0)
+
+
+def test_on_recorded_times_the_loop_finds_the_optimum_with_three_quarters_of_the_calls(
+    recorded: Recorded, database: Database
+) -> None:
+    seen: list[Progress] = []
+    replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
+    found = tune(recorded.model, recorded.file, database, replay, watch=seen.append)
+    best_us = found.certificate.predicted_us
+    assert best_us == pytest.approx(2527.2, abs=0.1)
+    assert found.counts["measured"] < 0.75 * found.counts["calls"]
+    assert found.counts["unknown"] == found.counts["unneeded"]
+    assert found.certificate.proven_gap == 0.0
+    told = [progress for progress in seen if progress.gap is not None and progress.stage == "measure"]
+    gaps = [progress.gap or 0.0 for progress in told]
+    assert gaps == sorted(gaps, reverse=True)
+    assert all(p.estimated_gap is not None and p.estimated_gap <= (p.gap or 0.0) for p in told)
+    assert all((p.bound_us or 0.0) <= best_us for p in told)
+
+
+def test_a_complete_answer_is_not_measured_on(small: Model, database: Database) -> None:
+    tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY))
+    silent = Asking({}, ceilings=TWENTY)
+    again = tune(small, CPU, database, silent)
+    assert silent.asked == silent.confirmed == []
+    assert again.counts["measured"] == 0
+
+
+def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small: Model, database: Database) -> None:
+    known = slower(small)
+    lazy, rest = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
+    tune(small, CPU, database, lazy)
+    tune(small, CPU, database, rest, exhaustive=True, again=True)
+    assert sorted(lazy.asked + rest.asked) == sorted(known)
+
+
+def test_a_gap_ends_the_loop_earlier_and_a_later_job_goes_on(small: Model, database: Database) -> None:
+    known = slower(small)
+    hasty, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
+    first = tune(small, CPU, database, hasty, gap=1.0)
+    assert 0 < (first.certificate.proven_gap or 0.0) <= 1.0
+    assert first.counts["unneeded"] == 0 < first.counts["unknown"]
+    second = tune(small, CPU, database, patient)
+    assert patient.asked
+    assert second.certificate.proven_gap == 0.0
+    assert second.certificate.predicted_us <= first.certificate.predicted_us
+
+
+def test_an_estimated_gap_ends_the_loop_without_a_proof(recorded: Recorded, database: Database) -> None:
+    replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
+    found = tune(recorded.model, recorded.file, database, replay, estimated_gap=0.1)
+    assert found.counts["measured"] < found.counts["calls"] / 3
+    assert found.certificate.estimated_gap is not None
+    assert found.certificate.estimated_gap <= 0.1 < (found.certificate.proven_gap or 0.0)
+
+
+def test_ceilings_are_measured_once_per_environment(small: Model, database: Database) -> None:
+    class Counting(Asking):
+        times = 0
+
+        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+            assert list(dtypes) == ["float32"]
+            self.times += 1
+            return replace(TWENTY, products={"float32": Ladder(((1e12, 1.0),))})
+
+    known = slower(small)
+    first, second = Counting(known), Counting(known)
+    tune(small, CPU, database, first, limits=Limits(measurements=3 + len(space_of(small).graph.operators)))
+    tune(small, CPU, database, second)
+    assert (first.times, second.times) == (1, 0)
+    assert Ceilings.from_facts(database.facts(HERE.key)).call_us == 20.0
+
+
+def test_few_calls_are_measured_without_ceilings(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "CEILINGS_PAY", len(space_of(small).calls) + 1)
+    asking = Asking(slower(small), ceilings=TWENTY)
+    tune(small, CPU, database, asking)
+    assert len(asking.asked) == len(space_of(small).calls)
+    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
+
+
+def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database: Database) -> None:
+    """A fifth of these times lie below 20 us, so the ceilings are wrong; no bound stays above the best."""
+    found = tune(small, CPU, database, Asking(times(space_of(small).calls), ceilings=TWENTY))
+    assert found.certificate.lower_bound_us <= found.certificate.predicted_us
+    assert found.certificate.proven_gap == 0.0
+
+
+def test_only_what_is_measured_is_compiled(small: Model, database: Database) -> None:
+    compiling = {key for key, call in space_of(small).calls.items() if KERNELS[call.candidate.kernel].compiles}
+    hasty, patient = Asking(slower(small), ceilings=TWENTY), Asking(slower(small), ceilings=TWENTY)
+    tune(small, CPU, database, hasty, gap=100.0)
+    tune(small, CPU, database, patient)
+    assert set(hasty.compiled) == compiling & set(hasty.asked) < compiling
+    assert set(patient.compiled) == compiling & set(patient.asked)
+
+
+def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slower(
+    small: Model, database: Database
+) -> None:
+    known = slower(small)
+
+    class Lucky(Asking):
+        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+            before = set(self.asked)
+            for call, measurement in super().measure(races):
+                first = call.key not in before
+                yield call, replace(measurement, median_us=20.0) if first else measurement
+
+    lucky = Lucky(known, ceilings=TWENTY)
+    found = tune(small, CPU, database, lucky)
+    assert len(lucky.confirmed) == len(set(lucky.confirmed)) > 0
+    chosen = {step.call(found.graph()).key for step in found.steps if not step.adjacent}
+    assert chosen
+    assert found.certificate.predicted_us > 20.0 * len(found.steps), "a lucky first timing of 20 us is not believed"
+
+
+def test_what_another_walk_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
+    known = slower(small)
+    with open_database(tmp_path / "shared.sqlite") as database:
+        database.remember(HERE)
+        openers = [race[0] for race in measuring.openers(space_of(small), set(known))]
+        held = openers[0]
+        assert database.claim_calls(HERE.key, "elsewhere/1:1:1", [held.key]) == {held.key}
+        told = 0
+
+        def watch(progress: Progress) -> None:
+            nonlocal told
+            told += progress.stage == "measure"
+            if told == len(openers) + 1:  # all others of the first batch are measured by now
+                database.store(HERE.key, [(held, known[held.key])])
+                database.release_calls("elsewhere/1:1:1")
+
+        asking = Asking(known, ceilings=TWENTY)
+        found = tune(small, CPU, database, asking, watch=watch)
+        assert held.key not in asking.asked
+        assert found.counts["reused"] == 1
+        assert found.certificate.proven_gap == 0.0
+
+
+def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model, database: Database) -> None:
+    known = slower(small)
+    interrupted = Asking(known, stop_after=5, ceilings=TWENTY)
+    with pytest.raises(KeyboardInterrupt):
+        tune(small, CPU, database, interrupted)
+    assert sorted(database.find(HERE.key, tuple(known))) == sorted(interrupted.answered)
+    assert database.claim_calls(HERE.key, "elsewhere/1:1:1", list(known)) == set(known)
+    database.release_calls("elsewhere/1:1:1")
+    rest = Asking(known, ceilings=TWENTY)
+    found = tune(small, CPU, database, rest)
+    assert not set(rest.asked) & set(interrupted.answered)
+    assert found.counts["reused"] == 5
