@@ -21,6 +21,9 @@ EXTENT_MAX = 2**31 - 1
 INTEGER_MAX = 2**63 - 1
 """What the database stores."""
 
+BYTES_MAX = 2**50
+"""Above what any device has, and exact as a float, as some readers of JSON take every number."""
+
 OPTIONS_MAX = 64
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
@@ -93,7 +96,7 @@ class Submission(Body):
     device: SubmittedDevice = SubmittedDevice()
     gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
     estimated_gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    budget_bytes: Annotated[int, Field(ge=1, le=INTEGER_MAX, strict=True), Integer] | None = None
+    budget_bytes: Annotated[int, Field(ge=1, le=BYTES_MAX, strict=True), Integer] | None = None
     exhaustive: bool = False
     limits: SubmittedLimits = SubmittedLimits()
     again: bool = False

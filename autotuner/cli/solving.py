@@ -111,7 +111,7 @@ def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: i
         ProblemError: layers in a row are asked for, and the problem does not say by what they meet.
     """
     from autotuner.problem.rules import JOINTS
-    from autotuner.solvers import SOLVERS, budgeted, budgeted_repeated, exact_repeated
+    from autotuner.solvers import SOLVERS, budgeted, exact_repeated
 
     if layers is None:
         return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
@@ -122,6 +122,8 @@ def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: i
         )
     if budget_bytes is None:
         return exact_repeated(problem, JOINTS, layers)
+    from autotuner.solvers import budgeted_repeated
+
     return budgeted_repeated(problem, JOINTS, layers, budget_bytes)
 
 

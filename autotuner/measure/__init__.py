@@ -43,6 +43,11 @@ Racing
     handed out: if it differs by more than 10 % from last time, what the race sampled in between is taken again, once.
     `noise_floor` is the median difference of five races between two identical calls.
 
+Ceilings
+    What so many bytes moved and so many flop of a product take at least: plain copies, additions, sums and fills, and
+    products of square matrices in every order of their operands, in operand sets and after other operators as
+    candidates are. Of three short samples of each, in two passes over all amounts, the least counts. Not verified.
+
 Workspace
     What a call allocates at most while it runs comes from one more untimed call, right after it was verified, in which
     the events of torch's CPU allocator are recorded (2 us, and the call itself; see `allocated_bytes`). Memory that a

@@ -28,7 +28,9 @@ TARGETS = 3
 PAIRED = 8
 
 
-def synthetic_problem(operators: int, forms: int, seed: int = 0, block: Block = ENCODER) -> Problem:
+def synthetic_problem(
+    operators: int, forms: int, seed: int = 0, block: Block = ENCODER, *, weighed: bool = False
+) -> Problem:
     """Return a made-up problem; there is an assignment of it, whatever is drawn.
 
     Args:
@@ -36,17 +38,37 @@ def synthetic_problem(operators: int, forms: int, seed: int = 0, block: Block = 
         forms: of each tensor but statistics and biases, which have one.
         seed: of which combinations of forms exist, and of all costs.
         block: what is repeated.
+        weighed: tensors of forward that backward reads hold bytes, some forms fewer than others at more time for
+            whoever makes or reads them; some ways of operators need bytes for a while.
 
     Raises:
         ProblemError: fewer operators than the first step has, or no form.
     """
-    if forms < 1:
-        raise ProblemError(f"a tensor has {forms} forms; it must have 1 or more")
+    _check_forms(forms)
     count = bisect_right(range(1, operators + 1), operators, key=lambda n: len(TrainingGraph(block, n).nodes))
     if count == 0:
         least = len(TrainingGraph(block, 1).nodes)
         raise ProblemError(f"{operators} operators; the first step and its backward alone are {least}")
-    return _Drawing(TrainingGraph(block, count), forms, random.Random(seed)).problem()
+    return _Drawing(TrainingGraph(block, count), forms, seed, weighed=weighed).problem()
+
+
+def synthetic_layer(
+    forms: int, seed: int = 0, block: Block = ENCODER, *, weighed: bool = False
+) -> tuple[Problem, Mapping[str, str]]:
+    """Return the problem of one repetition of the block, and the joints at which equal layers meet.
+
+    What a layer makes for the next one, and for backward of the one before, may exist in any form; it is converted
+    where it is made, and held where it is read.
+    """
+    _check_forms(forms)
+    graph = TrainingGraph(block, len(block.steps))
+    drawing = _Drawing(graph, forms, seed, weighed=weighed, open_ends=True)
+    return drawing.problem(), {f"tensor {end}": f"tensor {start}" for start, end in drawing.ends.items()}
+
+
+def _check_forms(forms: int) -> None:
+    if forms < 1:
+        raise ProblemError(f"a tensor has {forms} forms; it must have 1 or more")
 
 
 @dataclass(frozen=True)
@@ -73,13 +95,23 @@ class _Drawing:
         tokens: of each cover whose members do not all share tensors inside: one member of each part, and its states.
     """
 
-    def __init__(self, graph: TrainingGraph, count: int, draw: random.Random) -> None:
+    def __init__(
+        self, graph: TrainingGraph, count: int, seed: int, *, weighed: bool = False, open_ends: bool = False
+    ) -> None:
         self.graph = graph
         self.count = count
-        self.draw = draw
+        self.draw = random.Random(seed)
+        # Bytes have a source of their own, so that asking for them leaves all else as it is but for the slower ways.
+        self._bytes = random.Random(f"bytes {seed}") if weighed else None
+        last = graph.forward[-1].name
+        self.ends = {"x": last, f"grad of {last}": graph.last_gradient} if open_ends else {}
+        self._held: dict[tuple[str, str], int] = {}
+        self._slower: dict[tuple[str, str], float] = {}
+        self._transient: dict[str, dict[str, int]] = defaultdict(dict)
         self.ways: dict[str, list[_Way]] = {}
         self.tokens: list[tuple[str, list[str], set[str]]] = []
         self._fastest_us: dict[str, float] = {}
+        self._weigh()
         nodes = {node.name: node for node in graph.nodes}
         for node in graph.nodes:
             self.ways[node.name] = list(self._alone(node))
@@ -92,6 +124,26 @@ class _Drawing:
 
     def _cost_us(self, low: float, high: float) -> float:
         return round(self.draw.uniform(low, high) / UNIT_US) * UNIT_US
+
+    def _weigh(self) -> None:
+        """Draw what each form of a saved tensor holds, and what fewer bytes cost, as a share of an operator's time."""
+        if self._bytes is None:
+            return
+        for tensor in sorted(self.graph.saved):
+            size = self._bytes.choice((1, 2, 4)) << 20
+            for form in self._forms(tensor):
+                eighths = 8 if form == FIRST_FORM else self._bytes.choice((8, 8, 4, 2, 1))
+                self._held[tensor, form] = size * eighths // 8
+                self._slower[tensor, form] = (8 - eighths) / 40
+
+    def _way(self, state: str, members: tuple[str, ...], forms: Mapping[str, str], share_us: float) -> _Way:
+        if self._bytes is not None:
+            slower = sum(self._slower.get(pair, 0.0) for pair in forms.items())
+            share_us = round(share_us * (1 + slower) / UNIT_US) * UNIT_US
+            needed = self._bytes.choice((0, 0, 1, 2, 4)) << 18
+            for name in members:
+                self._transient[name][state] = needed
+        return _Way(state, members, forms, share_us)
 
     def _combinations(self, tensors: Sequence[str], alike: int, count: int) -> list[tuple[str, ...]]:
         """Return different combinations: `alike` of one form for all, the first among them, and others at random."""
@@ -112,7 +164,7 @@ class _Drawing:
         for number, row in enumerate(self._combinations(tensors, alike, WAYS * self.count)):
             factor = 1 + sum(slower[pair] for pair in zip(tensors, row, strict=True))
             cost = self._cost_us(fastest * factor, fastest * (factor + 0.3))
-            yield _Way(f"alone {number}", (node.name,), dict(zip(tensors, row, strict=True)), cost)
+            yield self._way(f"alone {number}", (node.name,), dict(zip(tensors, row, strict=True)), cost)
 
     def _cover(self, members: Sequence[Node]) -> None:
         names = tuple(node.name for node in members)
@@ -124,7 +176,7 @@ class _Drawing:
         states = set()
         for number, row in enumerate(self._combinations(boundary, self.count // 2, self.count)):
             forms = dict(zip(boundary, row, strict=True))
-            way = _Way(f"{'+'.join(names)} {number}", names, forms, self._cost_us(share / 2, share * 2))
+            way = self._way(f"{'+'.join(names)} {number}", names, forms, self._cost_us(share / 2, share * 2))
             states.add(way.state)
             for name in names:
                 self.ways[name].append(way)
@@ -144,6 +196,9 @@ class _Drawing:
                 for tensor in node.inputs:
                     if self.graph.makers.get(tensor) not in way.members:
                         read[tensor].add(way.forms[tensor])
+        for start, end in self.ends.items():
+            del made[start]
+            read[end] |= read[start]
         gradients = set(self.graph.weights.values())
         for gradient in gradients:
             read[gradient].update(self._forms(gradient))
@@ -158,16 +213,32 @@ class _Drawing:
                 most = min(2 if self.count <= PAIRED else 1, len(targets))
                 for chosen in (each for size in range(most + 1) for each in combinations(targets, size)):
                     # The caller gets what nobody reads as declared; of weights' gradients, a rule says how.
-                    if self.graph.readers[tensor] or tensor in gradients or FIRST_FORM in (source, *chosen):
+                    is_read = self.graph.readers[tensor] or tensor in gradients or tensor in self.ends.values()
+                    if is_read or FIRST_FORM in (source, *chosen):
                         table[(CONVERTED.join((source, *chosen)),)] = sum(price[form] for form in chosen)
             yield tensor, table
+            for start in (start for start, end in self.ends.items() if end == tensor):
+                yield start, dict.fromkeys(table, 0.0)
+
+    def _holding(self, tensor: str, table: Mapping[Row, float]) -> dict[Row, int]:
+        """Return what each state of a tensor holds: the bytes of all forms in which it is kept."""
+        held = {row: sum(self._held.get((tensor, form), 0) for form in row[0].split(CONVERTED)) for row in table}
+        return {row: count for row, count in held.items() if count}
 
     def problem(self) -> Problem:
         costs = (
-            Factor(f"cost of operator {name}", (f"operator {name}",), {(way.state,): way.share_us for way in ways})
+            Factor(
+                f"cost of operator {name}",
+                (f"operator {name}",),
+                {(way.state,): way.share_us for way in ways},
+                transient_bytes={(state,): count for state, count in self._transient[name].items() if count},
+            )
             for name, ways in self.ways.items()
         )
-        conversions = (Factor(f"cost of tensor {name}", (f"tensor {name}",), t) for name, t in self.tables.items())
+        conversions = (
+            Factor(f"cost of tensor {name}", (f"tensor {name}",), table, self._holding(name, table))
+            for name, table in self.tables.items()
+        )
         factors = (*costs, *conversions, *self._links(), *self._agreements(), *self._rules())
         return Problem(factors, tuple(_chain(self.graph.forward)))
 

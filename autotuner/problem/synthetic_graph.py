@@ -117,6 +117,8 @@ class TrainingGraph:
         given: tensors from outside that exist in their first form only.
         weights: tensors from outside that may exist in any form, and the gradient of each.
         single: tensors with one form.
+        last_gradient: that of `x`.
+        saved: tensors of forward that backward reads, weights left out.
         covers: nodes that one kernel may compute, where all of them are there.
     """
 
@@ -134,7 +136,7 @@ class TrainingGraph:
         self.forward = tuple(self.nodes)
         for node in reversed(self.forward):
             self._backward(node)
-        self._gradient("x")
+        self.last_gradient = self._gradient("x")
         names = {node.name for node in self.nodes}
         self.covers = [
             cover
@@ -147,6 +149,12 @@ class TrainingGraph:
         for node in self.nodes:
             for tensor in node.inputs:
                 self.readers[tensor].append(node.name)
+        forward = {node.name for node in self.forward}
+        self.saved = {
+            tensor
+            for tensor, readers in self.readers.items()
+            if not forward.issuperset(readers) and (tensor == "x" or self.makers.get(tensor) in forward)
+        }
 
     def _forward(self, step: Step, prefix: str, inputs: list[str]) -> None:
         name = prefix + step.name

@@ -7,12 +7,15 @@ from types import MappingProxyType
 from autotuner.problem import Problem, Solution
 from autotuner.solvers.alternatives import Alternatives, alternatives
 from autotuner.solvers.brute_force import brute_force
-from autotuner.solvers.budgeted import budgeted, least_bytes
+from autotuner.solvers.budgeted import budgeted
+from autotuner.solvers.budgeted_repeated import budgeted_repeated
 from autotuner.solvers.consistency import independent_bound_us
 from autotuner.solvers.exact import exact
+from autotuner.solvers.fronts import fronts, pareto
 from autotuner.solvers.greedy import greedy
 from autotuner.solvers.least import least_through
 from autotuner.solvers.marginals import min_marginals, project
+from autotuner.solvers.prepared import least_bytes
 from autotuner.solvers.repeated import chained, exact_repeated
 from autotuner.solvers.shortest_path import shortest_path
 
@@ -22,13 +25,16 @@ __all__ = [
     "Solver",
     "alternatives",
     "budgeted",
+    "budgeted_repeated",
     "chained",
     "exact",
     "exact_repeated",
+    "fronts",
     "independent_bound_us",
     "least_bytes",
     "least_through",
     "min_marginals",
+    "pareto",
     "project",
 ]
 

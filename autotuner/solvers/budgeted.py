@@ -14,26 +14,21 @@ from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.problem import Problem, Solution
 from autotuner.solvers.consistency import Consistent
 from autotuner.solvers.exact import with_margin
-from autotuner.solvers.labelled import Encoded, Labelled, encoded
+from autotuner.solvers.labelled import Labelled
 from autotuner.solvers.labelling import Labelling
 from autotuner.solvers.limits import MEMORY_BYTES, Limits
-from autotuner.solvers.priced import Plan, plan_of, priced
+from autotuner.solvers.prepared import FEW_LABELS, Prepared, prepared
+from autotuner.solvers.priced import Plan, plan_of
 
 # Prices tried for a part of the assignments, at most; a few are enough where they are begun near the best one.
 MOST_PRICES = 24
-# Prices that are tried for a first plan that fits, as multiples of the fastest plan's time per held byte.
-STEEP = (4.0, 64.0)
 # A price pays that may lift the bound by more than this share of the gap.
 LIFT = 0.05
-# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare.
-TIGHTER = 0.1
 # Where less than this share of the rows is left, more variables have small results.
 FEWER = 0.8
 # A part is eliminated with labels where it has at most so many rows, while joins make at most so many pairs.
 FEW_ROWS = 10_000
 MOST_PAIRS = 500_000
-# Results of so many labels are cheaper to have once than to do without at every price.
-FEW_LABELS = 1_000.0
 # A table of labels may have so many before the states of a variable are shared between two parts instead.
 MOST_LABELS = 16_000.0
 
@@ -75,93 +70,22 @@ def budgeted(
         Handler and Zang, A dual algorithm for the constrained shortest path problem (1980); Dumitrescu and Boland,
         Improved preprocessing, labeling and scaling algorithms (2003), for labels between bounds.
     """
-    _check(budget_bytes, epsilon)
+    check_budget(budget_bytes)
+    check_epsilon(epsilon)
     limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    return _Search(prepared(problem, limits), budget_bytes, epsilon).solution("budgeted")
+    return Search(prepared(problem, limits), budget_bytes, epsilon).solution("budgeted")
 
 
-def least_bytes(problem: Problem, *, memory_limit_bytes: float = MEMORY_BYTES) -> Solution:
-    """Return an assignment that needs the fewest bytes; its time is not the least of all that need as many.
-
-    Raises:
-        InfeasibleError: the factors contradict each other.
-    """
-    limits = Limits(memory_limit_bytes)
-    plan, _ = prepared(problem, limits).leanest(-1)
-    return Solution(plan.states, plan.time_us, 0.0, "least_bytes", limits.statistics(), plan.memory)
-
-
-def _check(budget_bytes: float, epsilon: float) -> None:
+def check_budget(budget_bytes: int) -> None:
+    """Raise ProblemError where this is no budget."""
     if budget_bytes < 0:
         raise ProblemError(f"a budget of {budget_bytes} bytes: give 0 or more")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ProblemError where this is no share."""
     if not 0 <= epsilon < inf:
         raise ProblemError(f"epsilon is {epsilon}: give a share, 0 or more")
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A problem made ready once, to be solved for one budget after the other.
-
-    Args:
-        given: its labels, after variables with small results are eliminated: that drops no assignment worth having.
-    """
-
-    problem: Problem
-    encoded: Encoded
-    given: Labelled
-    limits: Limits
-
-    def at(self, given: Labelled, price: float) -> tuple[Plan, float]:
-        """Return the cheapest plan where a held byte costs `price`, and the bound on its time and price together.
-
-        Raises:
-            InfeasibleError: there is no assignment.
-        """
-        found = priced(self.problem, self.encoded, given.at(price), self.limits)
-        return found.plan, found.bound_us
-
-    def leanest(self, enough_bytes: int) -> tuple[Plan, bool]:
-        """Return a plan of at most so many bytes, or the one with the fewest; and whether none has fewer.
-
-        Of plans that hold the fewest bytes, the one found may need more for a while. So rows that need as much are
-        dropped, and the fewest held bytes are looked for again, until what is held alone leaves nothing to gain.
-
-        Raises:
-            InfeasibleError: there is no assignment.
-        """
-        best, proven, given, levels = None, True, self.given, self.given.levels
-        while True:
-            price = given.lean_price
-            try:
-                plan, bound_us = self.at(given, price)
-            except InfeasibleError:
-                if best is None:
-                    raise
-                return best, proven
-            held = plan.memory.held_bytes
-            # All that hold less would be cheaper by more than the most that times differ.
-            proven = proven and with_margin(bound_us) >= plan.time_us + price * (held - given.unit_bytes / 2)
-            if best is None or plan.memory.total_bytes < best.memory.total_bytes:
-                best = plan
-            place = int(np.searchsorted(levels, best.memory.total_bytes - held)) - 1
-            if best.memory.total_bytes <= enough_bytes or self.limits.over or place < 0:
-                return best, proven
-            try:
-                given = given.capped(int(levels[place]))
-            except InfeasibleError:
-                return best, proven
-
-
-def prepared(problem: Problem, limits: Limits) -> Prepared:
-    """Return the problem made ready.
-
-    Raises:
-        InfeasibleError: the factors contradict each other.
-    """
-    found = encoded(problem)
-    labelling = Labelling(found.start, limits)
-    labelling.run(FEW_LABELS)
-    return Prepared(problem, found, labelling.left(), limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +117,13 @@ class _Part:
 
 
 @dataclass(eq=False)
-class _Search:
+class Search:
+    """The search for the least time within one budget.
+
+    Args:
+        best: a plan that fits, where one is known.
+    """
+
     ready: Prepared
     budget_bytes: int
     epsilon: float
@@ -219,18 +149,20 @@ class _Search:
 
     def _solved(self) -> tuple[Plan, float]:
         """Return the best plan and a bound."""
-        fastest, bound_us = self.ready.at(self.ready.given, 0.0)
+        fastest, bound_us = self.ready.fastest
         if fastest.memory.total_bytes <= self.budget_bytes:
             return fastest, bound_us
         plans = [fastest]
-        for times in STEEP:
-            price = times * fastest.time_us / (1 + fastest.memory.held_bytes)
-            plans.append(self.ready.at(self.ready.given, price)[0])
-            if plans[-1].memory.total_bytes <= self.budget_bytes:
-                break
+        if self.best is None:
+            for price in self.ready.steep_prices:
+                plans.append(self.ready.at(self.ready.given, price)[0])
+                if plans[-1].memory.total_bytes <= self.budget_bytes:
+                    break
+            else:
+                plans.append(self._any())
+            self.best = plans[-1]
         else:
-            plans.append(self._leanest())
-        self.best = plans[-1]
+            plans.append(self.best)
         self._push(_Part(self.ready.given, 0, bound_us, -1.0, tuple(plans)))
         while self._queue and not self.limits.over:
             _, _, part = heapq.heappop(self._queue)
@@ -241,19 +173,20 @@ class _Search:
             self._process(part)
         return self.best, min(self.best.time_us, self.settled_us, *(bound for bound, _, _ in self._queue))
 
-    def _leanest(self) -> Plan:
-        plan, proven = self.ready.leanest(self.budget_bytes)
-        if plan.memory.total_bytes > self.budget_bytes and not proven:
-            patient = replace(self.ready, limits=replace(self.ready.limits, ends_at=None))
-            plan, proven = patient.leanest(self.budget_bytes)
-        if plan.memory.total_bytes > self.budget_bytes:
-            least = plan.memory.total_bytes
-            raise BudgetError(
-                f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is {least:,} bytes,"
-                f" {plan.memory.held_bytes:,} of them held and {plan.memory.transient_bytes:,} for a while",
-                least,
-            )
-        return plan
+    def _any(self) -> Plan:
+        """Return a plan that fits."""
+        patient = replace(self.ready, limits=replace(self.limits, ends_at=None))
+        plan, proven = self.ready.fitting(self.budget_bytes)
+        if plan is None and not proven:
+            plan, _ = patient.fitting(self.budget_bytes)
+        if plan is not None:
+            return plan
+        needed = patient.leanest()[0].memory
+        raise BudgetError(
+            f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is {needed.total_bytes:,}"
+            f" bytes, {needed.held_bytes:,} of them held and {needed.transient_bytes:,} for a while",
+            needed.total_bytes,
+        )
 
     @property
     def limits(self) -> Limits:
@@ -328,13 +261,7 @@ class _Search:
 
     def _shrunk(self, part: _Part, price: float, room: int, most_us: float) -> Labelled:
         """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
-        most = with_margin(most_us + price * room)
-        given, bound = part.given.at(price), -inf
-        while True:
-            given = given.tightened()
-            bound, before = given.bound_us(), bound
-            if bound - before <= TIGHTER * max(0.0, most - bound):
-                return given.within(most, part.floor_bytes)
+        return part.given.shrunk(price, with_margin(most_us + price * room), part.floor_bytes)
 
     def _next(self, part: _Part, room: int) -> tuple[float, float]:
         """Return the price at which the bound may be highest, and how high that may be."""

@@ -7,7 +7,7 @@ from autotuner.solvers.tables import encode
 
 
 def greedy(problem: Problem) -> Solution:
-    """Return an assignment in which each variable, in order of first appearance, takes its cheapest state.
+    """Return an assignment in which each variable, in order of their names, takes its cheapest state.
 
     Only states count that are consistent with what was taken before. In the problem of a space operators come first:
     each takes its fastest choice, and tensors then pay the conversions between them. Where that leaves nothing, the
@@ -21,6 +21,6 @@ def greedy(problem: Problem) -> Solution:
     """
     network = encode(problem)
     left = whole(network)
-    codes = followed(network, left, list(map(network.names.index, problem.variables)), {})
+    codes = followed(network, left, list(range(len(network.names))), {})
     states = network.named(codes)
     return Solution(states, problem.cost_us(states), bound_us(left.tables.values()), "greedy")

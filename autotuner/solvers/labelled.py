@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import ceil, gcd, inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from autotuner.solvers.labels import Labels
 from autotuner.solvers.reduction import merged
 from autotuner.solvers.splitting import split
 from autotuner.solvers.tables import Costs, Integers, Network, Table, encode
+
+# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare.
+TIGHTER = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +130,19 @@ class Labelled:
         tables = {place: labels.costing(left.tables[place].costs) for place, labels in self.tables.items()}
         return Labelled(self.names, self.state_counts, tables, self.price)
 
+    def shrunk(self, price: float, most_us: float, floor_bytes: int) -> "Labelled":
+        """Return what is left within `most_us` at a price, with a bound as tight as moving costs makes it.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        given, bound = self.at(price), -inf
+        while True:
+            given = given.tightened()
+            bound, before = given.bound_us(), bound
+            if bound - before <= TIGHTER * max(0.0, most_us - bound):
+                return given.within(most_us, floor_bytes)
+
     def within(self, most_us: float, floor_bytes: int) -> "Labelled":
         """Return what is left without rows that no assignment of at most so much time and price can have.
 
@@ -144,10 +160,19 @@ class Labelled:
         Raises:
             InfeasibleError: nothing is left.
         """
-        held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
-        tight = Labelled(self.names, self.state_counts, held, 1.0).tightened().tightened()
+        tight = self._holding()
         # Counts are whole, so what lies above by rounding is none.
         return self.taking(tight._affordable(budget_bytes - floor_bytes + 0.5, floor_bytes))
+
+    def least_held(self) -> int:
+        """Return a count of bytes that every assignment holds at least."""
+        units = self._holding().bound_us() / self.unit_bytes
+        return ceil(units - 1e-6) * self.unit_bytes
+
+    def _holding(self) -> "Labelled":
+        """Return the labels at the bytes that they hold as costs, with a tight bound."""
+        held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
+        return Labelled(self.names, self.state_counts, held, 1.0).tightened().tightened()
 
     def _affordable(self, most_us: float, floor_bytes: int) -> dict[int, NDArray[np.bool_]]:
         spare = most_us - self.bound_us()

@@ -1,6 +1,7 @@
 """Many equal layers in a row: each is solved for few states of its ends, a path over the ends does the rest."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import fsum
 
 from autotuner.errors import InfeasibleError, ProblemError
@@ -23,9 +24,9 @@ def chained(layer: Problem, joints: Mapping[str, str], count: int) -> Problem:
     Raises:
         ProblemError: a joint names no variable of the layer, two joints share one, or there is no layer.
     """
-    _check(layer, joints, count)
+    check_joints(layer, joints, count)
     factors = [
-        Factor(f"{i}:{factor.name}", tuple(f"{i}:{name}" for name in factor.variables), factor.table)
+        replace(factor, name=f"{i}:{factor.name}", variables=tuple(f"{i}:{name}" for name in factor.variables))
         for i in range(count)
         for factor in layer.factors
     ]
@@ -57,7 +58,7 @@ def exact_repeated(
     Source:
         Dellin and Srinivasa, A unifying formalism for shortest path problems with expensive edge evaluations (2016).
     """
-    _check(layer, joints, count)
+    check_joints(layer, joints, count)
     network = encode(layer)
     place = {name: v for v, name in enumerate(network.names)}
     limits = Limits(memory_limit_bytes)
@@ -118,7 +119,8 @@ def _sum(one: Weight, other: Weight) -> Weight:
     return one[0] + other[0], one[1] + other[1]
 
 
-def _check(layer: Problem, joints: Mapping[str, str], count: int) -> None:
+def check_joints(layer: Problem, joints: Mapping[str, str], count: int) -> None:
+    """Raise ProblemError where `chained` would not know what to do."""
     unknown = sorted({*joints, *joints.values()} - set(layer.variables))
     if unknown:
         raise ProblemError(f"the layer has no variables {', '.join(map(repr, unknown))}: a joint names two of its own")

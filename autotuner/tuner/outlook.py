@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-9
 
+BATCH_GROWTH = 0.1
+"""Between two looks, at most this share of what is measured already is measured for no better reason than to keep the
+device busy; a proven gap below `WIDE` makes it less."""
+
+WIDE = 0.1
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -38,6 +44,13 @@ class Outlook:
     estimated_us: float | None
     wanted: tuple[str, ...]
     first: int
+
+    def more(self, known: int) -> float:
+        """Return how many calls are worth measuring before the next look, of which `known` are measured already.
+
+        All that is wanted depends on what is measured next: so few at first, and few when little is left to prove.
+        """
+        return BATCH_GROWTH * known * min(1.0, (self.proven_gap or WIDE) / WIDE)
 
     @property
     def proven_gap(self) -> float | None:

@@ -16,11 +16,8 @@ from autotuner.tuner.puzzle import SpacePuzzle
 
 SOLVE_AFTER_S = 5.0
 SOLVE_SHARE = 0.05
-"""Solving rests the device: at most this share of a walk is spent on how it stands, once a batch may be so large."""
-
-BATCH_GROWTH = 0.1
-"""A batch measures at most this share of what is measured already: early ones are small, since all of what is wanted
-next depends on them."""
+"""Solving rests the device: about this share of a walk is meant to be spent on how it stands. Where few calls are worth
+measuring, it is more: a look costs less than calls that need not be measured."""
 
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
@@ -108,7 +105,7 @@ class Standing:
         assert self.outlook is not None
         first = set(self.outlook.wanted[: self.outlook.first])
         worth = self._solving_s / SOLVE_SHARE / max(pace_s, 1e-9)
-        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, BATCH_GROWTH * known)))]
+        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, self.outlook.more(known))))]
 
     def enough(self, stage: str = "measure") -> bool:
         """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""

@@ -58,7 +58,8 @@ def tune(
     database.remember(environment)
     if not (request.again or request.retry):
         stored = _stored(database, key, environment.key)
-        if stored is not None:
+        is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
+        if stored is not None and (is_whole or not request.exhaustive):
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0))

@@ -305,11 +305,18 @@ def test_tuning_prints_and_writes_what_was_found(
 
     monkeypatch.setattr("autotuner.api.tune", tune)
     given = ["tune", "bert-encoder:tiny", "--extent", "l=32", "--dtype", "bfloat16", "--again", "--no-end-to-end"]
+    given += ["--gap", "0.05", "--estimated-gap", "0.01", "--budget", "1KiB", "--exhaustive"]
     ran = run(*given, "--threads", "1", "--output", "found.json")
     assert ran.code == 0
     assert "Configuration written to found.json" in ran.out
     assert load_configuration(tmp_path / "found.json") == found
     assert (asked["again"], asked["end_to_end"], asked["threads"]) == (True, False, 1)
+    assert (asked["gap"], asked["estimated_gap"], asked["budget_bytes"], asked["exhaustive"]) == (
+        0.05,
+        0.01,
+        1024,
+        True,
+    )
     assert (asked["extents"]["l"], asked["dtype"]) == (32, "bfloat16")
     assert run(*given, "--json").json == found.to_json()
 

@@ -25,7 +25,7 @@ MEASUREMENT: dict[str, Any] = {
 
 PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 5, "total": 20, "measured": 4, "reused": 1, "failed": 2, "best_us": 1500.0,
-    "bound_us": 1000.0, "gap": 0.5, "eta_s": 30.0,
+    "bound_us": 1000.0, "gap": 0.5, "estimated_gap": None, "eta_s": 30.0,
 }  # fmt: skip
 
 

@@ -56,12 +56,14 @@ def test_a_job_of_a_known_model_is_submitted_by_name(service: Pretended, asked: 
     service.on("POST /v1/jobs", httpx2.Response(201, json=job()))
     made = asked.submit(
         "bert-encoder:tiny", extents={"l": 32}, options={"activation": "relu"}, dtype="bfloat16",
-        device_name="Xeon", gap=0.1, max_seconds=60, max_measurements=9, again=True, retry=True, end_to_end=False,
+        device_name="Xeon", gap=0.1, estimated_gap=0.01, budget_bytes=512, exhaustive=True, max_seconds=60,
+        max_measurements=9, again=True, retry=True, end_to_end=False,
     )  # fmt: skip
     assert (made.id, made.state) == (3, "queued")
     assert sent(service) == {
         "model": "bert-encoder", "preset": "tiny", "extents": {"l": 32}, "options": {"activation": "relu"},
         "dtype": "bfloat16", "device": {"type": "cpu", "name": "Xeon"}, "gap": 0.1,
+        "estimated_gap": 0.01, "budget_bytes": 512, "exhaustive": True,
         "limits": {"seconds": 60.0, "measurements": 9}, "again": True, "retry": True, "end_to_end": False,
     }  # fmt: skip
 

@@ -18,8 +18,9 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
 ) -> None:
     body = {
         "model": "bert-encoder:tiny", "extents": {"l": 32}, "options": {"activation": "relu"}, "dtype": "float64",
-        "device": {"type": "cpu", "name": "Xeon"}, "gap": 0.05, "limits": {"seconds": 60, "measurements": 9},
-        "again": True, "retry": True, "end_to_end": False,
+        "device": {"type": "cpu", "name": "Xeon"}, "gap": 0.05, "estimated_gap": 0.01, "budget_bytes": 512,
+        "exhaustive": True, "limits": {"seconds": 60, "measurements": 9}, "again": True, "retry": True,
+        "end_to_end": False,
     }  # fmt: skip
     response = asked.post("/v1/jobs", json=body)
     assert (response.status_code, response.headers["Location"]) == (201, "/v1/jobs/1")
@@ -32,6 +33,8 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
         128,
     )
     assert (request.model.options["activation"], request.model.dtype, request.gap) == ("relu", "float64", 0.05)
+    assert (request.estimated_gap, request.budget_bytes, request.exhaustive) == (0.01, 512, True)
+    assert [response.json()[name] for name in ("estimated_gap", "budget_bytes", "exhaustive")] == [0.01, 512, True]
     assert (request.device_name, request.limits.seconds, request.limits.measurements) == ("Xeon", 60, 9)
     assert (request.again, request.retry, request.end_to_end) == (True, True, False)
 
@@ -68,6 +71,9 @@ def test_every_example_of_a_submission_is_taken(asked: TestClient, example: dict
         ({"dtype": "int8"}, 422, "dtype"),
         ({"device": {"type": "tpu"}}, 409, "nobody tunes for devices of type 'tpu'; known: cpu"),
         ({"gap": -0.1}, 422, "gap"),
+        ({"estimated_gap": -0.1}, 422, "estimated_gap"),
+        ({"budget_bytes": 0}, 422, "budget_bytes"),
+        ({"exhaustive": 1}, 422, "exhaustive"),
         ({"limits": {"seconds": 0}}, 422, "limits.seconds"),
         ({"priority": 1}, 422, "priority"),
         ({"model": None}, 422, "model"),
