@@ -86,7 +86,7 @@ def test_a_damaged_problem_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     "rows, reason",
     [
-        ([["ab", "ab", 1.0]], "its variables are 1"),
+        ([["ab", "ab", 1.0]], "a row is 1 states and a cost, and then bytes held"),
         ([["ab", -1.0]], "finite and not negative"),
         ([["ab", float("inf")]], "finite and not negative"),
         ([["ab", float("nan")]], "finite and not negative"),
