@@ -7,7 +7,7 @@ from autotuner.kernels.geometry import forms_by_number, operand_letters
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.records import Candidate, Subgraph
 
-_IMPLEMENTATION = "autotuner.kernels.torch_cpu.attention"
+_IMPLEMENTATION = "autotuner.kernels.on_torch.attention"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
@@ -82,7 +82,7 @@ for _name, _kinds, _function, _consistent in (
 KERNELS.add(
     Kernel(
         "torch_layer_norm_grad", ("layer_norm_grad_input", "layer_norm_grad_parameters"),
-        "autotuner.kernels.torch_cpu.elementwise:layer_norm_grad", statistics_too_narrow,
+        "autotuner.kernels.on_torch.elementwise:layer_norm_grad", statistics_too_narrow,
         layouts=layer_norm_grad_layouts,
     )
 )  # fmt: skip

@@ -23,7 +23,7 @@ from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.layout import ABSENT, Form
 from autotuner.records import Candidate, Node, Subgraph
 
-_IMPLEMENTATION = "autotuner.kernels.torch_cpu.contraction"
+_IMPLEMENTATION = "autotuner.kernels.on_torch.contraction"
 
 
 def contraction_of(subgraph: Subgraph) -> Node:

@@ -15,7 +15,7 @@ from autotuner.records import Candidate, Node, Subgraph, TensorType
 
 KIND = "conversion"
 
-_IMPLEMENTATION = "autotuner.kernels.torch_cpu.conversion"
+_IMPLEMENTATION = "autotuner.kernels.on_torch.conversion"
 
 PACKED = (("raw", "bit"), ("byte", "bit"))
 UNPACKED = (("bit", "raw"), ("bit", "byte"))

@@ -28,13 +28,13 @@ def no_seed_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 KERNELS.add(
     Kernel(
-        "inductor_threefry", ("dropout_mask",), "autotuner.kernels.torch_cpu.dropout:threefry", compiles=True,
+        "inductor_threefry", ("dropout_mask",), "autotuner.kernels.on_torch.dropout:threefry", compiles=True,
         numerics="unbiased", layouts=raw_mask_layouts,
     )
 )  # fmt: skip
 KERNELS.add(
     Kernel(
-        "torch_seed", ("dropout_mask",), "autotuner.kernels.torch_cpu.dropout:seed", refuses=no_seed_asked,
+        "torch_seed", ("dropout_mask",), "autotuner.kernels.on_torch.dropout:seed", refuses=no_seed_asked,
         numerics="unbiased", layouts=seed_layouts, flat=True,
     )
 )  # fmt: skip

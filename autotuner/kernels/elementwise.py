@@ -20,7 +20,7 @@ from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.layout import ABSENT, Form
 from autotuner.records import Candidate, Node, Subgraph
 
-_IMPLEMENTATION = "autotuner.kernels.torch_cpu.elementwise"
+_IMPLEMENTATION = "autotuner.kernels.on_torch.elementwise"
 
 Refuses = Callable[[Subgraph, Candidate], str | None]
 

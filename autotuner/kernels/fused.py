@@ -60,5 +60,5 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
-KERNELS.add(Kernel("inductor", (), "autotuner.kernels.torch_cpu.fused:fused", refuses=not_fusible, compiles=True,
+KERNELS.add(Kernel("inductor", (), "autotuner.kernels.on_torch.fused:fused", refuses=not_fusible, compiles=True,
                    layouts=fused_layouts))  # fmt: skip

@@ -19,7 +19,7 @@ from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.layout import STACK_AXIS, Form
 from autotuner.records import Candidate, Node, Subgraph
 
-_IMPLEMENTATION = "autotuner.kernels.torch_cpu.stacked"
+_IMPLEMENTATION = "autotuner.kernels.on_torch.stacked"
 
 STACK_LETTER = "z"
 

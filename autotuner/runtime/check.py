@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autotuner.configuration import Configuration
 from autotuner.kernels.reference import evaluate
-from autotuner.kernels.torch_cpu.masks import decoded
+from autotuner.kernels.on_torch.masks import decoded
 from autotuner.layout import Form
 from autotuner.placement.port import Port
 from autotuner.records import TensorType

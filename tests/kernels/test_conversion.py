@@ -8,7 +8,7 @@ import torch
 from autotuner.errors import KernelError
 from autotuner.kernels import KERNELS
 from autotuner.kernels.conversion import CAST, EXPANDED, PACKED, UNPACKED, conversion, conversion_of
-from autotuner.kernels.torch_cpu import conversion as implementation
+from autotuner.kernels.on_torch import conversion as implementation
 from autotuner.records import Call, Candidate, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, layer, prepare
 

@@ -5,7 +5,7 @@ import torch
 
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
 from autotuner.kernels.conversion import conversion
-from autotuner.kernels.torch_cpu.masks import drawn_keeps, threefry_bits
+from autotuner.kernels.on_torch.masks import drawn_keeps, threefry_bits
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import copied, faults, prepare
 

@@ -6,7 +6,7 @@ import pytest
 
 from autotuner.kernels import KERNELS
 from autotuner.kernels.stacked import stacked_node
-from autotuner.kernels.torch_cpu.stacked import whole
+from autotuner.kernels.on_torch.stacked import whole
 from autotuner.records import Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, prepare
 

@@ -14,7 +14,7 @@ from autotuner.kernels.stacked import (
     stacked_node,
     stacked_operands,
 )
-from autotuner.kernels.torch_cpu.elementwise import spread
+from autotuner.kernels.on_torch.elementwise import spread
 from autotuner.records import Call
 
 Run = Callable[[], Any]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.kernels.torch_cpu.elementwise import in_memory_order
-from autotuner.kernels.torch_cpu.fused import compiled_for
-from autotuner.kernels.torch_cpu.masks import drawn_keeps, part_length
+from autotuner.kernels.on_torch.elementwise import in_memory_order
+from autotuner.kernels.on_torch.fused import compiled_for
+from autotuner.kernels.on_torch.masks import drawn_keeps, part_length
 from autotuner.records import Call
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.geometry import operand_letters
-from autotuner.kernels.torch_cpu.elementwise import in_memory_order
-from autotuner.kernels.torch_cpu.fused import compiled_for
-from autotuner.kernels.torch_cpu.masks import DRAWS, drawn_keeps, part_length
+from autotuner.kernels.on_torch.elementwise import in_memory_order
+from autotuner.kernels.on_torch.fused import compiled_for
+from autotuner.kernels.on_torch.masks import DRAWS, drawn_keeps, part_length
 from autotuner.layout import BITS
 from autotuner.records import Call
 

@@ -1,0 +1,1 @@
+"""Implementations on torch, for any device that it has; imported only where they run."""

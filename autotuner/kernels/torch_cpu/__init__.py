@@ -1,1 +1,0 @@
-"""Implementations on torch for the CPU; imported only where they run."""
