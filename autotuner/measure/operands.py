@@ -9,8 +9,8 @@ from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.kernels.elementwise import dropout_masks
-from autotuner.kernels.registry import load
 from autotuner.kernels.on_torch.masks import bits_of, decoded
+from autotuner.kernels.registry import load
 from autotuner.layout import Form, Layout, Stored
 from autotuner.records import Call, Subgraph, TensorType
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.kernels.on_torch.masks import decoded
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
-from autotuner.kernels.on_torch.masks import decoded
 from autotuner.layout import Form
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed

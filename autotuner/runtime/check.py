@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.configuration import Configuration
-from autotuner.kernels.reference import evaluate
 from autotuner.kernels.on_torch.masks import decoded
+from autotuner.kernels.reference import evaluate
 from autotuner.layout import Form
 from autotuner.placement.port import Port
 from autotuner.records import TensorType

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from autotuner.kernels import KERNELS
-from autotuner.kernels.stacked import stacked_node
 from autotuner.kernels.on_torch.stacked import whole
+from autotuner.kernels.stacked import stacked_node
 from autotuner.records import Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, prepare
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.geometry import as_matrices, operand_letters
+from autotuner.kernels.on_torch.elementwise import spread
 from autotuner.kernels.stacked import (
     STACK_LETTER,
     members,
@@ -14,7 +15,6 @@ from autotuner.kernels.stacked import (
     stacked_node,
     stacked_operands,
 )
-from autotuner.kernels.on_torch.elementwise import spread
 from autotuner.records import Call
 
 Run = Callable[[], Any]
