@@ -24,13 +24,22 @@ from autotuner.solvers.priced import Plan, plan_of
 MOST_PRICES = 24
 # A price pays that may lift the bound by more than this share of the gap.
 LIFT = 0.05
+# Where the time is over before a plan is known, it is looked for so much longer.
+PATIENCE_S = 1.0
+# Prices are multiplied by this to find plans on the other side of the budget, then by its square, and so on, so often.
+NEAR_PRICE = 1.5
+FEW_STEPS = 6
 # Where less than this share of the rows is left, more variables have small results.
 FEWER = 0.8
-# A part is eliminated with labels where it has at most so many rows, while joins make at most so many pairs.
-FEW_ROWS = 10_000
-MOST_PAIRS = 500_000
+# Labels are looked for within this share of the best plan above the bound first, then so many times as far.
+FIRST_SHARE = 1 / 2048
+WIDER = 2.5
+# A part is eliminated with labels while joins make at most so many pairs; fewer where it is split by what rows need for
+# a while anyway.
+MOST_PAIRS = 2_000_000
+FEW_PAIRS = 100_000
 # A table of labels may have so many before the states of a variable are shared between two parts instead.
-MOST_LABELS = 16_000.0
+MOST_LABELS = 60_000.0
 
 
 def budgeted(
@@ -51,7 +60,7 @@ def budgeted(
 
     Args:
         budget_bytes: for `Memory.total_bytes` of the answer.
-        time_limit_s: when to return the best plan known, unproven; as soon as there is one, where there is none yet.
+        time_limit_s: when to return the best plan known, unproven.
         memory_limit_bytes: the most that one table may need, with what is needed to make it.
         epsilon: the share of the bound by which the answer may lie above it; 0 for the least time.
 
@@ -60,7 +69,8 @@ def budgeted(
         rounding by less than 1e-9 of it. The same problem gives the same states, unless time is limited.
 
     Raises:
-        BudgetError: the factors allow assignments, but each needs more; the message and `least_bytes` say how much.
+        BudgetError: the factors allow assignments, but each needs more, and `least_bytes` is what one needs at least;
+            or none that fits was found in time, as the message says, and `least_bytes` is what the leanest found needs.
         InfeasibleError: the factors contradict each other.
 
     Cost:
@@ -97,6 +107,8 @@ class _Part:
             are part of another part as well.
         bound_us: none that fits in the budget takes less.
         price: in microseconds per held byte, the best one of the part that this was split from; below 0 for none.
+        cheapest: the cheapest plan at that price, and the bound on time and price together that it came with.
+        reach_us: how far above the bound labels were looked for with success.
         plans: that prices have brought up, of what this was split from as well.
         own: how many of them, from the end, are surely of this part.
     """
@@ -105,14 +117,21 @@ class _Part:
     floor_bytes: int
     bound_us: float
     price: float
+    cheapest: tuple[Plan, float] | None = None
+    reach_us: float = 0.0
     plans: tuple[Plan, ...] = ()
     own: int = 0
 
+    def has(self, plan: Plan) -> bool:
+        """Say whether the plan may be one of the part: its states are left, and so is what it needs for a while."""
+        domains = self.given.left.domains
+        within = plan.memory.transient_bytes <= max(0, *self.given.levels[-1:].tolist())
+        return within and all(domain[plan.codes[v]] for v, domain in domains.items())
+
     def on_side(self, most_bytes: int, above: bool) -> list[Plan]:
         """Return the plans of the part that hold more than so many bytes, or those that do not, fastest first."""
-        domains = self.given.left.domains
         held = [plan for plan in self.plans if (plan.memory.held_bytes > most_bytes) == above]
-        own = [plan for plan in held if all(domain[plan.codes[v]] for v, domain in domains.items())]
+        own = [plan for plan in held if self.has(plan)]
         return sorted(own, key=lambda plan: (plan.time_us, plan.memory))
 
 
@@ -141,14 +160,18 @@ class Search:
         Raises:
             BudgetError, InfeasibleError: as `budgeted`.
         """
-        best, bound_us = self._solved()
+        best, bound_us = self.found()
         # Bounds are given with the margin of rounding, as the cutoff is.
         bound_us = best.time_us if bound_us >= with_margin(best.time_us, -3) else bound_us
         statistics = self.limits.statistics() | {"prices": self.prices, "parts": self.parts}
         return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.memory)
 
-    def _solved(self) -> tuple[Plan, float]:
-        """Return the best plan and a bound."""
+    def found(self) -> tuple[Plan, float]:
+        """Return the best plan and a bound.
+
+        Raises:
+            BudgetError, InfeasibleError: as `budgeted`.
+        """
         fastest, bound_us = self.ready.fastest
         if fastest.memory.total_bytes <= self.budget_bytes:
             return fastest, bound_us
@@ -156,14 +179,14 @@ class Search:
         if self.best is None:
             for price in self.ready.steep_prices:
                 plans.append(self.ready.at(self.ready.given, price)[0])
-                if plans[-1].memory.total_bytes <= self.budget_bytes:
+                if plans[-1].memory.total_bytes <= self.budget_bytes or self.limits.over:
                     break
-            else:
+            if plans[-1].memory.total_bytes > self.budget_bytes:
                 plans.append(self._any())
             self.best = plans[-1]
         else:
             plans.append(self.best)
-        self._push(_Part(self.ready.given, 0, bound_us, -1.0, tuple(plans)))
+        self._push(_Part(self.ready.given, 0, bound_us, -1.0, plans=tuple(plans)))
         while self._queue and not self.limits.over:
             _, _, part = heapq.heappop(self._queue)
             if part.bound_us >= self._cutoff_us:
@@ -174,17 +197,29 @@ class Search:
         return self.best, min(self.best.time_us, self.settled_us, *(bound for bound, _, _ in self._queue))
 
     def _any(self) -> Plan:
-        """Return a plan that fits."""
-        patient = replace(self.ready, limits=replace(self.limits, ends_at=None))
-        plan, proven = self.ready.fitting(self.budget_bytes)
-        if plan is None and not proven:
-            plan, _ = patient.fitting(self.budget_bytes)
+        """Return a plan that fits.
+
+        Raises:
+            BudgetError: none does, or none was found in time; the message says which.
+        """
+        ready = self.ready
+        plan, proven = (None, False) if self.limits.over else ready.fitting(self.budget_bytes)
+        if plan is None and not proven and self.limits.over:
+            ready = replace(ready, limits=replace(self.limits, ends_at=monotonic() + PATIENCE_S))
+            plan, _ = ready.fitting(self.budget_bytes)
         if plan is not None:
             return plan
-        needed = patient.leanest()[0].memory
+        plan, proven = ready.leanest()
+        needed = plan.memory
+        if needed.total_bytes <= self.budget_bytes:
+            return plan
+        # What is not proven was cut off by the limit.
+        found = f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is"
+        if not proven and ready.limits.over:
+            found = f"no assignment was found in time that fits in {self.budget_bytes:,} bytes; the leanest found needs"
         raise BudgetError(
-            f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is {needed.total_bytes:,}"
-            f" bytes, {needed.held_bytes:,} of them held and {needed.transient_bytes:,} for a while",
+            f"{found} {needed.total_bytes:,} bytes, {needed.held_bytes:,} of them held and"
+            f" {needed.transient_bytes:,} for a while",
             needed.total_bytes,
         )
 
@@ -235,22 +270,31 @@ class Search:
         room = self.budget_bytes - part.floor_bytes
         price = part.price if part.price >= 0 else self._next(part, room)[0]
         part, rows = replace(part, own=0), part.given.rows
+        if price == part.given.price:
+            # Costs lie as they did when this part was split off: it may be seen at once that it is settled.
+            tight = part.given.tightened().within(with_margin(self._cutoff_us + price * room), part.floor_bytes)
+            part = replace(part, given=tight)
+        best_us = -inf
         for _ in range(MOST_PRICES):
-            self.prices += 1
-            plan, bound_us = self.ready.at(part.given, price)
+            if part.cheapest is not None and price == part.price and part.has(part.cheapest[0]):
+                # It is the cheapest one here as well.
+                plan, bound_us = part.cheapest
+            else:
+                self.prices += 1
+                plan, bound_us = self.ready.at(part.given, price)
             self._offer(plan)
             value = bound_us - price * room
-            part = replace(part, plans=(*part.plans, plan), own=part.own + 1)
-            if value > part.bound_us or part.price < 0:
-                part = replace(part, bound_us=max(part.bound_us, value), price=price)
+            part = replace(part, plans=(*part.plans, plan), own=part.own + 1, bound_us=max(part.bound_us, value))
+            if value > best_us:
+                best_us = value
+                part = replace(part, price=price, cheapest=(plan, bound_us))
             if part.bound_us >= self._cutoff_us or self.limits.over:
                 break
             if price >= part.given.lean_price and plan.memory.held_bytes > room:
                 raise InfeasibleError(f"every plan of this part holds more than {room} bytes")
             part = replace(part, given=self._shrunk(part, price, room, self._cutoff_us))
             last, (price, most) = price, self._next(part, room)
-            lift = most - part.bound_us
-            if price == last or lift <= LIFT * (self._cutoff_us - part.bound_us):
+            if price == last or most - best_us <= LIFT * (self._cutoff_us - best_us):
                 break
         given = part.given
         if given.rows < FEWER * rows:
@@ -266,10 +310,12 @@ class Search:
     def _next(self, part: _Part, room: int) -> tuple[float, float]:
         """Return the price at which the bound may be highest, and how high that may be."""
         over, under = part.on_side(room, True), part.on_side(room, False)
+        # The best price is near that of the part that this was split from; else it is looked for ever further away.
+        away = NEAR_PRICE ** (1 << min(part.own, 16) >> 1) if part.own < FEW_STEPS else inf
         if not under:
-            return (min(part.given.lean_price, 8 * part.price) if part.price > 0 else part.given.lean_price), inf
+            return (min(part.given.lean_price, away * part.price) if part.price > 0 else part.given.lean_price), inf
         if not over:
-            return (part.price / 8 if part.price > 1e-6 * part.given.lean_price and len(under) < 3 else 0.0), inf
+            return (part.price / away if part.price > 1e-6 * part.given.lean_price else 0.0), inf
         lines = [(plan.time_us, plan.memory.held_bytes - room) for plan in (*over, *under)]
         best_price, most = 0.0, -inf
         for time, excess in lines[: len(over)]:
@@ -281,51 +327,75 @@ class Search:
         return best_price, most
 
     def _divide(self, part: _Part) -> None:
-        """Settle the part with labels, or push two halves of it."""
+        """Settle the part with labels, or push two parts of it."""
         room, levels = self.budget_bytes - part.floor_bytes, part.given.levels
         fitting = [plan for plan in part.plans[-part.own :] if plan.memory.held_bytes <= room] if part.own else []
-        for plan in sorted(fitting, key=lambda plan: (plan.time_us, plan.memory))[:1]:
-            needed = plan.memory.transient_bytes
-            if plan.memory.total_bytes > self.budget_bytes:
-                self._push(replace(part, floor_bytes=needed))
-                below = int(levels[np.searchsorted(levels, needed) - 1])
-                with suppress(InfeasibleError):
-                    self._push(replace(part, given=part.given.capped(below)))
-                return
+        nearest = min(fitting, key=lambda plan: (plan.time_us, plan.memory), default=None)
+        needs_more = nearest is not None and nearest.memory.total_bytes > self.budget_bytes
         # Where each variable has one state left, only labels tell assignments apart.
         settled = all(np.count_nonzero(domain) == 1 for domain in part.given.left.domains.values())
-        if settled or part.given.rows <= FEW_ROWS:
-            found = self._labelled(part, inf if settled else 1.0)
-            if found is not None:
-                self._settle(max(part.bound_us, found))
-                return
+        found = self._near(part, inf if settled else FEW_PAIRS if needs_more else MOST_PAIRS)
+        if found is None:
+            return
+        part = found
         if self.limits.over:
             self._push(part)
-            return
-        for half in self._halves(part):
-            self._push(half)
+        elif nearest is not None and needs_more:
+            needed = nearest.memory.transient_bytes
+            self._push(replace(part, floor_bytes=needed))
+            below = int(levels[np.searchsorted(levels, needed) - 1])
+            with suppress(InfeasibleError):
+                self._push(replace(part, given=part.given.capped(below)))
+        else:
+            for half in self._halves(part):
+                self._push(half)
 
-    def _labelled(self, part: _Part, patience: float) -> float | None:
-        """Return the least time that fits, or a bound on it; None if labels get more than is worth waiting for."""
-        room, cutoff = self.budget_bytes - part.floor_bytes, self._cutoff_us
-        most = with_margin(cutoff + part.price * room)
+    def _near(self, part: _Part, most_pairs: float) -> _Part | None:
+        """Return the part with the bound that labels ever further above it give, None where they settle it."""
+        cutoff = self._cutoff_us
+        distance = max(part.reach_us, FIRST_SHARE * (abs(cutoff) + cutoff - part.bound_us))
+        while not self.limits.over:
+            most_us = part.bound_us + distance
+            last = most_us >= self._cutoff_us or most_pairs == inf
+            most_us = self._cutoff_us if last else most_us
+            found = self._labelled(part, most_us, most_pairs)
+            if found is None:
+                return part
+            if found < most_us or last:
+                self._settle(max(part.bound_us, found))
+                return None
+            part = replace(part, bound_us=most_us, reach_us=distance)
+            distance *= WIDER
+        return part
+
+    def _labelled(self, part: _Part, most_us: float, most_pairs: float) -> float | None:
+        """Return the least time up to `most_us` that fits, or that; None if labels get more than is worth waiting for.
+
+        Args:
+            most_pairs: that joins may make in all.
+        """
+        room = self.budget_bytes - part.floor_bytes
         try:
-            given = self._shrunk(part, part.price, room, cutoff)
+            given = self._shrunk(part, part.price, room, most_us)
             labelling = Labelling(
-                given, self.limits, floor_bytes=part.floor_bytes, most_us=most, most_pairs=patience * MOST_PAIRS
+                given,
+                self.limits,
+                floor_bytes=part.floor_bytes,
+                most_us=with_margin(most_us + part.price * room),
+                most_pairs=most_pairs,
             )
-            whole = labelling.eliminated(patience * MOST_LABELS)
+            whole = labelling.eliminated(MOST_LABELS if most_pairs < inf else inf)
         except InfeasibleError:
-            return cutoff
+            return most_us
         if whole is None:
             return None
         fits = np.flatnonzero(whole.held_bytes + whole.transient_bytes <= self.budget_bytes)
         if not len(fits):
-            return cutoff
+            return most_us
         row = int(fits[np.argmin(whole.time_us[fits])])
         plan = plan_of(self.ready.problem, self.ready.encoded, whole.codes(row))
         self._offer(plan)
-        return min(cutoff, plan.time_us)
+        return min(most_us, plan.time_us)
 
     def _halves(self, part: _Part) -> Iterator[_Part]:
         """Yield the part twice, with two shares of a variable's states, where the plans on either side differ most."""

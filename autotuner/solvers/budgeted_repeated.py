@@ -1,29 +1,42 @@
 """Many equal layers in a row within one budget: labels of a layer by the states of its ends, joined layer by layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
 from time import monotonic
 
+import numpy as np
+
 from autotuner.errors import BudgetError, InfeasibleError
-from autotuner.problem import Factor, Memory, Problem, Solution
+from autotuner.problem import Memory, Problem, Solution
 from autotuner.solvers.budgeted import check_budget, check_epsilon
 from autotuner.solvers.exact import with_margin
 from autotuner.solvers.joined_layers import Joined
 from autotuner.solvers.labelled import Encoded, Labelled, encoded
 from autotuner.solvers.labelling import Labelling
+from autotuner.solvers.labels import Labels
 from autotuner.solvers.limits import MEMORY_BYTES, Limits, TooLargeError
-from autotuner.solvers.prepared import FEW_LABELS, STEEP
-from autotuner.solvers.priced import priced
-from autotuner.solvers.repeated import check_joints, exact_repeated
+from autotuner.solvers.prepared import FEW_LABELS
+from autotuner.solvers.priced import Plan, priced
+from autotuner.solvers.repeated import check_joints
+from autotuner.solvers.ring import Ring
+from autotuner.solvers.tables import Table
 
-# Prices tried for a layer; each is one solution of it.
-MOST_PRICES = 20
+# How often what a plan leaves of the budget is spent on one of its layers, and all are mixed anew.
+FILLINGS = 2
+# With so many combinations of states at the joints, prices are tried again.
+ALIKE = 2
+# Of layers that prices bring up, so much of a layer's time may be lost at each joint where labels are many.
+LOSS = 1e-5
 # How far above the bound plans are looked for first, as a share of a layer's time; then so many times as far.
-FIRST_SHARE = 1 / 64
+FIRST_SHARE = 1 / 1024
 WIDER = 4.0
+# So many distances without a plan that fits, and it is asked whether there is one.
+PATIENCE = 3
+# Joins of a layer's labels may make so many pairs.
+MOST_PAIRS = 500_000
 # A table may have so many labels, of a layer and of all layers so far.
 MOST_LABELS = 60_000.0
 
@@ -77,10 +90,7 @@ def budgeted_repeated(
     check_budget(budget_bytes)
     check_epsilon(epsilon)
     limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    fastest = exact_repeated(layer, joints, count, memory_limit_bytes=memory_limit_bytes)
-    chain = _Chain(layer, joints, count, budget_bytes, limits, epsilon)
-    fastest = replace(fastest, solver="budgeted_repeated", memory=chain.memory(fastest))
-    return fastest if fastest.memory.total_bytes <= budget_bytes else chain.solution(fastest)
+    return _Chain(layer, joints, count, budget_bytes, limits, epsilon).solution()
 
 
 @dataclass(eq=False)
@@ -93,12 +103,17 @@ class _Chain:
     epsilon: float
     best: Solution | None = None
     bound_us: float = 0.0
-    prices: int = 0
     distances: int = 0
 
     @cached_property
     def encoded(self) -> Encoded:
         return encoded(self.layer, list(dict.fromkeys([*self.joints.values(), *self.joints])))
+
+    @cached_property
+    def _start(self) -> Labelled:
+        labelling = Labelling(self.encoded.start, self.limits, kept=self.kept)
+        labelling.run(FEW_LABELS)
+        return labelling.left()
 
     @property
     def kept(self) -> set[int]:
@@ -112,64 +127,144 @@ class _Chain:
         held = sum(each.held_bytes for each in needed)
         return Memory(held, max(each.transient_bytes for each in needed))
 
-    def solution(self, fastest: Solution) -> Solution:
-        """Return the best plan that fits; the fastest of all does not.
+    def solution(self) -> Solution:
+        """Return the best plan that fits.
 
         Raises:
-            BudgetError: none does.
+            BudgetError, InfeasibleError: none does.
         """
-        self.bound_us = fastest.lower_bound_us
         # No plan is left that is looked for, or too many are.
         with suppress(InfeasibleError, TooLargeError):
             self._search()
-        if self.best is None:
-            self._offer(self._leanest())
-        best = self.best
-        assert best is not None
+        best = self.best or self._leanest()
         bound = best.total_us if self.bound_us >= with_margin(best.total_us, -3) else max(0.0, self.bound_us)
-        statistics = self.limits.statistics() | {"prices": self.prices, "distances": self.distances}
+        statistics = self.limits.statistics() | {"distances": self.distances}
         return replace(best, lower_bound_us=bound, statistics=statistics)
 
     def _search(self) -> None:
-        """Look for the best plan, ever further from the bound.
+        """Look for the best plan: among layers that prices bring up, then within some distance of the bound.
 
         Raises:
             InfeasibleError: nothing fits.
             TooLargeError: labels get too many.
         """
-        start = self.encoded.start
-        start = start.capped(self.budget_bytes - self.count * start.least_held())
-        labelling = Labelling(start, self.limits, kept=self.kept)
-        labelling.run(FEW_LABELS)
-        given = labelling.left()
+        start = self._start
+        given = start.capped(self.budget_bytes - self.count * start.least_held())
         floor = given.least_transient
         room = self.budget_bytes - floor
-        price, least_us = self._price(given, room)
-        base_us = self.count * least_us - price * room
+        ring = Ring(self.layer, self.encoded, given, self.joints, self.count, self.limits)
+        price, closed_us, plans = 0.0, inf, list[Plan]()
+        with suppress(InfeasibleError):
+            price, closed_us, plans = ring.climb(room)
+            # Layers mix where their joints are alike, so each price is tried again with those of the best plans.
+            self._mix(plans, floor, price)
+            ranked = sorted(plans, key=lambda plan: plan.time_us + price * plan.memory.held_bytes)
+            alike = {ring.at_joints(plan): plan for plan in reversed(ranked)}
+            for plan in list(reversed(alike.values()))[:ALIKE]:
+                plans += ring.climb(room, plan, price, inf if self.best is None else self.best.total_us)[2]
+        bound_us, more = ring.bound_us(price, room, closed_us)
+        self.bound_us = max(self.bound_us, bound_us)
+        self._mix([*plans, *more], floor, price)
+        for _ in range(FILLINGS):
+            if self.best is None or self._is_proven or not plans:
+                break
+            before = self.best
+            with suppress(InfeasibleError):
+                self._fill(ring, plans, floor, price)
+            if self.best is before:
+                break
+        least_us = priced(self.layer, self.encoded, given.at(price), self.limits).bound_us
+        self._widen(given, floor, price, least_us)
+
+    def _mix(self, plans: list[Plan], floor: int, price: float) -> None:
+        """Look for the best plan among layers that are known."""
+        with suppress(TooLargeError):
+            slack = LOSS * sum(plan.time_us for plan in plans) / len(plans)
+            joined = Joined(self.encoded, self.joints, self.count, floor, price)
+            rows = joined.best(self._columns(plans), self.limits, self.budget_bytes, inf, slack, MOST_LABELS)
+            if rows is not None:
+                self._offer(self._written([plans[row].states for row in rows]))
+
+    def _fill(self, ring: Ring, plans: list[Plan], floor: int, price: float) -> None:
+        """Spend on one layer what the best plan leaves of the budget, and mix again."""
+        best = self.best
+        assert best is not None
+        closed = {tuple(sorted(plan.states.items())): plan for plan in plans}
+        spare = self.budget_bytes - best.memory.total_bytes
+        for i in range(self.count):
+            states = {name: best.states[f"{i}:{name}"] for name in self.layer.variables}
+            known = closed.get(tuple(sorted(states.items())))
+            if known is not None:
+                found = ring.filled(known.memory.total_bytes + spare, known)
+                if found is not None:
+                    plans.append(found)
+                    self._mix(plans, floor, price)
+                return
+
+    def _columns(self, plans: list[Plan]) -> Labels:
+        """Return known layers as labels, by the states of the ends."""
+        network, kept = self.encoded.network, sorted(self.kept)
+        codes = [[network.states[v].index(plan.states[network.names[v]]) for plan in plans] for v in kept]
+        columns = np.array(codes, np.int32).reshape(len(kept), len(plans))
+        time_us = np.array([plan.time_us for plan in plans])
+        held, transient = (
+            np.array(counts, np.int64)
+            for counts in ([p.memory.held_bytes for p in plans], [p.memory.transient_bytes for p in plans])
+        )
+        return Labels(Table("layer", tuple(kept), columns, time_us), time_us, held, transient)
+
+    def _widen(self, given: Labelled, floor: int, price: float, least_us: float) -> None:
+        """Look for the best plan ever further from what independent layers cost.
+
+        Raises:
+            InfeasibleError: nothing fits.
+            TooLargeError: labels get too many.
+        """
+        base_us = self.count * least_us - price * (self.budget_bytes - floor)
         self.bound_us = max(self.bound_us, base_us)
         dearest = sum(float(t.time_us.max() + price * t.held_bytes.max()) for t in given.tables.values())
-        distance = FIRST_SHARE * (least_us + 1e-9)
-        while True:
+        # Nearer than the bound that is known, there is nothing to learn.
+        distance = max(FIRST_SHARE * (abs(least_us) + 1e-6), 1.01 * (self.bound_us - base_us))
+        while not self._is_proven:
+            if self.best is not None:
+                distance = min(distance, with_margin(self.best.total_us) - base_us)
             self.distances += 1
             joined = Joined(self.encoded, self.joints, self.count, floor, price)
             slack = self.epsilon / 2 * self.bound_us / self.count
             with suppress(InfeasibleError):
-                layer = given.shrunk(price, with_margin(least_us + distance), floor)
-                plan = joined.best(
-                    layer, self.kept, self.limits, self.budget_bytes, least_us, distance, slack, MOST_LABELS
-                )
-                if plan is not None:
-                    self._offer(self._written(plan))
+                whole = self._labels(given, floor, price, least_us + distance)
+                most = with_margin(self.count * least_us + distance)
+                rows = joined.best(whole, self.limits, self.budget_bytes, most, slack, MOST_LABELS)
+                if rows is not None:
+                    self._offer(self._written([self.encoded.states(whole.codes(row)) for row in rows]))
             # What fits and is not among the labels takes more.
             reached = base_us + distance if self.best is None else min(base_us + distance, self.best.total_us)
             self.bound_us = max(self.bound_us, reached - joined.spent_us)
-            if self._is_proven or distance > self.count * dearest or (self.limits.over and self.best is not None):
+            if self.best is None and self.distances == PATIENCE:
+                # It is one that fits, or nothing does.
+                self._offer(self._leanest())
+            if distance > self.count * dearest or (self.limits.over and self.best is not None):
                 return
-            before, distance = distance, WIDER * distance
-            if self.best is not None:
-                distance = min(distance, with_margin(self.best.total_us) - base_us)
-            if distance <= before:
+            if self.best is not None and base_us + distance >= self.best.total_us:
                 return
+            distance *= WIDER
+
+    def _labels(self, given: Labelled, floor: int, price: float, most_us: float) -> Labels:
+        """Return the labels of a layer by the states of its ends, of which none costs more.
+
+        Raises:
+            InfeasibleError: there is none.
+            TooLargeError: there are too many.
+        """
+        most = with_margin(most_us)
+        layer = given.shrunk(price, most, floor)
+        labelling = Labelling(
+            layer, self.limits, floor_bytes=floor, most_us=most, kept=self.kept, most_pairs=MOST_PAIRS
+        )
+        whole = labelling.eliminated(MOST_LABELS)
+        if whole is None:
+            raise TooLargeError(f"a layer has more than {MOST_LABELS:,.0f} labels in one table")
+        return whole
 
     @property
     def _is_proven(self) -> bool:
@@ -181,59 +276,43 @@ class _Chain:
         if self.best is None or plan.total_us < self.best.total_us:
             self.best = plan
 
-    def _written(self, plan: list[dict[int, int]]) -> Solution:
-        layers = [self.encoded.states(codes) for codes in plan]
+    def _written(self, layers: Sequence[Mapping[str, str]]) -> Solution:
         total = fsum(self.layer.cost_us(states) for states in layers)
-        states = {f"{i}:{name}": state for i, each in enumerate(layers) for name, state in each.items()}
+        states = {f"{i}:{name}": each[name] for i, each in enumerate(layers) for name in self.layer.variables}
         solution = Solution(states, total, 0.0, "budgeted_repeated")
         return replace(solution, memory=self.memory(solution))
 
-    def _price(self, given: Labelled, room: int) -> tuple[float, float]:
-        """Return the price at which layers that are independent bound the total best, and what one costs then."""
-        best = (-inf, 0.0, 0.0)
-        lines: list[tuple[float, int]] = []
-        price = 0.0
-        for _ in range(MOST_PRICES):
-            self.prices += 1
-            found = priced(self.layer, self.encoded, given.at(price), self.limits)
-            best = max(best, (self.count * found.bound_us - price * room, price, found.bound_us))
-            lines.append((self.count * found.plan.time_us, self.count * found.plan.memory.held_bytes - room))
-            over = [line for line in lines if line[1] > 0]
-            under = [line for line in lines if line[1] <= 0]
-            if not under:
-                steep = STEEP[0] * found.plan.time_us / (1 + found.plan.memory.held_bytes)
-                following = max(8 * price, steep, 1e-12)
-            elif not over:
-                break
-            else:
-                crossings = [(min(t + at * e for t, e in lines), at) for time, excess in over for other, below in under
-                             for at in [max(0.0, (other - time) / (excess - below))]]  # fmt: skip
-                most, following = max(crossings)
-                if most <= with_margin(best[0], 3):
-                    break
-            if following == price:
-                break
-            price = following
-        return best[1], best[2]
-
     def _leanest(self) -> Solution:
-        """Return a plan within the budget, the one with the fewest bytes.
+        """Return the plan with the fewest bytes.
 
         Raises:
-            BudgetError: it does not fit.
+            BudgetError: it needs more than the budget.
+            InfeasibleError: layers do not fit each other.
         """
-        leanest, cap = None, max((c for f in self.layer.factors for c in f.transient_bytes.values()), default=0)
+        start = self._start
+        tables = {p: replace(t, time_us=np.zeros(t.rows)) for p, t in start.at(1.0).tables.items()}
+        tables = {p: t.costing(t.held_bytes.astype(np.float64)) for p, t in tables.items()}
+        given = Labelled(start.names, start.state_counts, tables, 1.0)
+        floor, least = given.least_transient, float(given.least_held())
+        most = self.count * sum(int(t.held_bytes.max()) for t in tables.values())
+        distance = float(given.levels[-1] - floor + given.unit_bytes)
         while True:
-            try:
-                found = exact_repeated(self._lean(cap), self.joints, self.count)
-            except InfeasibleError:
-                break
-            needed = self.memory(found)
-            if leanest is None or needed.total_bytes < leanest.memory.total_bytes:
-                leanest = replace(found, memory=needed)
-            cap = min(needed.transient_bytes, leanest.memory.total_bytes - needed.held_bytes) - 1
-        assert leanest is not None
-        needed = leanest.memory
+            joined = Joined(self.encoded, self.joints, self.count, floor, 1.0)
+            with suppress(InfeasibleError):
+                whole = self._labels(given, floor, 1.0, least + distance)
+                rows = joined.best(whole, self.limits, inf, self.count * least + distance, 0.0, MOST_LABELS)
+                if rows is not None:
+                    found = self._written([self.encoded.states(whole.codes(row)) for row in rows])
+                    # Whoever needs less in all holds no more than this.
+                    beyond = found.memory.total_bytes - floor - self.count * least
+                    if beyond <= distance:
+                        break
+                    distance = beyond
+                    continue
+            if distance > most:
+                raise InfeasibleError(f"no {self.count} layers fit each other: no states of a joint are possible")
+            distance *= WIDER
+        needed = found.memory
         if needed.total_bytes > self.budget_bytes:
             raise BudgetError(
                 f"no assignment of {self.count} layers fits in {self.budget_bytes:,} bytes; the least that one needs is"
@@ -241,23 +320,4 @@ class _Chain:
                 " a while",
                 needed.total_bytes,
             )
-        layers = [{v: leanest.states[f"{i}:{v}"] for v in self.layer.variables} for i in range(self.count)]
-        total = fsum(self.layer.cost_us(states) for states in layers)
-        return replace(leanest, total_us=total, lower_bound_us=0.0, solver="budgeted_repeated")
-
-    def _lean(self, most_bytes: int) -> Problem:
-        """Return the layer with held bytes as costs, without rows that need more for a while."""
-        return Problem(
-            tuple(
-                Factor(
-                    factor.name,
-                    factor.variables,
-                    {
-                        row: float(factor.held_bytes.get(row, 0))
-                        for row in factor.table
-                        if factor.transient_bytes.get(row, 0) <= most_bytes
-                    },
-                )
-                for factor in self.layer.factors
-            )
-        )
+        return found

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autotuner.solvers.exact import with_margin
-from autotuner.solvers.labelled import Encoded, Labelled
-from autotuner.solvers.labelling import FEW_LABELS, Labelling, nothing
+from autotuner.solvers.labelled import Encoded
+from autotuner.solvers.labelling import FEW_LABELS, nothing
 from autotuner.solvers.labels import Labels, Rows, joined, undominated_rows
 from autotuner.solvers.limits import Limits, TooLargeError
 from autotuner.solvers.tables import Codes, Costs, Table
@@ -39,46 +38,30 @@ class Joined:
     _walked: list[tuple[Rows, Rows]] = field(default_factory=list)
 
     def best(
-        self,
-        layer: Labelled,
-        kept: Collection[int],
-        limits: Limits,
-        budget_bytes: int,
-        least_us: float,
-        distance_us: float,
-        slack_us: float,
-        most_labels: float,
-    ) -> list[dict[int, int]] | None:
-        """Return the fastest plan that fits, as the states of each layer; None where there is none.
+        self, whole: Labels, limits: Limits, budget_bytes: float, most_us: float, slack_us: float, most_labels: float
+    ) -> list[int] | None:
+        """Return the fastest plan that fits, of those the leanest, as a row for each layer; None where there is none.
 
         Args:
-            layer: what one layer may be.
-            kept: its ends.
-            least_us: what a layer costs at least, time and price.
-            distance_us: how far above `count` times that all layers may cost together.
+            whole: what one layer may be, by the states of its ends.
+            most_us: time and price of all layers, at most.
             slack_us: what may be lost at each joint, where labels are many.
 
         Raises:
-            InfeasibleError: no layer is within the distance.
             TooLargeError: labels get too many.
         """
-        most = with_margin(least_us + distance_us)
-        labelling = Labelling(layer, limits, floor_bytes=self.floor_bytes, most_us=most, kept=kept)
-        whole = labelling.eliminated(most_labels)
-        if whole is None:
-            raise TooLargeError(f"a layer has more than {most_labels:,.0f} labels in one table")
         whole = whole.costing(whole.time_us + self.price * whole.held_bytes)
         fronts, rears, joint_count = self._joints(whole)
         counts = [joint_count, joint_count]
-        most = with_margin(self.count * least_us + distance_us)
         rest = self._rest(whole.table.costs, fronts, rears, joint_count)
         so_far = nothing()
         for place in range(self.count):
+            # What the layers behind cost at least, whatever is at the joint.
+            after = float(rest[place].min())
             ends = ([FRONT] if place else []) + ([REAR] if place < self.count - 1 else [])
             step = _by_ends(whole, {FRONT: fronts, REAR: rears}, ends, counts)
             if place:
-                spare = most - (self.count - 1 - place) * least_us
-                both = joined(so_far, step, counts, limits, PAIRS * most_labels, spare)
+                both = joined(so_far, step, counts, limits, PAIRS * most_labels, most_us - after)
                 before, rows = both.parts[0][1], step.parts[0][1][both.parts[1][1]]
                 found = both.without((FRONT,))
             else:
@@ -86,7 +69,7 @@ class Joined:
             costs = found.table.costs + self.price * np.maximum(found.transient_bytes - self.floor_bytes, 0)
             if place < self.count - 1:
                 costs = costs + rest[place][found.table.column(REAR)]
-            fit = (costs <= most) & (found.held_bytes + found.transient_bytes <= budget_bytes)
+            fit = (costs <= most_us) & (costs < np.inf) & (found.held_bytes + found.transient_bytes <= budget_bytes)
             found, before, rows = found.take(np.flatnonzero(fit)), before[fit], rows[fit]
             if not found.rows:
                 return None
@@ -101,10 +84,10 @@ class Joined:
             variables = tuple(FRONT for _ in found.table.variables)
             table = Table(found.table.name, variables, found.table.columns, found.table.costs)
             so_far = Labels(table, found.time_us, found.held_bytes, found.transient_bytes, (), found.spread)
-        row = int(np.argmin(so_far.time_us))
+        row = int(np.lexsort((so_far.held_bytes + so_far.transient_bytes, so_far.time_us))[0])
         plan = []
         for before, rows in reversed(self._walked):
-            plan.append(whole.codes(int(rows[row])))
+            plan.append(int(rows[row]))
             row = int(before[row])
         return plan[::-1]
 

@@ -18,8 +18,10 @@ from autotuner.solvers.reduction import merged
 from autotuner.solvers.splitting import split
 from autotuner.solvers.tables import Costs, Integers, Network, Table, encode
 
-# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare.
+# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare, but no
+# more often than this.
 TIGHTER = 0.1
+ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +139,12 @@ class Labelled:
             InfeasibleError: nothing is left.
         """
         given, bound = self.at(price), -inf
-        while True:
+        for _ in range(ROUNDS):
             given = given.tightened()
             bound, before = given.bound_us(), bound
             if bound - before <= TIGHTER * max(0.0, most_us - bound):
-                return given.within(most_us, floor_bytes)
+                break
+        return given.within(most_us, floor_bytes)
 
     def within(self, most_us: float, floor_bytes: int) -> "Labelled":
         """Return what is left without rows that no assignment of at most so much time and price can have.

@@ -138,7 +138,9 @@ class Labelling:
         self.tables, self.readers = {}, {}
         for labels in left.tables.values():
             narrow = labels.without(settled)
-            self._add(labels if narrow is labels else undominated_rows(narrow, self.state_counts))
+            if narrow is not labels:
+                narrow = undominated_rows(narrow, self.state_counts, floor_bytes=self.floor_bytes)
+            self._add(narrow)
 
     def _spare_us(self) -> float:
         """Return how far an assignment that is looked for may lie above the sum of all cheapest rows."""
@@ -167,7 +169,7 @@ class Labelling:
             if not both.rows:
                 raise InfeasibleError(f"no row of {labels.table.name!r} agrees with any of {other.table.name!r}")
             if labels.spread > 1 and other.spread > 1:
-                return undominated_rows(both, self.state_counts)
+                return undominated_rows(both, self.state_counts, floor_bytes=self.floor_bytes)
             return both
         return None
 
@@ -193,7 +195,7 @@ class Labelling:
         several = sorted((self.tables[place] for place in self.readers[variable]), key=lambda labels: labels.rows)
         both = self._joined(several, most_rows)
         narrow = both.without((variable,))
-        found = undominated_rows(narrow, self.state_counts, self.error.slack_us(narrow.rows))
+        found = undominated_rows(narrow, self.state_counts, self.error.slack_us(narrow.rows), self.floor_bytes)
         if found.rows > most_rows:
             raise TooLargeError(f"without {self.names[variable]!r}, {found.rows:,} labels are left")
         for place in list(self.readers[variable]):
@@ -225,7 +227,7 @@ class Labelling:
             whole = joined(whole, labels, self.state_counts, self.limits, PAIRS * most_rows, within + spare)
             if not whole.rows:
                 raise InfeasibleError("no label of one part agrees with any of another")
-            whole = undominated_rows(whole, self.state_counts, self.error.slack_us(whole.rows))
+            whole = undominated_rows(whole, self.state_counts, self.error.slack_us(whole.rows), self.floor_bytes)
         return whole
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,13 +140,16 @@ def _affordable(
     return np.flatnonzero(costs + least[key] <= most_us)
 
 
-def undominated_rows(labels: Labels, state_counts: Sequence[int], slack_us: float = 0.0) -> Labels:
+def undominated_rows(
+    labels: Labels, state_counts: Sequence[int], slack_us: float = 0.0, floor_bytes: int = 0
+) -> Labels:
     """Return the rows to which no other of the same states is at least equal in time and both counts of bytes.
 
     Of equal rows the first stays. The result is in order of states, then of bytes.
 
     Args:
         slack_us: how much longer the row may take that stays in another's place. Times are cut into spans of this.
+        floor_bytes: what is needed for a while anyway, so that transient bytes up to this are alike.
 
     Source:
         Kung et al., On finding the maxima of a set of vectors (1975): by halves of the third weight.
@@ -154,23 +158,57 @@ def undominated_rows(labels: Labels, state_counts: Sequence[int], slack_us: floa
     key, _ = keys(table.columns, [state_counts[v] for v in table.variables], table.rows)
     times = np.floor(labels.time_us / slack_us) if slack_us > 0 else labels.time_us
     _, rank = np.unique(times, return_inverse=True)
-    levels, level = np.unique(labels.transient_bytes, return_inverse=True)
-    rank, level = rank.astype(np.int64), level.astype(np.int64)
+    levels, level = _ranks(np.maximum(labels.transient_bytes, floor_bytes))
+    rank, held = rank.astype(np.int64), _smaller(labels.held_bytes)
     # First within each count of transient bytes, then lower halves of counts against upper ones.
-    rows = np.lexsort((labels.time_us, rank, labels.held_bytes, key * len(levels) + level))
-    least = _least_before(key[rows] * len(levels) + level[rows], rank[rows], np.ones(len(rows), np.bool_))
+    block = key * levels + level
+    rows = np.lexsort((labels.time_us, rank, held, block)) if slack_us > 0 else _in_order(block, held, rank)
+    least = _least_before(block[rows], rank[rows], np.ones(len(rows), np.bool_))
     rows = rows[rank[rows] < least]
-    for bit in range((len(levels) - 1).bit_length()):
-        block = key * len(levels) + (level >> (bit + 1))
-        upper = level >> bit & 1
-        rows = rows[np.lexsort((rank[rows], upper[rows], labels.held_bytes[rows], block[rows]))]
-        least = _least_before(block[rows], rank[rows], upper[rows] == 0)
-        rows = rows[(upper[rows] == 0) | (rank[rows] < least)]
-    rows = rows[np.lexsort((labels.transient_bytes[rows], labels.held_bytes[rows], key[rows]))]
+    for bit in range((levels - 1).bit_length()):
+        block = key[rows] * levels + (level[rows] >> (bit + 1))
+        upper = level[rows] >> bit & 1
+        order = _in_order(block, held[rows], upper, rank[rows])
+        rows, block, upper = rows[order], block[order], upper[order]
+        least = _least_before(block, rank[rows], upper == 0)
+        rows = rows[(upper == 0) | (rank[rows] < least)]
+    rows = rows[_in_order(key[rows], held[rows], level[rows])]
     found = labels.take(rows)
     ordered = key[rows]
     groups = 1 + np.count_nonzero(ordered[1:] != ordered[:-1]) if len(rows) else 1
     return replace(found, spread=len(rows) / groups)
+
+
+def _ranks(counts: Integers) -> tuple[int, Integers]:
+    """Return how many different counts there are, and the place of each among them."""
+    if not len(counts) or (counts == counts[0]).all():
+        return 1, np.zeros(len(counts), np.int64)
+    levels, level = np.unique(counts, return_inverse=True)
+    return len(levels), level.astype(np.int64)
+
+
+def _smaller(counts: Integers) -> Integers:
+    """Return numbers in the same order and as far apart in proportion, the least of them 0."""
+    above = counts - counts.min(initial=counts[0] if len(counts) else 0)
+    smaller: Integers = above // max(1, int(np.gcd.reduce(above)))
+    return smaller
+
+
+def _in_order(*columns: Integers) -> Rows:
+    """Return the order of rows by the first column, then the next, and so on; equal rows stay as they are.
+
+    Numbers are 0 or more. One sort of 64 bits is many times faster than one for each column.
+    """
+    count = len(columns[0])
+    spans = [int(column.max(initial=0)) + 1 for column in (*columns, np.arange(count))]
+    if prod(spans) >= 1 << 63:
+        by_columns: Rows = np.lexsort(columns[::-1])
+        return by_columns
+    packed = np.zeros(count, np.int64)
+    for column, span in zip(columns, spans, strict=False):
+        packed = packed * span + column
+    order: Rows = np.argsort(packed * count + np.arange(count))
+    return order
 
 
 def _least_before(blocks: Integers, ranks: Integers, counted: NDArray[np.bool_]) -> Integers:

@@ -1,5 +1,6 @@
 """A problem with bytes made ready for one budget after the other, and the fewest bytes that it can do with."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
@@ -17,18 +18,24 @@ from autotuner.solvers.priced import Plan, priced
 # Results of so many labels are cheaper to have once than to do without at every price.
 FEW_LABELS = 1_000.0
 # Prices that are tried for a first plan that fits, as multiples of the fastest plan's time per held byte.
-STEEP = (4.0, 64.0)
+STEEP = (1.0, 4.0, 64.0)
 # Where time is limited, one price may take this share of what is left of it.
 SLICE = 0.25
 
 
-def least_bytes(problem: Problem, *, memory_limit_bytes: float = MEMORY_BYTES) -> Solution:
+def least_bytes(
+    problem: Problem, *, time_limit_s: float | None = None, memory_limit_bytes: float = MEMORY_BYTES
+) -> Solution:
     """Return an assignment that needs the fewest bytes; its time is not the least of all that need as many.
+
+    Args:
+        time_limit_s: when to return the best plan known; others may need less.
+        memory_limit_bytes: the most that one table may need, with what is needed to make it.
 
     Raises:
         InfeasibleError: the factors contradict each other.
     """
-    limits = Limits(memory_limit_bytes)
+    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     plan, _ = prepared(problem, limits).leanest()
     return Solution(plan.states, plan.time_us, 0.0, "least_bytes", limits.statistics(), plan.memory)
 
@@ -142,19 +149,25 @@ class Prepared:
         plan, _ = self.at(given, min(self.steep_prices[-1], given.lean_price))
         if plan.memory.held_bytes <= given.least_held():
             return plan, True
+        if self.limits.over:
+            return plan, False
         plan, bound_us = self.at(given, given.lean_price)
         # All that hold less would be cheaper by more than the most that times differ.
         saved_us = given.lean_price * (plan.memory.held_bytes - given.unit_bytes / 2)
         return plan, with_margin(bound_us) >= plan.time_us + saved_us
 
 
-def prepared(problem: Problem, limits: Limits) -> Prepared:
+def prepared(problem: Problem, limits: Limits, kept: Collection[str] = ()) -> Prepared:
     """Return the problem made ready.
+
+    Args:
+        kept: variables that stay, if only as one of those that they are forced to be equal to.
 
     Raises:
         InfeasibleError: the factors contradict each other.
     """
     found = encoded(problem)
-    labelling = Labelling(found.start, limits)
+    names = found.network.names
+    labelling = Labelling(found.start, limits, kept={names.index(name) for name in kept})
     labelling.run(FEW_LABELS)
     return Prepared(problem, found, labelling.left(), limits)

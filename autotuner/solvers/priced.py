@@ -1,6 +1,7 @@
 """What is cheapest where a held byte has a price: one plan, and a bound for all of them."""
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -40,17 +41,22 @@ def plan_of(problem: Problem, encoded: Encoded, codes: dict[int, int]) -> Plan:
     return Plan(codes, states, problem.cost_us(states), problem.memory(states))
 
 
-def priced(problem: Problem, encoded: Encoded, given: Labelled, limits: Limits) -> Priced:
+def priced(problem: Problem, encoded: Encoded, given: Labelled, limits: Limits, reached_us: float = inf) -> Priced:
     """Return the plan with the least time and price together, found as by `exact`.
 
+    Args:
+        reached_us: time and price that some assignment is known to have.
+
     Raises:
-        InfeasibleError: there is no assignment.
+        InfeasibleError: there is no assignment, or none that costs so little.
     """
     tables = []
     for labels in given.tables.values():
         rows, table = labels.cheapest(given.state_counts), labels.table
         tables.append((rows, Table(table.name, table.variables, table.columns[:, rows], table.costs[rows])))
-    found = cheapest(Elimination(given.names, given.state_counts, [table for _, table in tables], limits))
+    found = cheapest(
+        Elimination(given.names, given.state_counts, [table for _, table in tables], limits), reached_us=reached_us
+    )
     chosen = found.plan.codes()
     codes = dict(chosen)
     for labels, (rows, table) in zip(given.tables.values(), tables, strict=True):

@@ -105,7 +105,8 @@ def test_the_same_holds_where_every_limit_is_reached(problem: Problem, data: st.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PREPARED, "FEW_LABELS", 0.0)
         patch.setattr(BUDGETED, "FEW_LABELS", 0.0)
-        patch.setattr(BUDGETED, "FEW_ROWS", data.draw(st.sampled_from((0, 5))))
+        patch.setattr(BUDGETED, "MOST_PAIRS", data.draw(st.sampled_from((-1, 5))))
+        patch.setattr(BUDGETED, "FEW_PAIRS", -1)
         patch.setattr(BUDGETED, "MOST_PRICES", data.draw(st.sampled_from((1, 3))))
         patch.setattr(LABELLING, "MOST_LABELS", 1.0)
         patch.setattr(EXACT, "MOST_ROWS", 0.5)
