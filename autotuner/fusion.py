@@ -9,8 +9,12 @@ from itertools import pairwise
 
 from autotuner.graph import Graph, Operator
 from autotuner.kernels import KERNELS, Kernel
-from autotuner.kernels.attention import BACKWARD, CAUSAL_FORWARD, FORWARD
+from autotuner.kernels.attention import ATTENTION, BACKWARD, DROPPING, FORWARD
+from autotuner.kernels.cublaslt import sums_contracted_axes
 from autotuner.kernels.fused import FUSIBLE
+
+STACKING = ("torch", "cublas", "cublaslt")
+"""First words of the names of kernels over stacked siblings."""
 
 INDUCTOR_ALONE = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters")
 
@@ -101,16 +105,21 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
     for kernel in enabled:
         for operators in _pattern(graph, kernel):
             add(operators, kernel.name, boundary(graph, operators))
-    for kinds, name in ((FORWARD, "torch_flash_attention"), (CAUSAL_FORWARD, "torch_flash_attention_causal")):
+    for name, patterns in ATTENTION.items():
         if name in kernels and f"{name}_grad" in kernels:
-            for operators, edge in attention_forward(graph, kinds):
-                add(operators, name, edge)
-            for operators, edge, again in attention_grad(graph, kinds):
-                add(operators, f"{name}_grad", edge, again)
+            for kinds in patterns:
+                for operators, edge in attention_forward(graph, kinds):
+                    add(operators, name, edge)
+                for operators, edge, again in attention_grad(graph, kinds):
+                    add(operators, f"{name}_grad", edge, again)
     for group in stack_groups(graph):
         for name, operators in _stacks(graph, group, reach):
-            if name in kernels:
-                add(operators, name, boundary(graph, operators))
+            for kernel_name in (f"{library}_{name}" for library in STACKING):
+                if kernel_name in kernels:
+                    add(operators, kernel_name, boundary(graph, operators))
+    if "cublaslt_matmul_bias_grad" in kernels:
+        for operators in products_with_bias_grads(graph):
+            add(operators, "cublaslt_matmul_bias_grad", boundary(graph, operators))
     if "inductor" in kernels:
         for operators in connected_sets(graph, reach, max_operators):
             add(operators, "inductor", boundary(graph, operators))
@@ -160,26 +169,41 @@ def _takes_product(follower: Operator, product: str) -> bool:
 def attention_forward(
     graph: Graph, kinds: tuple[str, ...] = FORWARD
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
-    """Yield scores, scale, a causal mask if `kinds` has one, softmax and context; weights stay inside."""
+    """Yield scores, scale, a causal mask and dropout if `kinds` has them, softmax and context; weights stay inside.
+
+    A mask of dropped weights is among the outputs, for backward.
+    """
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
             continue
         weights, log_sum_exp = softmax.outputs
-        context = next((o for o in graph.consumers[weights] if o.phase == "forward" and o.inputs[0] == weights), None)
+        ahead = _dropping(graph, weights) if DROPPING[-1] in kinds else ()
+        read = ahead[-1].outputs[0] if ahead else weights
+        context = next((o for o in graph.consumers[read] if o.phase == "forward" and o.inputs[0] == read), None)
         if context is None:
             continue
-        chain = [softmax, context]
+        chain = [softmax, *ahead, context]
         while len(chain) < len(kinds) and chain[0].inputs and chain[0].inputs[0] in graph.producers:
             chain.insert(0, graph.producers[chain[0].inputs[0]])
         if tuple(o.kind for o in chain) == kinds and _causal_of_queries(chain):
             inputs = (*chain[0].inputs, context.inputs[1])
             saved = any(o.phase == "backward" for o in graph.consumers[weights])
-            yield tuple(chain), (inputs, (context.outputs[0], log_sum_exp) if saved else context.outputs)
+            masks = ahead[0].outputs if ahead else ()
+            yield tuple(chain), (inputs, (context.outputs[0], log_sum_exp, *masks) if saved else context.outputs)
+
+
+def _dropping(graph: Graph, weights: str) -> tuple[Operator, ...]:
+    """Return what draws the mask of dropped weights, and what drops them; nothing where they are read otherwise."""
+    forward = [o for o in graph.consumers[weights] if o.phase == "forward"]
+    if len(forward) != 1 or forward[0].kind != "dropout":
+        return ()
+    return graph.producers[forward[0].inputs[1]], forward[0]
 
 
 def _causal_of_queries(chain: Sequence[Operator]) -> bool:
     """Tell whether a causal mask, where attention has one, hides keys (which the softmax runs along) from queries."""
-    scores, mask, softmax = chain[0], chain[-3], chain[-2]
+    softmax = next(operator for operator in chain if operator.kind == "softmax")
+    scores, mask = chain[0], chain[list(chain).index(softmax) - 1]
     if mask.kind != "causal_mask":
         return True
     places = [mask.output_axes[0].index(str(mask.attribute(name))) for name in ("query_axis", "key_axis")]
@@ -193,35 +217,46 @@ def attention_grad(
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
     """Yield the backward operators of the same attention, and the forward ones that make the weights again.
 
-    The forward output and the log-sum-exp are read, the weights are not.
+    The forward output, the log-sum-exp and a mask of dropped weights are read, the weights are not.
     """
     for chain, (inputs, outputs) in attention_forward(graph, kinds):
-        if len(outputs) != 2:
+        if len(outputs) == 1:
             continue
-        *again, context = chain
-        softmax = again[-1]
+        *made_again, context = chain
         query, key, value = inputs
-        weights = softmax.outputs[0]
+        softmax = next(o for o in chain if o.kind == "softmax")
+        drawing = next((o for o in chain if o.kind == "dropout_mask"), None)
+        again = [o for o in made_again if o is not drawing]
+        weights, read = softmax.outputs[0], again[-1].outputs[0]
         grad_softmax = next((o for o in graph.consumers[weights] if o.kind == "softmax_grad"), None)
-        grad_weights = graph.producers.get(grad_softmax.inputs[0]) if grad_softmax else None
-        grad_value = next(
-            (o for o in graph.consumers[weights] if o.phase == "backward" and o.kind == "contraction"), None
-        )
+        above = graph.producers.get(grad_softmax.inputs[0]) if grad_softmax else None
+        grad_drop = above if drawing and above and drawing.outputs[0] in above.inputs else None
+        grad_weights = graph.producers.get(grad_drop.inputs[0]) if grad_drop else above
+        grad_value = next((o for o in graph.consumers[read] if o.phase == "backward" and o.kind == "contraction"), None)
         grad_scale = _only_consumer(graph, grad_softmax.outputs[0]) if grad_softmax else None
-        if not (grad_softmax and grad_weights and grad_value and grad_scale):
+        if not (grad_softmax and grad_weights and grad_value and grad_scale) or bool(drawing) != bool(grad_drop):
             continue
         last = [o for o in graph.consumers[grad_scale.outputs[0]] if o.kind == "contraction"]
         into_query = next((o for o in last if key in o.inputs), None)
         into_key = next((o for o in last if query in o.inputs), None)
-        members = (grad_weights, grad_value, grad_softmax, grad_scale, into_query, into_key)
-        if all(members) and sorted(o.kind for o in members if o) == sorted(BACKWARD) and into_query and into_key:
+        if not (into_query and into_key):
+            continue
+        dropped = (grad_drop,) if grad_drop else ()
+        members = (grad_weights, grad_value, *dropped, grad_softmax, grad_scale, into_query, into_key)
+        if sorted(o.kind for o in members) == sorted((*BACKWARD, *(o.kind for o in dropped))):
             gradient = next(t for t in grad_weights.inputs if t != value)
             made = (into_query.outputs[0], into_key.outputs[0], grad_value.outputs[0])
-            yield (
-                (grad_weights, grad_value, grad_softmax, grad_scale, into_query, into_key),
-                ((gradient, query, key, value, context.outputs[0], outputs[1]), made),
-                tuple(again),
-            )
+            yield members, ((gradient, query, key, value, context.outputs[0], *outputs[1:]), made), tuple(again)
+
+
+def products_with_bias_grads(graph: Graph) -> Iterator[tuple[Operator, ...]]:
+    """Yield a bias's gradient and a contraction that sums the same gradient over the same axes."""
+    for bias in graph.operators:
+        for product in graph.consumers[bias.inputs[0]] if bias.kind == "bias_grad" else ():
+            if product.kind == "contraction" and product.inputs[0] != product.inputs[1]:
+                pair = (bias, product)
+                if sums_contracted_axes(graph.subgraph(pair, *boundary(graph, pair))):
+                    yield pair
 
 
 def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
@@ -266,25 +301,29 @@ def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
 
 
 def _stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[str, tuple[Operator, ...]]]:
-    yield "torch_stacked_matmul", group.operators
+    yield "stacked_matmul", group.operators
     biases = _biases(graph, group)
     if biases:
-        yield "torch_stacked_matmul_bias", (*group.operators, *biases)
-        yield "torch_stacked_bias", biases
+        yield "stacked_matmul_bias", (*group.operators, *biases)
+        yield "stacked_bias", biases
     weights = [operator.inputs[1] for operator in group.operators]
+    found: list[tuple[Operator, ...]] = []
     for names, kernel in (
-        ([f"grad_{weight}" for weight in weights], "torch_stacked_matmul"),
-        ([f"grad_{bias.inputs[1]}" for bias in biases], "torch_stacked_bias_grad"),
+        ([f"grad_{weight}" for weight in weights], "stacked_matmul"),
+        ([f"grad_{bias.inputs[1]}" for bias in biases], "stacked_bias_grad"),
     ):
         makers = tuple(graph.producers[name] for name in names if name in graph.producers)
         if makers and len(makers) == len(weights):
             yield kernel, makers
+            found.append(makers)
+    if len(found) > 1:
+        yield "stacked_matmul_bias_grad", found[0] + found[1]
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
                   for w in weights]  # fmt: skip
     if all(into_input):
         summed = _with_sums(graph, [o for o in into_input if o], reach)
         if summed:
-            yield "torch_stacked_matmul", summed
+            yield "stacked_matmul", summed
 
 
 def _with_sums(graph: Graph, products: list[Operator], reach: Reach) -> tuple[Operator, ...] | None:

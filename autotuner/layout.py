@@ -11,9 +11,13 @@ from autotuner.errors import LayoutError
 Extents = Mapping[str, int]
 
 STACK_AXIS = "*"
-STORAGES = ("raw", "byte", "bit", "seed", "absent")
-FLAT = ("bit", "seed")
-"""Storage formats without strides: elements are found by their place in the memory order, 0 for the first."""
+SAVING = ("bit", "seed")
+"""Storage formats that save memory and cost time: elements are found by their place in the memory order."""
+LIBRARIES = ("flash", "cudnn")
+"""Storage formats of attention's dropout mask: seed (and offset) of a generator that only the library knows."""
+FLAT = SAVING + LIBRARIES
+"""Storage formats without strides."""
+STORAGES = ("raw", "byte", *FLAT, "absent")
 BITS = 8
 """Elements that one byte of the bit format holds, the first in its lowest bit."""
 STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}
@@ -78,7 +82,8 @@ class Form:
 
     Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
     not materialised, because a fused kernel keeps the value inside. A dropout mask may be stored as bytes, as bits, or
-    as the seed from which a generator makes it again in the layout's memory order.
+    as the seed from which a generator makes it again in the layout's memory order; attention's also as the seed of a
+    library's own generator, for `flash` with its offset.
     """
 
     layout: Layout
@@ -158,8 +163,11 @@ class Form:
         """
         if self.is_flat:
             self._must_permute(axes)
-            length = -(-prod(extents) // BITS) if self.storage == "bit" else 1
-            return Stored("uint8" if self.storage == "bit" else "int64", (length,), (1,), 0, length)
+            if self.storage == "bit":
+                length = -(-prod(extents) // BITS)
+                return Stored("uint8", (length,), (1,), 0, length)
+            length = 2 if self.storage == "flash" else 1
+            return Stored("int64", (length,), (1,), 0, length)
         if self.storage == "absent":
             raise LayoutError("an absent tensor is not stored")
         strides, offset, length = self.placed(axes, extents)

@@ -18,7 +18,7 @@ from autotuner.fusion import (
 )
 from autotuner.graph import Graph, Operator, Tensor, training_graph
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
-from autotuner.kernels.attention import CAUSAL_FORWARD
+from autotuner.kernels.attention import CAUSAL_FORWARD, DROPPING, FORWARD
 from autotuner.kernels.fused import FUSIBLE
 from autotuner.models import load_model
 
@@ -183,6 +183,25 @@ def test_products_take_their_bias_their_sum_or_their_scale_along() -> None:
     assert sums == ["grad_norm1", "grad_x_sum_1", "grad_x_sum_2", "grad_x"]
 
 
+def test_a_weights_gradient_takes_the_gradient_of_its_bias_along() -> None:
+    layer = encoder()
+    pairs = {cover.operators: cover for cover in found(layer, "cublaslt_matmul_bias_grad")}
+    assert set(pairs) == {
+        ("grad_linear2_bias", "grad_linear2_weight"),
+        ("grad_linear1_bias", "grad_linear1_weight"),
+        ("grad_output_bias", "grad_output_weight"),
+        ("grad_value_bias", "grad_value_weight"),
+        ("grad_key_bias", "grad_key_weight"),
+        ("grad_query_bias", "grad_query_weight"),
+    }
+    assert pairs["grad_linear2_bias", "grad_linear2_weight"].inputs == ("grad_linear2_biased", "activation_dropped")
+    stacked = [cover.operators for cover in found(layer, "cublaslt_stacked_matmul_bias_grad")]
+    assert (
+        "grad_query_weight", "grad_key_weight", "grad_value_weight", "grad_query_bias", "grad_key_bias",
+        "grad_value_bias",
+    ) in stacked  # fmt: skip
+
+
 def test_fused_sets_of_the_paper_are_there() -> None:
     sets = {cover.operators for cover in found(encoder(), "inductor")}
     for names in (
@@ -221,6 +240,38 @@ def test_attention_with_a_causal_mask_is_a_cover_of_its_own() -> None:
     assert [operator.name for operator in again] == ["scores", "scaled_scores", "masked_scores", "attention"]
     assert list(attention_forward(causal)) == list(attention_forward(decoder(0.1), CAUSAL_FORWARD)) == []
     assert list(attention_forward(encoder(0.0), CAUSAL_FORWARD)) == []
+
+
+DROPPED = (*FORWARD[:-1], *DROPPING, FORWARD[-1])
+
+
+def test_attention_with_dropped_weights_is_a_cover_that_leaves_its_mask_for_backward() -> None:
+    layer = encoder(0.1)
+    ((operators, (inputs, outputs)),) = attention_forward(layer, DROPPED)
+    assert [o.name for o in operators] == [
+        "scores", "scaled_scores", "attention", "attention_dropout_mask", "attention_dropped", "context",
+    ]  # fmt: skip
+    assert inputs == ("query", "key", "value")
+    assert outputs == ("context", "attention_logsumexp", "attention_dropout_mask")
+    (members, (read, made), again) = next(iter(attention_grad(layer, DROPPED)))
+    assert [o.name for o in members] == [
+        "grad_attention_dropped", "grad_value", "grad_attention", "grad_scaled_scores", "grad_scores", "grad_query",
+        "grad_key",
+    ]  # fmt: skip
+    assert read == ("grad_context", "query", "key", "value", "context", "attention_logsumexp", "attention_dropout_mask")
+    assert made == ("grad_query", "grad_key", "grad_value")
+    assert [o.name for o in again] == ["scores", "scaled_scores", "attention", "attention_dropped"]
+    assert list(attention_forward(encoder(0.0), DROPPED)) == []
+
+
+def test_causal_attention_with_dropped_weights_is_a_cover_too() -> None:
+    kinds = (*CAUSAL_FORWARD[:-1], *DROPPING, CAUSAL_FORWARD[-1])
+    ((operators, _),) = attention_forward(decoder(0.1), kinds)
+    assert [o.kind for o in operators] == list(kinds)
+    assert len(list(attention_grad(decoder(0.1), kinds))) == 1
+    for kernel in ("cuda_flash_attention", "cudnn_attention"):
+        for layer in (encoder(0.1), encoder(0.0), decoder(0.1), decoder(0.0)):
+            assert len(found(layer, kernel)) == len(found(layer, f"{kernel}_grad")) == 1
 
 
 def test_a_causal_mask_that_hides_queries_from_keys_is_no_causal_attention() -> None:

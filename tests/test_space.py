@@ -26,6 +26,7 @@ from autotuner.space import (
     given_forms,
     load_space,
     plain,
+    space_file,
     without_params,
 )
 
@@ -118,15 +119,16 @@ def test_what_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str) -> None:
         load_space(path)
 
 
-def test_every_kernel_of_the_cpu_is_described() -> None:
-    found = describe(load_space(CPU))
+def test_every_kernel_is_described_for_the_cpu_or_for_cuda() -> None:
+    found, other = describe(load_space(CPU)), describe(space_file("cuda"))
     assert found["device_type"] == "cpu"
     assert "torch_copy" in found["conversions"]
     assert found["kernels"]["torch_matmul_bias"] == {
         "covers": ["contraction", "bias"], "layouts": "all", "params": {}, "cells": "enumerated", "combinations": 1,
         "tried": 1,
     }  # fmt: skip
-    assert set(found["kernels"]) | set(found["conversions"]) == {kernel.name for kernel in KERNELS}
+    listed = set().union(*(part[name] for part in (found, other) for name in ("kernels", "conversions")))
+    assert listed == {kernel.name for kernel in KERNELS}
 
 
 def test_inputs_outputs_and_gradients_lie_as_declared_and_parameters_as_a_framework_can_store_them() -> None:

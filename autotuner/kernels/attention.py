@@ -1,17 +1,35 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from autotuner.kernels.elementwise import same_layouts, statistics_too_narrow
-from autotuner.kernels.geometry import forms_by_number, operand_letters
-from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.kernels.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
+from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.records import Candidate, Subgraph
 
 _IMPLEMENTATION = "autotuner.kernels.on_torch.attention"
+_MASKS = "autotuner.kernels.on_torch.library_masks"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
+DROPPING = ("dropout_mask", "dropout")
+"""Between the softmax and the second contraction, where attention weights are dropped."""
+
+ATTENTION: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "torch_flash_attention": (FORWARD,),
+    "torch_flash_attention_causal": (CAUSAL_FORWARD,),
+    **dict.fromkeys(
+        ("cuda_flash_attention", "cudnn_attention"),
+        tuple((*kinds[:-1], *drop, kinds[-1]) for kinds in (FORWARD, CAUSAL_FORWARD) for drop in ((), DROPPING)),
+    ),
+}
+"""Kernels of attention's forward, and which operators each computes; with `_grad` behind its name, its backward."""
+
+LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn"}
+"""The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+MOST_FEATURES = 128
+"""Of a head; the libraries take more in forward than in backward."""
 
 
 def attention_letters(subgraph: Subgraph) -> str:
@@ -33,6 +51,38 @@ def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         yield tuple(layout if n in projected else subgraph.tensors[n].axes for n in subgraph.boundary)
 
 
+def library_layouts(storage: str) -> Callable[[Subgraph], Iterator[tuple[str, ...]]]:
+    """Return `attention_layouts` with the mask of dropped weights, where there is one, in a library's own format."""
+
+    def layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+        masks = dropout_masks(subgraph)
+        for row in attention_layouts(subgraph):
+            yield tuple(
+                f"{text}:{storage}" if number in masks else text
+                for number, text in zip(subgraph.boundary, row, strict=True)
+            )
+
+    return layouts
+
+
+def not_for_cuda(storage: str) -> Refuses:
+    """Return the rule of a CUDA library's attention."""
+
+    def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
+        query = subgraph.tensors[subgraph.inputs[1 if backward_of(subgraph) else 0]]
+        if query.dtype not in HALVES:
+            return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
+        if query.extents[-1] % 8 or query.extents[-1] > MOST_FEATURES:
+            return f"it takes heads of 8, 16, ... {MOST_FEATURES} features; these have {query.extents[-1]}"
+        forms = forms_by_number(subgraph, candidate)
+        for number in dropout_masks(subgraph) & set(forms):
+            if forms[number].storage != storage:
+                return f"its mask is of its own generator, {storage}; {forms[number]} is not"
+        return features_scattered(subgraph, candidate)
+
+    return refuses
+
+
 def backward_of(subgraph: Subgraph) -> bool:
     """Tell attention's backward, whose first input is the gradient of its output, from its forward."""
     return "softmax_grad" in subgraph.kinds
@@ -43,7 +93,7 @@ def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
     forms = forms_by_number(subgraph, candidate)
     for node in subgraph.nodes:
         for number in node.inputs:
-            if number in forms and len(subgraph.tensors[number].axes) == 4:
+            if number in forms and len(subgraph.tensors[number].axes) == 4 and not forms[number].is_flat:
                 tensor = subgraph.tensors[number]
                 strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
                 if strides[-1] != 1:
@@ -79,10 +129,22 @@ for _name, _kinds, _function, _consistent in (
             layouts=attention_layouts, anchors=True, merges=False, pitched=True,
         )
     )  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "torch_layer_norm_grad", ("layer_norm_grad_input", "layer_norm_grad_parameters"),
-        "autotuner.kernels.on_torch.elementwise:layer_norm_grad", statistics_too_narrow,
-        layouts=layer_norm_grad_layouts,
-    )
-)  # fmt: skip
+for _name, _storage in LIBRARY.items():
+    for _suffix, _function, _consistent in (("", "forward", ""), ("_grad", "backward", f"{_MASKS}:fill_in_{_storage}")):
+        KERNELS.add(
+            Kernel(
+                f"{_name}{_suffix}", (), f"{_IMPLEMENTATION}_{_storage}:{_function}", not_for_cuda(_storage),
+                consistent=_consistent, numerics="exact" if _suffix else "unbiased", layouts=library_layouts(_storage),
+                anchors=True, merges=False, pitched=True, flat=(_storage,),
+            )
+        )  # fmt: skip
+for _name, _refuses in (
+    ("torch_layer_norm_grad", statistics_too_narrow),
+    ("cuda_layer_norm_grad", axis_not_contiguous),
+):
+    KERNELS.add(
+        Kernel(
+            _name, ("layer_norm_grad_input", "layer_norm_grad_parameters"),
+            "autotuner.kernels.on_torch.elementwise:layer_norm_grad", _refuses, layouts=layer_norm_grad_layouts,
+        )
+    )  # fmt: skip

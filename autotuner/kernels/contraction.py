@@ -61,9 +61,6 @@ def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     ):
         if not unit_stride(matrix, rows, columns):
             return f"the {name} has no contiguous matrix axis: strides {matrix[1:]}"
-    copied = batch_not_taken(subgraph, matrices) if matrices.batch > 1 else None
-    if copied:
-        return copied
     follower = final_node(subgraph)
     if follower.kind == "bias":
         product, vector = operand_strides(subgraph, follower, forms)[:2]
@@ -76,8 +73,25 @@ def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
+def not_one_product_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why this candidate is not one product that torch computes on a CPU as its operands lie, or None if it is."""
+    reason = not_one_product(subgraph, candidate)
+    if reason:
+        return reason
+    matrices = _seen_as_matrices(subgraph, candidate)
+    return batch_not_taken(subgraph, matrices) if matrices.batch > 1 else None
+
+
+def _seen_as_matrices(subgraph: Subgraph, candidate: Candidate, looped: str = "") -> Matrices:
+    node, forms = contraction_of(subgraph), _with_product(subgraph, candidate)
+    extents = letter_extents(subgraph, node) | dict.fromkeys(looped, 1)
+    matrices = as_matrices(node, operand_strides(subgraph, node, forms), extents)
+    assert not isinstance(matrices, str)
+    return matrices
+
+
 def batch_not_taken(subgraph: Subgraph, matrices: Matrices) -> str | None:
-    """Say why the library does not compute a batched product from the operands as they lie, or None if it does.
+    """Say why torch does not compute a batched product on a CPU from the operands as they lie, or None if it does.
 
     Torch hands 16-bit products to oneDNN where the CPU computes in that type, and copies a batched operand first unless
     it is dense; float32 and float64 go to BLAS, which takes any strides. A product with scattered columns goes to
@@ -136,7 +150,14 @@ def no_loop_over_products(subgraph: Subgraph, candidate: Candidate) -> str | Non
         and unit_stride(matrices.b, matrices.k, matrices.n)
         and unit_stride(matrices.c, matrices.m, matrices.n)
     )
-    return batch_not_taken(subgraph, matrices) if ok else "an operand has no contiguous matrix axis"
+    return None if ok else "an operand has no contiguous matrix axis"
+
+
+def no_loop_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """As `not_one_product_on_cpu`, of a loop over products."""
+    reason = no_loop_over_products(subgraph, candidate)
+    letters = loop_letters(contraction_of(subgraph))
+    return reason or batch_not_taken(subgraph, _seen_as_matrices(subgraph, candidate, letters[0] if letters else ""))
 
 
 def loop_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -168,25 +189,29 @@ def _declared(first: str, second: str, order: str) -> tuple[str, str]:
     return (first, second) if order.index(first[0]) < order.index(second[0]) else (second, first)
 
 
-for _name, _kinds, _function in (
-    ("torch_matmul", ("contraction",), "matmul"),
-    ("torch_matmul_bias", ("contraction", "bias"), "matmul_plus"),
-    ("torch_matmul_add", ("contraction", "add"), "matmul_plus"),
-    ("torch_matmul_scale", ("contraction", "scale"), "matmul_scale"),
+for _library, _bias, _one, _loop in (
+    ("torch", "matmul_plus", not_one_product_on_cpu, no_loop_on_cpu),
+    ("cublas", "matmul_row_bias", not_one_product, no_loop_over_products),
 ):
-    KERNELS.add(
-        Kernel(
-            _name, _kinds, f"{_IMPLEMENTATION}:{_function}", not_one_product, layouts=product_layouts, anchors=True,
-            pitched=_name != "torch_matmul_add",
-        )
-    )  # fmt: skip
-for _name, _kinds, _function in (
-    ("torch_matmul_loop", ("contraction",), "matmul_loop"),
-    ("torch_matmul_loop_scale", ("contraction", "scale"), "matmul_loop_scale"),
-):
-    KERNELS.add(
-        Kernel(
-            _name, _kinds, f"{_IMPLEMENTATION}:{_function}", no_loop_over_products, layouts=loop_layouts, anchors=True,
-            merges=False, pitched=True,
-        )
-    )  # fmt: skip
+    for _name, _kinds, _function in (
+        ("matmul", ("contraction",), "matmul"),
+        ("matmul_bias", ("contraction", "bias"), _bias),
+        ("matmul_add", ("contraction", "add"), "matmul_plus"),
+        ("matmul_scale", ("contraction", "scale"), "matmul_scale"),
+    ):
+        KERNELS.add(
+            Kernel(
+                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _one,
+                layouts=product_layouts, anchors=True, pitched=_name != "matmul_add",
+            )
+        )  # fmt: skip
+    for _name, _kinds, _function in (
+        ("matmul_loop", ("contraction",), "matmul_loop"),
+        ("matmul_loop_scale", ("contraction", "scale"), "matmul_loop_scale"),
+    ):
+        KERNELS.add(
+            Kernel(
+                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _loop,
+                layouts=loop_layouts, anchors=True, merges=False, pitched=True,
+            )
+        )  # fmt: skip

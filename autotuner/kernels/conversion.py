@@ -10,7 +10,7 @@ from autotuner.errors import KernelError
 from autotuner.graph import Graph
 from autotuner.kernels.geometry import forms_by_number, operand_strides
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
-from autotuner.layout import Form
+from autotuner.layout import SAVING, Form
 from autotuner.records import Candidate, Node, Subgraph, TensorType
 
 KIND = "conversion"
@@ -92,4 +92,4 @@ KERNELS.add(Kernel("torch_copy", (KIND,), f"{_IMPLEMENTATION}:copy", refuses=not
                    version=2, pitched=True))  # fmt: skip
 for _name, _pairs in (("pack", PACKED), ("unpack", UNPACKED), ("expand", EXPANDED), ("cast", CAST)):
     KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_IMPLEMENTATION}:{_name}", refuses=_only(_pairs),
-                       compiles=True, flat=_pairs is not CAST))  # fmt: skip
+                       compiles=True, flat=() if _pairs is CAST else SAVING))  # fmt: skip

@@ -26,15 +26,22 @@ def no_seed_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None if form.storage == "seed" else f"it makes a seed; {form} is none"
 
 
-KERNELS.add(
-    Kernel(
-        "inductor_threefry", ("dropout_mask",), "autotuner.kernels.on_torch.dropout:threefry", compiles=True,
-        numerics="unbiased", layouts=raw_mask_layouts,
-    )
-)  # fmt: skip
+def byte_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of a mask of bytes."""
+    for (layout,) in raw_mask_layouts(subgraph):
+        yield (f"{layout}:byte",)
+
+
+for _name, _layouts in (("inductor_threefry", raw_mask_layouts), ("inductor_threefry_bytes", byte_mask_layouts)):
+    KERNELS.add(
+        Kernel(
+            _name, ("dropout_mask",), "autotuner.kernels.on_torch.dropout:threefry", compiles=True,
+            numerics="unbiased", layouts=_layouts,
+        )
+    )  # fmt: skip
 KERNELS.add(
     Kernel(
         "torch_seed", ("dropout_mask",), "autotuner.kernels.on_torch.dropout:seed", refuses=no_seed_asked,
-        numerics="unbiased", layouts=seed_layouts, flat=True,
+        numerics="unbiased", layouts=seed_layouts, flat=("seed",),
     )
 )  # fmt: skip

@@ -22,8 +22,6 @@ from autotuner.records import Candidate, Subgraph
 Builder = Callable[..., Callable[[], Any]]
 Refuses = Callable[[Subgraph, Candidate], str | None]
 
-_FLAT_SUFFIXES = tuple(f":{storage}" for storage in FLAT)
-
 
 def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
     """Say why this candidate cannot run, or None if it can: it always can."""
@@ -35,12 +33,13 @@ def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
 
 
-def _strided(name: str, refuses: Refuses) -> Refuses:
-    """Put before a rule that every operand must have strides."""
+def _strided(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
+    """Put before a rule that operands have strides, or a flat storage format that the kernel takes."""
+    suffixes = tuple(f":{storage}" for storage in FLAT if storage not in flat)
 
     def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
         for text in candidate.forms:
-            if text.endswith(_FLAT_SUFFIXES):
+            if text.endswith(suffixes):
                 return f"{name} reads and writes tensors by their strides, and {text} has none"
         return refuses(subgraph, candidate)
 
@@ -65,7 +64,7 @@ class Kernel:
         anchors: its layouts say which ones are worth having; other kernels follow the layouts that anchors leave.
         merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
         pitched: it takes slices of stacked tensors, whose rows lie further apart than their length.
-        flat: it takes masks stored as bits or as a seed, which have no strides; every other kernel refuses them.
+        flat: storage formats without strides that it takes; it refuses the others.
     """
 
     name: str
@@ -80,11 +79,10 @@ class Kernel:
     anchors: bool = False
     merges: bool = True
     pitched: bool = False
-    flat: bool = False
+    flat: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.flat:
-            object.__setattr__(self, "refuses", _strided(self.name, self.refuses))
+        object.__setattr__(self, "refuses", _strided(self.name, self.refuses, self.flat))
 
     def builder(self) -> Builder:
         """Import and return the implementation."""

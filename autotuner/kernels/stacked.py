@@ -146,12 +146,14 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-for _name, _function, _shape in (
-    ("torch_stacked_matmul", "matmul", stacked_product_layouts),
-    ("torch_stacked_matmul_bias", "matmul", stacked_product_layouts),
+for _name, _function in (
+    ("torch_stacked_matmul", "matmul"),
+    ("torch_stacked_matmul_bias", "matmul"),
+    ("cublas_stacked_matmul", "matmul"),
+    ("cublas_stacked_matmul_bias", "matmul_row_bias"),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=_shape, anchors=True, merges=False))  # fmt: skip
+                       layouts=stacked_product_layouts, anchors=True, merges=False))  # fmt: skip
 KERNELS.add(
     Kernel(
         "torch_stacked_bias", (), f"{_IMPLEMENTATION}:bias", layouts=stacked_vector_layouts, anchors=True, merges=False

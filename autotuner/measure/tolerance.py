@@ -46,8 +46,13 @@ TOLERANCES = {
 
 
 def allowed(subgraph: Subgraph, dtype: str) -> tuple[float, float]:
-    """Return the factors of |r| and of rms(r) for an output of a dtype."""
-    tolerance = TOLERANCES[dtype]
+    """Return the factors of |r| and of rms(r) for an output of a dtype.
+
+    Of several operators, one may have rounded to a coarser type what another reads.
+    """
+    made = {subgraph.tensors[number].dtype for node in subgraph.nodes for number in node.outputs}
+    inside = made & set(TOLERANCES) if len(subgraph.nodes) > 1 else set()
+    tolerance = max((TOLERANCES[name] for name in {dtype, *inside}), key=lambda each: each.epsilon)
     relative = tolerance.ulps * tolerance.epsilon * len(subgraph.nodes)
     longest = max(terms(subgraph, node) for node in subgraph.nodes)
     return relative, relative + SUM_ULPS * tolerance.sum_epsilon * sqrt(longest)

@@ -4,6 +4,7 @@ import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
 from autotuner.fusion import covers, stack_families
 from autotuner.graph import Graph
 from autotuner.kernels import KERNELS
+from autotuner.layout import SAVING
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, form_domains
@@ -23,7 +24,7 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained:
     Raises:
         SpaceError: chained, but the output is no input of another such layer.
     """
-    kernels = tuple(name for name in file.kernels if saving or not KERNELS[name].flat)
+    kernels = tuple(name for name in file.kernels if saving or not set(KERNELS[name].flat) & set(SAVING))
     found = tuple(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
     given = given_forms(graph, families, chained=chained)

@@ -56,7 +56,7 @@ class Enumeration:
             rows = list(dict.fromkeys(kernel.layouts(subgraph)))
             if entry.layouts == "declared":
                 declared = tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
-                rows = [row for row in rows if tuple(text.split(":")[0] for text in row) == declared]
+                rows = [row for row in rows if tuple(_unstacked(text) for text in row) == declared]
             self._layouts[key] = rows
         return self._layouts[key]
 
@@ -158,6 +158,11 @@ class Enumeration:
         kernels = {cell.kernel for cell in cells.values()}
         keys = dict.fromkeys(without_params(c.call).key for c in choices if c.candidate.kernel in kernels)
         return tuple(cells[key] for key in keys if key in cells)
+
+
+def _unstacked(text: str) -> str:
+    """Return a form's order of axes, without its stack's."""
+    return text.split("@")[0].split(":")[0].replace(STACK_AXIS, "")
 
 
 def _lists(entry: KernelEntry) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:

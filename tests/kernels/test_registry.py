@@ -7,6 +7,7 @@ import pytest
 import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
 from autotuner.errors import KernelError
 from autotuner.kernels import KERNELS, Kernel, Registry
+from autotuner.kernels.attention import LIBRARY
 from autotuner.kernels.registry import declared_layouts, never_refuses
 from autotuner.records import Candidate, Node, Subgraph, TensorType
 
@@ -55,7 +56,8 @@ def test_what_compiles_is_named_after_its_compiler() -> None:
 
 def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
     for kernel in KERNELS:
-        assert kernel.numerics == ("unbiased" if kernel.covers == ("dropout_mask",) else "exact"), kernel.name
+        draws = kernel.covers == ("dropout_mask",) or kernel.name in LIBRARY
+        assert kernel.numerics == ("unbiased" if draws else "exact"), kernel.name
 
 
 def test_rules_load_without_torch() -> None:
@@ -69,6 +71,6 @@ def test_every_kernel_that_does_not_say_that_it_reads_flat_masks_refuses_them_in
     strided = [kernel for kernel in KERNELS if not kernel.flat]
     assert len(strided) > 30
     for kernel in strided:
-        for text in ("ab:bit", "ab:seed"):
+        for text in ("ab:bit", "ab:seed", "ab:flash"):
             reason = kernel.refuses(product, Candidate(kernel.name, ("ab", text, "ab")))
             assert reason == f"{kernel.name} reads and writes tensors by their strides, and {text} has none"

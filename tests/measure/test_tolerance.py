@@ -65,3 +65,14 @@ def test_an_infinity_that_the_reference_shares_is_right() -> None:
     reference[0, 0] = float("-inf")
     assert deviation(call, reference.float(), reference) is None
     assert deviation(call, torch.zeros(8, 8), reference) is not None
+
+
+def test_what_is_computed_from_a_rounded_tensor_may_be_off_by_its_rounding() -> None:
+    wide, narrow, mean = TensorType((3, 5), "bfloat16"), TensorType((3, 5), "bfloat16"), TensorType((3,), "float32")
+    add = Node("add", "ab,ab->ab", (0, 0), (1,))
+    norm = Node("layer_norm", "ab,b,b->ab,a,a", (1, 3, 3), (1, 2, 2))
+    tensors = (wide, narrow, mean, TensorType((5,), "bfloat16"))
+    alone = allowed(Subgraph((norm,), tensors, (1, 3), (2,)), "float32")
+    behind = allowed(Subgraph((add, norm), tensors, (0, 3), (2,)), "float32")
+    assert alone[0] < 1e-5
+    assert behind == allowed(Subgraph((add, norm), tensors, (0, 3), (2,)), "bfloat16")

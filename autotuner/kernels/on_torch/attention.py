@@ -16,7 +16,7 @@ from autotuner.records import Call, Node, Subgraph
 aten = torch.ops.aten
 
 
-def _turn(letters: str, node: Node, operand: int) -> list[int]:
+def turn(letters: str, node: Node, operand: int) -> list[int]:
     """Return the permutation that brings an operand into (batch, heads, rows, features)."""
     own = operand_letters(node)[operand]
     wanted = [letter for letter in letters if letter in own]
@@ -25,16 +25,19 @@ def _turn(letters: str, node: Node, operand: int) -> list[int]:
     return [own.index(letter) for letter in wanted]
 
 
-def _factor(subgraph: Subgraph) -> float:
+def factor(subgraph: Subgraph) -> float:
+    """Return what scores are multiplied with."""
     return float(dict(next(node for node in subgraph.nodes if node.kind == "scale").attributes)["factor"])
 
 
-def _causal(subgraph: Subgraph) -> bool:
+def causal(subgraph: Subgraph) -> bool:
+    """Tell whether keys behind a query are hidden from it."""
     return "causal_mask" in subgraph.kinds
 
 
-def _back(turn: Sequence[int]) -> list[int]:
-    return [list(turn).index(axis) for axis in range(len(turn))]
+def back(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes one."""
+    return [list(order).index(axis) for axis in range(len(order))]
 
 
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -43,25 +46,26 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     by_number = dict(zip(subgraph.inputs, inputs, strict=True))
     scores, context = subgraph.nodes[0], subgraph.nodes[-1]
     letters = attention_letters(subgraph)
-    turns = [_turn(letters, scores, 0), _turn(letters, scores, 1), _turn(_value_letters(context), context, 1)]
+    turns = [turn(letters, scores, 0), turn(letters, scores, 1), turn(value_letters(context), context, 1)]
     query, key, value = (
-        by_number[number].permute(turn) for number, turn in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
+        by_number[number].permute(order)
+        for number, order in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
     )
-    back = _back(_turn(_value_letters(context), context, 2))
-    factor, causal = _factor(subgraph), _causal(subgraph)
+    returned = back(turn(value_letters(context), context, 2))
+    scale, is_causal = factor(subgraph), causal(subgraph)
 
     def run() -> None:
         out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, is_causal=causal, scale=factor
+            query, key, value, is_causal=is_causal, scale=scale
         )
-        outputs[0].copy_(out.permute(back))
+        outputs[0].copy_(out.permute(returned))
         if len(outputs) > 1:
             outputs[1].copy_(log_sum_exp)
 
     return run
 
 
-def _value_letters(context: Node) -> str:
+def value_letters(context: Node) -> str:
     """Return batch, heads, rows, features in the letters of the second contraction."""
     weights, value, out = operand_letters(context)
     batch = [letter for letter in weights if letter in value and letter in out]
@@ -73,11 +77,11 @@ def _value_letters(context: Node) -> str:
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside."""
     grad, query, key, value, out, log_sum_exp = _backward_operands(inputs)
-    factor, causal = _factor(call.subgraph), _causal(call.subgraph)
+    scale, is_causal = factor(call.subgraph), causal(call.subgraph)
 
     def run() -> None:
         made = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, log_sum_exp, 0.0, causal, scale=factor
+            grad, query, key, value, out, log_sum_exp, 0.0, is_causal, scale=scale
         )
         for target, gradient in zip(outputs, made, strict=True):
             target.copy_(gradient.permute(0, 2, 1, 3))
@@ -97,7 +101,7 @@ def fill_in_statistics(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output and log-sum-exp those of the given query, key and value."""
     _, query, key, value, out, log_sum_exp = _backward_operands(inputs)
     made, statistics = aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, is_causal=_causal(subgraph), scale=_factor(subgraph)
+        query, key, value, is_causal=causal(subgraph), scale=factor(subgraph)
     )
     out.copy_(made)
     log_sum_exp.copy_(statistics)

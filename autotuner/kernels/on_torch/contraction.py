@@ -1,4 +1,4 @@
-"""Matrix products on the CPU through torch's out-variants; operands are views, nothing is copied."""
+"""Matrix products through torch's out-variants; operands are views, nothing is copied."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ Run = Callable[[], None]
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One matrix product, batched where the spec has batch axes."""
-    a, b, c = _matrices(call, inputs, outputs)
+    a, b, c = product_matrices(call, inputs, outputs)
     return _product(a, b, c)
 
 
@@ -32,7 +32,29 @@ def matmul_loop(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor])
 
 def matmul_plus(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """A matrix product added to a bias or to a tensor like the product itself, in one call."""
-    a, b, c = _matrices(call, inputs, outputs)
+    a, b, c, term = with_term(call, inputs, outputs)
+    if c.dim() == 2:
+        return lambda: _discard(torch.addmm(term, a, b, out=c))
+    return lambda: _discard(torch.baddbmm(term, a, b, out=c))
+
+
+def matmul_row_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """A matrix product with a bias as its epilogue, where the bias runs along the product's contiguous axis.
+
+    torch asks cuBLASLt for the epilogue if the bias is a vector and the product dense; else it first fills the product
+    with the bias: 84 us instead of 52 for 4096 x 1024 x 4096 (torch 2.11, bfloat16, H200).
+    """
+    a, b, c, term = with_term(call, inputs, outputs)
+    if c.dim() == 2 and term.stride(0) == 0 and c.stride(1) == 1:
+        return lambda: _discard(torch.addmm(term[0], a, b, out=c))
+    if c.dim() == 2 and term.stride(1) == 0 and c.stride(0) == 1:
+        return lambda: _discard(torch.addmm(term[:, 0], b.t(), a.t(), out=c.t()))
+    return matmul_plus(call, inputs, outputs)
+
+
+def with_term(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the matrices and what is added to their product, seen as a matrix like it."""
+    a, b, c = product_matrices(call, inputs, outputs)
     follower = next(node for node in call.subgraph.nodes if node.kind in ("bias", "add"))
     product = contraction_of(call.subgraph).outputs[0]
     number = next(n for n in follower.inputs if n != product)
@@ -44,14 +66,12 @@ def matmul_plus(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor])
         step = dict(zip(bound, added.stride(), strict=True))
         whole = added.as_strided(outputs[0].shape, [step.get(x, 0) for x in letters])
         term = _like_product(call, whole, c, outputs[0])
-    if c.dim() == 2:
-        return lambda: _discard(torch.addmm(term, a, b, out=c))
-    return lambda: _discard(torch.baddbmm(term, a, b, out=c))
+    return a, b, c, term
 
 
 def matmul_scale(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """A matrix product times a constant, in one call."""
-    a, b, c = _matrices(call, inputs, outputs)
+    a, b, c = product_matrices(call, inputs, outputs)
     factor = _factor(call)
     if c.dim() == 2:
         return lambda: _discard(torch.addmm(c, a, b, beta=0, alpha=factor, out=c))
@@ -107,7 +127,8 @@ def _views(call: Call, node: Node, tensors: Sequence[Tensor], looped: str = "") 
     return views[0], views[1], views[2]
 
 
-def _matrices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def product_matrices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return both factors and the product as matrices: m x k, k x n, m x n, batched where the spec has batch axes."""
     node = contraction_of(call.subgraph)
     return _views(call, node, _operands(call, node, inputs, outputs))
 

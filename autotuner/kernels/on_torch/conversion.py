@@ -67,12 +67,12 @@ def _packs_raw(call: Call, source: Tensor, bits: Tensor) -> Run:
     # The last part begins earlier where it would be shorter, so that all are compiled once.
     starts = [*range(0, len(source) - size, size), len(source) - size]
     parts = [(source[start : start + size], bits[start // BITS : (start + size) // BITS]) for start in starts]
-    some = torch.empty(size, dtype=torch.uint8)
+    some = torch.empty(size, dtype=torch.uint8, device=source.device)
     to_bytes = _compiled(call, _to_bytes, (parts[0][0], some))
     to_bits = _compiled(call, _to_bits, (some.view(torch.int64), parts[0][1]))
 
     def run() -> None:
-        held = torch.empty(size, dtype=torch.uint8)
+        held = torch.empty(size, dtype=torch.uint8, device=source.device)
         eights = held.view(torch.int64)
         for part, packed in parts:
             to_bytes([part, held])
@@ -83,7 +83,7 @@ def _packs_raw(call: Call, source: Tensor, bits: Tensor) -> Run:
 
 def _packs_rest(source: Tensor, bits: Tensor) -> Run:
     """Pack the last elements, fewer than fill a byte."""
-    ones = torch.zeros(BITS, dtype=torch.uint8)
+    ones = torch.zeros(BITS, dtype=torch.uint8, device=source.device)
     eight, shorter = ones.view(torch.int64), ones[: len(source)]
 
     def run() -> None:
@@ -112,7 +112,7 @@ def unpack(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
 
 
 def _unpacks_rest(bits: Tensor, target: Tensor, p: float) -> Run:
-    places = torch.arange(BITS, dtype=torch.uint8)
+    places = torch.arange(BITS, dtype=torch.uint8, device=bits.device)
 
     def run() -> None:
         ones = ((bits[:, None] >> places) & 1).view(-1)[: len(target)]
@@ -139,7 +139,7 @@ def expand(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
             part.copy_(ones if part.dtype == torch.uint8 else ones * (1 / (1 - p)))
 
     def body(key: Tensor, *parts: Tensor) -> tuple[()]:
-        draw(key, torch.arange(shared, dtype=torch.int32), parts)
+        draw(key, torch.arange(shared, dtype=torch.int32, device=key.device), parts)
         return ()
 
     runs: list[Run] = []
@@ -148,7 +148,8 @@ def expand(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
         compiled = _compiled(call, body, operands)
         runs.append(lambda: compiled(list(operands)))
     if shared < count:
-        rest, counter = [part[shared:] for part in parts], torch.arange(shared, count, dtype=torch.int32)
+        rest = [part[shared:] for part in parts]
+        counter = torch.arange(shared, count, dtype=torch.int32, device=key.device)
         runs.append(lambda: draw(key, counter, rest))
     return _together(runs)
 
@@ -193,7 +194,7 @@ def _to_bits(eights: Tensor, bits: Tensor) -> tuple[()]:
 
 def _from_bits(words: Tensor, eights: Tensor) -> tuple[()]:
     """Write each of a word's eight bytes as eight elements: bit i in every byte, kept in byte i, then made 0 or 1."""
-    spread = (((words[:, None] >> (torch.arange(BITS) * BITS)) & 0xFF) * SPREAD) & DIAGONAL
+    spread = (((words[:, None] >> (torch.arange(BITS, device=words.device) * BITS)) & 0xFF) * SPREAD) & DIAGONAL
     eights.copy_(((((spread & BELOW) + BELOW) | spread) >> (BITS - 1)) & LOWEST)
     return ()
 
@@ -208,7 +209,7 @@ def _scaled(p: float) -> Callable[[Tensor, Tensor], tuple[()]]:
 
 def _scaled_bits(p: float) -> Callable[[Tensor, Tensor], tuple[()]]:
     def body(bits: Tensor, raw: Tensor) -> tuple[()]:
-        ones = (bits[:, None] >> torch.arange(BITS, dtype=torch.int32)) & 1
+        ones = (bits[:, None] >> torch.arange(BITS, dtype=torch.int32, device=bits.device)) & 1
         raw.copy_(ones.to(raw.dtype) * (1 / (1 - p)))
         return ()
 

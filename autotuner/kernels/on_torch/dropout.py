@@ -19,15 +19,15 @@ def threefry(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     """Keep an element where its 16 random bits are at least p; p is met to 2**-17, the scale stays that of p."""
     p = float(dict(call.subgraph.nodes[0].attributes)["p"])
     kept = in_memory_order(outputs[0])[0].view(-1)
-    words = torch.empty(1, dtype=torch.int64)
+    words = torch.empty(1, dtype=torch.int64, device=kept.device)
     key, lowest = words.view(torch.int32), torch.iinfo(torch.int64).min
     count = part_length(kept.numel())
     scale = 1 / (1 - p)
 
     def body(key: Tensor, out: Tensor) -> tuple[()]:
-        for place, keeps in enumerate(drawn_keeps(key, torch.arange(count, dtype=torch.int32), p)):
+        for place, keeps in enumerate(drawn_keeps(key, torch.arange(count, dtype=torch.int32, device=key.device), p)):
             part = out[place * count : (place + 1) * count]
-            part.copy_(torch.where(keeps, scale, 0.0)[: part.numel()])
+            part.copy_((keeps if part.dtype == torch.bool else torch.where(keeps, scale, 0.0))[: part.numel()])
         return ()
 
     compiled = compiled_for(call.key, body, (key, kept))

@@ -66,7 +66,7 @@ def causal_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     (x,), (y,) = inputs, outputs
     letters = operand_letters(_node(call))[0]
     queries, keys = (letters.index(_attribute(call, name)) for name in ("query_axis", "key_axis"))
-    triangle = torch.full((x.shape[queries], x.shape[keys]), float("-inf"), dtype=x.dtype).triu_(1)
+    triangle = torch.full((x.shape[queries], x.shape[keys]), float("-inf"), dtype=x.dtype, device=x.device).triu_(1)
     if x.stride()[queries] < x.stride()[keys]:
         triangle = triangle.T.contiguous().T
     spread_triangle = spread(triangle, letters[queries] + letters[keys], letters, x.shape)
@@ -133,7 +133,7 @@ def random_bits(call: Call, inputs: Operands, outputs: Operands) -> Run:
     count, lowest = kept.numel(), torch.iinfo(torch.int64).min
 
     def drawn() -> Tensor:  # anew in each call: kept, it would be as much memory again as a byte mask, twice, for good
-        words = torch.empty((count + 3) // 4, dtype=torch.int64)
+        words = torch.empty((count + 3) // 4, dtype=torch.int64, device=kept.device)
         return words.random_(lowest, None).view(torch.int16)[:count]
 
     if kept.dtype == torch.bool:
@@ -182,7 +182,7 @@ def bias_grad_ones(call: Call, inputs: Operands, outputs: Operands) -> Run:
     assert columns is not None
     matrix = inputs[0].as_strided((columns.extent, rows.extent), (columns.strides[0], rows.strides[0]))
     out = outputs[0].as_strided((columns.extent,), (columns.strides[1],))
-    ones = torch.ones(rows.extent, dtype=matrix.dtype)
+    ones = torch.ones(rows.extent, dtype=matrix.dtype, device=matrix.device)
     return lambda: torch.mv(matrix, ones, out=out)
 
 
@@ -226,7 +226,7 @@ def _layer_norm_grad(
     rows = [*x_view.shape[:-count], *[1] * count]
     mean_view, deviation_view = in_memory_order(mean)[0].view(rows), in_memory_order(deviation)[0].view(rows)
     back = [order.index(axis) for axis in range(len(order))]
-    vector = torch.ones(shape, dtype=x.dtype)
+    vector = torch.ones(shape, dtype=x.dtype, device=x.device)
     gamma = vector if gamma is None else gamma
 
     def run() -> tuple[Tensor | None, Tensor | None, Tensor | None]:

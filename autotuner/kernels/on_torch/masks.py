@@ -10,7 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from autotuner.layout import BITS, Form
+from autotuner.kernels.on_torch.library_masks import library_mask
+from autotuner.layout import BITS, LIBRARIES, Form
 from autotuner.records import TensorType
 
 ROUNDS = 13
@@ -63,13 +64,16 @@ def decoded(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> 
     """
     if not form.is_flat:
         return stored
+    if form.storage in LIBRARIES:
+        assert p is not None
+        return library_mask(form.storage, stored, tensor.extents, p)
     shape = dict(zip(tensor.axes, tensor.extents, strict=True))
     count = prod(tensor.extents)
     if form.storage == "bit":
-        line = ((stored[:, None] >> torch.arange(BITS, dtype=torch.uint8)) & 1).view(-1) != 0
+        line = ((stored[:, None] >> torch.arange(BITS, dtype=torch.uint8, device=stored.device)) & 1).view(-1) != 0
     else:
         assert p is not None
-        counter = torch.arange(part_length(count), dtype=torch.int32)
+        counter = torch.arange(part_length(count), dtype=torch.int32, device=stored.device)
         line = torch.cat(drawn_keeps(stored.view(torch.int32), counter, p))
     order = form.layout.axes
     return line[:count].view([shape[axis] for axis in order]).permute([order.index(axis) for axis in tensor.axes])
@@ -77,6 +81,7 @@ def decoded(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> 
 
 def bits_of(keeps: Tensor) -> Tensor:
     """Return booleans, axes slowest first, as a row of bytes, the first element in the lowest bit of the first byte."""
-    line = torch.zeros(-(-keeps.numel() // BITS) * BITS, dtype=torch.uint8)
+    line = torch.zeros(-(-keeps.numel() // BITS) * BITS, dtype=torch.uint8, device=keeps.device)
     line[: keeps.numel()] = keeps.reshape(-1)
-    return (line.view(-1, BITS) << torch.arange(BITS, dtype=torch.uint8)).sum(1).to(torch.uint8)
+    places = torch.arange(BITS, dtype=torch.uint8, device=keeps.device)
+    return (line.view(-1, BITS) << places).sum(1).to(torch.uint8)

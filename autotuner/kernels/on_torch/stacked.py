@@ -1,4 +1,4 @@
-"""Stacked siblings on the CPU: one call over the shared buffer that their slices lie in."""
+"""Stacked siblings: one call over the shared buffer that their slices lie in."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,6 +48,27 @@ def _gathered(call: Call, kind: str, inputs: Sequence[Tensor], outputs: Sequence
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One matrix product over all members; stacked biases are added in the same call, a sum runs along the stack."""
+    a, b, c = product_matrices(call, inputs, outputs)
+    term = added_term(call, inputs, c)
+    if term is None:
+        return lambda: torch.mm(a, b, out=c)
+    return lambda: torch.addmm(term, a, b, out=c)
+
+
+def matmul_row_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """As `matmul`, with stacked biases as the product's epilogue where they run along its contiguous axis."""
+    a, b, c = product_matrices(call, inputs, outputs)
+    term = added_term(call, inputs, c)
+    assert term is not None
+    if term.stride(0) == 0 and c.stride(1) == 1:
+        return lambda: torch.addmm(term[0], a, b, out=c)
+    if term.stride(1) == 0 and c.stride(0) == 1:
+        return lambda: torch.addmm(term[:, 0], b.t(), a.t(), out=c.t())
+    return lambda: torch.addmm(term, a, b, out=c)
+
+
+def product_matrices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return both factors and the product over the stack as matrices, m x k, k x n and m x n."""
     node, extents = stacked_node(call.subgraph), stacked_extents(call.subgraph)
     tensors = _gathered(call, "contraction", inputs, outputs)
     strides = [
@@ -56,20 +77,24 @@ def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
     ]
     matrices = as_matrices(node, strides, extents)
     assert not isinstance(matrices, str), matrices
-    a = tensors[0].as_strided((matrices.m, matrices.k), matrices.a[1:])
-    b = tensors[1].as_strided((matrices.k, matrices.n), matrices.b[1:])
-    c = tensors[2].as_strided((matrices.m, matrices.n), matrices.c[1:])
+    return (
+        tensors[0].as_strided((matrices.m, matrices.k), matrices.a[1:]),
+        tensors[1].as_strided((matrices.k, matrices.n), matrices.b[1:]),
+        tensors[2].as_strided((matrices.m, matrices.n), matrices.c[1:]),
+    )
+
+
+def added_term(call: Call, inputs: Sequence[Tensor], c: Tensor) -> Tensor | None:
+    """Return what is added to the product, seen as a matrix like it: stacked biases, an addend, or nothing."""
     biases = members(call.subgraph, "bias")
     products = {number for node in members(call.subgraph, "contraction") for number in node.inputs}
     addends = [t for number, t in zip(call.subgraph.inputs, inputs, strict=True) if number not in products]
     if not addends:
-        return lambda: torch.mm(a, b, out=c)
+        return None
     if not biases:
-        addend = addends[0].as_strided(c.shape, c.stride())
-        return lambda: torch.addmm(addend, a, b, out=c)
+        return addends[0].as_strided(c.shape, c.stride())
     vector = whole([inputs[call.subgraph.inputs.index(bias.inputs[1])] for bias in biases]).reshape(-1)
-    term = vector.expand(c.shape) if matrices.n == vector.numel() else vector[:, None].expand(c.shape)
-    return lambda: torch.addmm(term, a, b, out=c)
+    return vector.expand(c.shape) if c.shape[1] == vector.numel() else vector[:, None].expand(c.shape)
 
 
 def bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -87,5 +112,5 @@ def bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -
     for letter, extent in zip(source, grad.shape[1:], strict=True):
         rows *= 1 if letter in kept else extent
     matrix = grad.as_strided((out.numel(), rows), (1, out.numel()))
-    ones, flat = torch.ones(rows, dtype=grad.dtype), out.view(-1)
+    ones, flat = torch.ones(rows, dtype=grad.dtype, device=grad.device), out.view(-1)
     return lambda: torch.mv(matrix, ones, out=flat)
