@@ -58,7 +58,7 @@ def tune(
         options: of the model file, in place of its defaults.
         dtype: of inputs, parameters and activations.
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
-        device: device type; "cpu".
+        device: device type: "cpu" or "cuda".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         watch: called with the progress.
@@ -118,6 +118,7 @@ def apply(
     *,
     server: "str | Client | None" = None,
     extents: Mapping[str, int] | None = None,
+    graphs: bool = True,
 ) -> "nn.Module":
     """Return a drop-in for a module that runs a configuration; see `autotuner.runtime.apply`.
 
@@ -129,6 +130,7 @@ def apply(
         configuration: tuned for the module, or the path of its file; or else
         server: URL of a service, or a client of it.
         extents: with a server, elements along the axes that a module does not know: `b` and `l`.
+        graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
 
     Raises:
         InputError: neither configuration nor server is given, or both, or `server` is no URL.
@@ -140,7 +142,9 @@ def apply(
 
     if configuration is not None and server is None:
         return run(
-            module, configuration if isinstance(configuration, Configuration) else load_configuration(configuration)
+            module,
+            configuration if isinstance(configuration, Configuration) else load_configuration(configuration),
+            graphs=graphs,
         )
     if configuration is not None or server is None:
         raise InputError("give apply a configuration or a server that knows one: one of the two")
@@ -155,7 +159,7 @@ def apply(
         return module
     try:
         found, note = _best_known(module, model, server)
-        tuned = run(module, found)
+        tuned = run(module, found, graphs=graphs)
     except AutotunerError as error:
         note = f"the module stays as it is: {error}"
         tuned = module

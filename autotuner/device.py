@@ -1,5 +1,6 @@
 """What can be tuned on this machine, and the facts that make two of its timings comparable."""
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -34,13 +35,17 @@ def devices() -> list[Device]:
 
 
 def environment(
-    device_type: str = "cpu", threads: int | None = None, policy: Mapping[str, Scalar] | None = None
+    device_type: str = "cpu",
+    threads: int | None = None,
+    policy: Mapping[str, Scalar] | None = None,
+    device_index: int = 0,
 ) -> Environment:
     """Return what makes timings on a device comparable; for the CPU without importing torch.
 
     Args:
-        threads: how many a kernel may use; None for all cores that this process may use.
+        threads: how many a kernel may use; None for all cores that this process may use. Of the CPU only.
         policy: how timings are taken.
+        device_index: which device of that type; two equal ones share timings.
 
     Raises:
         DeviceError: there is no such device here, or it has fewer cores than threads are asked for.
@@ -48,12 +53,38 @@ def environment(
     taken = tuple(sorted((policy or {}).items()))
     if device_type == "cpu":
         return Environment("cpu", cpu_name(), tuple(sorted(_cpu_facts(usable_threads(threads)).items())), taken)
-    here = devices()
-    found = next((device for device in here if device.device_type == device_type), None)
-    if found is None:
-        known = ", ".join(f"{device.device_type} ({device.name})" for device in here)
-        raise DeviceError(f"no device {device_type!r} here; what is here: {known}")
+    found = device_of(device_type, device_index)
     return Environment(found.device_type, found.name, tuple(sorted(_cuda_facts(found).items())), taken)
+
+
+def device_of(device_type: str, index: int = 0) -> Device:
+    """Return a device by type and index.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    here = devices()
+    found = next((device for device in here if (device.device_type, device.index) == (device_type, index)), None)
+    if found is None:
+        wanted = repr(device_type) + (f" with index {index}" if index else "")
+        known = ", ".join(f"{device.device_type} ({device.name})" for device in here)
+        raise DeviceError(f"no device {wanted} here; what is here: {known}")
+    return found
+
+
+def cuda_uuid(index: int) -> str:
+    """Return what tells a CUDA device from every other, as the driver writes it: "GPU-..."."""
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def cuda_l2_bytes(index: int) -> int:
+    """Return the capacity of a CUDA device's second-level cache."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(index).L2_cache_size)
 
 
 def usable_threads(threads: int | None) -> int:
@@ -101,7 +132,7 @@ def _cpu_facts(threads: int) -> dict[str, Scalar]:
         "python": ".".join(str(part) for part in sys.version_info[:2]),
         "system": platform.system(),
         "threads": threads,
-        "torch": _torch_version(),
+        "torch": _version("torch"),
     }
     quota = _quota()
     if quota is not None:
@@ -130,16 +161,82 @@ def _cuda_facts(device: Device) -> dict[str, Scalar]:
     return {
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": str(torch.version.cuda),
+        "driver": Management().driver() or "unknown",
+        "l2_bytes": cuda_l2_bytes(device.index),
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
         "python": ".".join(str(part) for part in sys.version_info[:2]),
-        "torch": _torch_version(),
+        "torch": _version("torch"),
+        "triton": _version("triton"),
     }
 
 
-def _torch_version() -> str:
+class Management:
+    """NVIDIA's management library (NVML), which comes with the driver; where it is not, every answer is None."""
+
+    _SM_CLOCK = 1
+
+    def __init__(self) -> None:
+        self._library: ctypes.CDLL | None = None
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            if library.nvmlInit_v2() == 0:
+                self._library = library
+        except (OSError, AttributeError):
+            return
+
+    def driver(self) -> str | None:
+        """Return the driver's version."""
+        text = ctypes.create_string_buffer(96)
+        if self._library is None or self._library.nvmlSystemGetDriverVersion(text, len(text)) != 0:
+            return None
+        return text.value.decode()
+
+    def sm_clock_mhz(self, uuid: str) -> int | None:
+        """Return how fast a device's multiprocessors run now."""
+        clock = ctypes.c_uint()
+        handle = self._handle(uuid)
+        if self._library is None or handle is None:
+            return None
+        found = self._library.nvmlDeviceGetClockInfo(handle, self._SM_CLOCK, ctypes.byref(clock))
+        return clock.value if found == 0 else None
+
+    def processes(self, uuid: str) -> list[int] | None:
+        """Return the numbers of the processes that compute on a device; inside a container they may be the host's."""
+        count = ctypes.c_uint(64)
+        table = (_Process * count.value)()
+        handle = self._handle(uuid)
+        if self._library is None or handle is None or not hasattr(self._library, _PROCESSES):
+            return None
+        if getattr(self._library, _PROCESSES)(handle, ctypes.byref(count), table) != 0:
+            return None
+        return [int(table[place].pid) for place in range(count.value)]
+
+    def _handle(self, uuid: str) -> ctypes.c_void_p | None:
+        handle = ctypes.c_void_p()
+        if self._library is None:
+            return None
+        found = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
+        return handle if found == 0 else None
+
+
+_PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
+
+
+class _Process(ctypes.Structure):
+    """What NVML says of a process that computes: nvmlProcessInfo_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def _version(package: str) -> str:
     try:
-        return importlib.metadata.version("torch")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
 

@@ -1,8 +1,11 @@
 """Facts about this machine, and what is said where a device is missing."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,59 @@ def test_a_missing_device_is_named_with_what_is_here(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "_cuda_devices", list)
     with pytest.raises(DeviceError, match=r"no device 'cuda' here; what is here: cpu \("):
         device.environment("cuda")
+
+
+def test_a_device_is_told_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_cuda_devices", lambda: [device.Device("cuda", "A", 0), device.Device("cuda", "B", 1)])
+    assert device.device_of("cuda", 1).name == "B"
+    with pytest.raises(DeviceError, match=r"no device 'cuda' with index 2 here; what is here: cpu .*, cuda \(B\)"):
+        device.device_of("cuda", 2)
+
+
+def fake_library() -> Any:
+    """NVML as it answers where it knows one device, its clock and two processes."""
+
+    def driver(text: ctypes.Array[ctypes.c_char], length: int) -> int:
+        assert length == len(text)
+        text.value = b"580.1"
+        return 0
+
+    def clock(_handle: ctypes.c_void_p, kind: int, mhz: Any) -> int:
+        mhz._obj.value = 1980 if kind == 1 else 0
+        return 0
+
+    def processes(_handle: ctypes.c_void_p, count: Any, table: Any) -> int:
+        count._obj.value = 2
+        table[0].pid, table[1].pid = 7, 9
+        return 0
+
+    return SimpleNamespace(
+        nvmlSystemGetDriverVersion=driver,
+        nvmlDeviceGetHandleByUUID=lambda uuid, _handle: 0 if uuid == b"GPU-1" else 6,
+        nvmlDeviceGetClockInfo=clock,
+        nvmlDeviceGetComputeRunningProcesses_v3=processes,
+    )
+
+
+def test_the_driver_says_version_clock_and_processes() -> None:
+    management = device.Management()
+    management._library = fake_library()
+    assert management.driver() == "580.1"
+    assert management.sm_clock_mhz("GPU-1") == 1980
+    assert management.processes("GPU-1") == [7, 9]
+    assert management.sm_clock_mhz("GPU-2") is None
+    assert management.processes("GPU-2") is None
+
+
+def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> None:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    management = device.Management()
+    assert management.driver() is None
+    assert management.sm_clock_mhz("GPU-1") is None
+    assert management.processes("GPU-1") is None
 
 
 def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

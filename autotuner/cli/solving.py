@@ -67,7 +67,7 @@ def solve(
     from autotuner.database import open_database
     from autotuner.device import environment
     from autotuner.graph.autodiff import training_graph
-    from autotuner.measure import cpu_policy, rotate_bytes
+    from autotuner.measure import policy_for, rotate_bytes
     from autotuner.problem.formulate import formulate
     from autotuner.settings import Settings
     from autotuner.space import build_space, space_file
@@ -76,7 +76,7 @@ def solve(
     chosen = given_model(model, extent, option, dtype)
     graph = training_graph(chosen.graph())
     threads = threads if threads is not None else settings.threads
-    here = environment(device, threads, cpu_policy(threads, rotate_bytes(graph)).facts())
+    here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
     saving = budget is not None
     with open_database(database or settings.database_url, make=False) as opened:
         whole = build_space(graph, space_file(device), saving=saving, chained=layers is not None)

@@ -1,4 +1,5 @@
 """Measures calls, and says how. What stands here is what happens; the numbers are in `policy`, `race` and `tolerance`.
+What is said of a CPU holds for CUDA devices, too, as far as the section on them says nothing else.
 
 Process
     One child process per device: a fresh interpreter in a session and process group of its own, which the system kills
@@ -10,7 +11,8 @@ Process
     times as long. Past it the process group is killed. A call that ends the child or is late is left out of its race,
     the rest of which runs again in a new child; then it is tried once more, alone, and its status is stored. A child
     killed by the system while its count of out-of-memory kills rises is `out_of_memory`; the child offers itself first
-    for that. A lock file per device and user keeps two tunings from timing at once; compiling shares it.
+    for that. A lock file per device (all cores, or one CUDA device by UUID) and user keeps two tunings from timing at
+    once; compiling shares it.
     Kernels that compile are built ahead of timing by `prepare`, one process per core, which never overlaps with timing.
 
 Truth
@@ -48,6 +50,27 @@ Ceilings
     products of square matrices in every order of their operands, in operand sets and after other operators as
     candidates are. Of three short samples of each, in two passes over all amounts, the least counts. Not verified.
 
+CUDA devices
+    The child works on one stream of its own. Values, operand sets and float64 references are made on the device, values
+    by its generator. What is verified is added up there, and the host reads one number; only where that is not zero,
+    masks are drawn or a reference is not finite, it looks closer.
+    A call is timed as deployed: one graph holds as many calls as last 200 us, at most 512, each operand set equally
+    often. Events that are nodes of the graph stand around them, so that starting it is in no sample, and what lies
+    between two kernels of a graph is. Every set's kernel is called once before, uncaptured; the first replay is no
+    sample, but where it shows that more calls are needed, the graph is made anew. What cannot be captured is `refused`;
+    under a policy without graphs, calls are timed one by one instead, each after a flush of exactly the second-level
+    cache, behind a short delay in which the host gets ahead.
+    Operands rotate through half of what a training step touches, in up to 16 sets, but through no more than twice the
+    second-level cache (rounded up to a power of two; that much where nothing is stated): beyond that cache there is
+    only memory. Nothing runs between the calls of a graph.
+    A round's samples are queued together, up to half a second of them, and waited for once. Meanwhile the clock of the
+    multiprocessors is read; samples at less than 75 % of the highest clock seen are taken again after a pause, up to
+    five times. Other processes that compute on the device at the start of a race are warned of, and not waited for.
+    After any error the device is waited for. If it answers with another error, its context is lost: the child ends,
+    as after a crash. Where memory ran out, what torch's allocator caches is given back.
+    Workspace is what torch's allocator hands out at most. Ceilings go up to 1 GiB and cubes of 8192; a cube counts at
+    no lower rate than the next larger one, which may fill the multiprocessors better.
+
 Workspace
     What a call allocates at most while it runs comes from one more untimed call, right after it was verified, in which
     the events of torch's CPU allocator are recorded (2 us, and the call itself; see `allocated_bytes`). Memory that a
@@ -56,6 +79,16 @@ Workspace
 
 from autotuner.measure.lock import lock_path, locked
 from autotuner.measure.measurer import Measurer, Result
-from autotuner.measure.policy import Policy, cpu_policy, rotate_bytes
+from autotuner.measure.policy import CudaPolicy, Policy, cpu_policy, policy_for, rotate_bytes
 
-__all__ = ["Measurer", "Policy", "Result", "cpu_policy", "lock_path", "locked", "rotate_bytes"]
+__all__ = [
+    "CudaPolicy",
+    "Measurer",
+    "Policy",
+    "Result",
+    "cpu_policy",
+    "lock_path",
+    "locked",
+    "policy_for",
+    "rotate_bytes",
+]

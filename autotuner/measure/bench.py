@@ -6,25 +6,20 @@ from math import ceil
 from statistics import median
 from time import monotonic
 
-from torch import Tensor
-
 from autotuner.ceilings import Ceilings
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.measure.allocations import allocated_bytes
 from autotuner.measure.ceilings import measure_ceilings
+from autotuner.measure.failure import RefusalError, WrongError, failure
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
-from autotuner.measure.policy import Policy
 from autotuner.measure.race import Race, interval
-from autotuner.measure.sampling import Canary, Neighbours, Run, Sampler
+from autotuner.measure.timing import Canary, Run, Timed, Timing
 from autotuner.measure.verification import References, fault
-from autotuner.records import Call, Measurement, Status
+from autotuner.records import Call, Measurement
 
 CANARY_S = 2.0
 DRIFT_SHARE = 0.10
 NOISE_RACES = 5
-MESSAGE_CHARACTERS = 600
 
-Operands = Sequence[Tensor | None]
 Emit = Callable[[int, Measurement], None]
 Begin = Callable[[int, bool], None]
 
@@ -40,18 +35,17 @@ class Contestant:
     kernel: Kernel
     verified: bool = False
     workspace_bytes: int = 0
-    sampler: Sampler | None = None
+    sampler: Timed | None = None
 
 
 class Bench:
     """What the measuring process keeps between races: values, operand sets and references of the current subgraphs."""
 
-    def __init__(self, policy: Policy, held_bytes: int) -> None:
-        self._policy, self._held_bytes = policy, held_bytes
+    def __init__(self, timing: Timing, held_bytes: int) -> None:
+        self._timing, self._policy, self._held_bytes = timing, timing.policy, held_bytes
         self._values: dict[tuple[str, str], Values] = {}
-        self._buffers, self._references = Buffers(), References()
-        self._canary = Canary(policy)
-        self._neighbours = Neighbours()
+        self._buffers, self._references = Buffers(timing.device), References()
+        self._canary = Canary(timing)
         self._canary_at = monotonic()
 
     def race(self, calls: Sequence[Call], begin: Begin, emit: Emit) -> None:
@@ -93,12 +87,13 @@ class Bench:
                 if race.runners[index].look_us is None:
                     race.add(index, contestant.sampler.look())
                 else:
-                    race.add(index, *contestant.sampler.sample())
+                    self._sample(race, contestants)
                 for place, runner in enumerate(race.runners):
                     dropped = contestants[place]
                     if runner.out and dropped is not None:
                         dropped.sampler = None
             except Exception as error:
+                self.recover(error)
                 race.fail(index)
                 contestants[index] = None
                 emit(index, failure(error))
@@ -113,10 +108,11 @@ class Bench:
         """Race two identical calls a few times and return the median of their relative differences."""
         differences = []
         for _ in range(NOISE_RACES):
-            pair = [Sampler([self._canary.run], self._policy) for _ in range(2)]
+            pair = [self._timing.lone(self._canary.run) for _ in range(2)]
             race = Race(2, samples_min=self._policy.samples_min, samples_max=self._policy.samples_max, limit_us=1e6)
-            while (index := race.next()) is not None:
-                race.add(index, *pair[index].sample())
+            while turns := race.turns():
+                for index, sample in zip(turns, self._timing.samples([pair[turn] for turn in turns]), strict=False):
+                    race.add(index, *sample)
             one, other = (median(runner.kept_us) for runner in race.runners)
             differences.append(abs(one - other) / min(one, other))
         return median(differences)
@@ -124,7 +120,19 @@ class Bench:
     def ceilings(self, dtypes: Iterable[str]) -> Ceilings:
         """Measure what this device can do at best, products of matrices of some element types included."""
         self._forget()
-        return measure_ceilings(self._policy, self._neighbours.run, self._held_bytes, dtypes)
+        return measure_ceilings(self._timing, self._held_bytes, dtypes)
+
+    def contended(self) -> str | None:
+        """Say in a sentence who else uses the device, or None where nobody is known to."""
+        return self._timing.contended()
+
+    def recover(self, error: BaseException) -> None:
+        """Make the device usable after a call has failed.
+
+        Raises:
+            LostError: it cannot be.
+        """
+        self._timing.recover(error)
 
     def build(self, call: Call) -> None:
         """Build a call's kernel once, so that what it compiles is in the compiler's cache.
@@ -135,13 +143,28 @@ class Bench:
         self._forget()
         kernel = self._kernel(call)
         values = self._values_of(call, kernel)
-        self._built(call, kernel, values, 0)
+        for inputs, outputs in self._buffers.sets(call, values, 1):
+            kernel.builder()(call, inputs, outputs)
         self._forget()
+
+    def _sample(self, race: Race, contestants: Sequence[Contestant | None]) -> None:
+        """Take samples of the next contestants of this round, as many as the device takes together."""
+        samplers: dict[int, Timed] = {}
+        for turn in race.turns():
+            contestant = contestants[turn]
+            if contestant is None or contestant.sampler is None:  # it is seated when it is its turn alone
+                break
+            samplers[turn] = contestant.sampler
+        for turn, sample in zip(samplers, self._timing.samples(list(samplers.values())), strict=False):
+            race.add(turn, *sample)
 
     def _admitted(self, call: Call, index: int, begin: Begin) -> Contestant:
         """Return a call that may race, or raise what keeps it out."""
         kernel = self._kernel(call)
         begin(index, True)
+        if self._references.held_bytes > self._held_bytes:
+            self._references.clear()
+            self._values.clear()
         values = self._values_of(call, kernel)
         self._references.prepare(call, kernel, values)
         begin(index, False)
@@ -157,7 +180,7 @@ class Bench:
     def _values_of(self, call: Call, kernel: Kernel) -> Values:
         key = (call.subgraph.signature, kernel.consistent)
         if key not in self._values:
-            self._values[key] = Values(call.subgraph, kernel.consistent)
+            self._values[key] = Values(call.subgraph, kernel.consistent, self._timing.device)
         return self._values[key]
 
     def _seat(self, contestant: Contestant, contestants: Sequence[Contestant | None]) -> None:
@@ -171,51 +194,20 @@ class Bench:
                 if other is not None:
                     other.sampler = None
             self._buffers.clear()
-        runs = []
-        for number in range(sets):
-            run = self._built(call, kernel, values, number)
+        runs: list[Run] = []
+        for inputs, outputs in self._buffers.sets(call, values, sets):
+            run = kernel.builder()(call, inputs, outputs)
             if not contestant.verified:
-                inputs, outputs = self._operands(call, values, 0)
                 reason = fault(call, kernel, run, values, self._references, inputs, outputs)
                 if reason:
                     self._buffers.clear()
                     raise WrongError(reason)
-                contestant.workspace_bytes = allocated_bytes(run)
+                contestant.workspace_bytes = self._timing.allocated_bytes(run)
                 contestant.verified = True
             runs.append(run)
-        contestant.sampler = Sampler(runs, self._policy, self._neighbours.run)
-
-    def _operands(self, call: Call, values: Values, number: int) -> tuple[Operands, Operands]:
-        return self._buffers.inputs(call, values, number), self._buffers.outputs(call, values, number)
-
-    def _built(self, call: Call, kernel: Kernel, values: Values, number: int) -> Run:
-        inputs, outputs = self._operands(call, values, number)
-        return kernel.builder()(call, inputs, outputs)
+        contestant.sampler = self._timing.sampler(runs)
 
     def _forget(self) -> None:
         self._values.clear()
         self._references.clear()
         self._buffers.clear()
-
-
-class RefusalError(Exception):
-    """A kernel's own sentence on why it cannot run a call."""
-
-
-class WrongError(Exception):
-    """What is wrong with a kernel's results."""
-
-
-def failure(error: BaseException) -> Measurement:
-    """Return what an exception says about a call."""
-    text = str(error)[:MESSAGE_CHARACTERS]
-    lowered = text.lower()
-    status: Status = "error"
-    message = f"{type(error).__name__}: {text}"
-    if isinstance(error, RefusalError | WrongError):
-        status, message = ("refused" if isinstance(error, RefusalError) else "wrong"), text
-    elif isinstance(error, MemoryError) or any(
-        words in lowered for words in ("out of memory", "can't allocate memory", "bad_alloc", "cannot allocate memory")
-    ):
-        status = "out_of_memory"
-    return Measurement(status, message=message)

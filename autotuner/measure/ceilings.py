@@ -1,6 +1,6 @@
 """Measures ceilings: the least times of plain work by amount, under the measuring policy, in the measuring process."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 from math import ceil, inf
@@ -11,7 +11,8 @@ from torch import Tensor
 from autotuner.ceilings import Ceilings, Ladder
 from autotuner.measure.operands import dtype_of
 from autotuner.measure.policy import Policy
-from autotuner.measure.sampling import Run, Sampler
+from autotuner.measure.sampling import CpuTiming
+from autotuner.measure.timing import Run, Timing
 
 PASSES = 2
 """Over all rungs, one after the other: what disturbs one pass is over in the next. The least counts."""
@@ -20,7 +21,8 @@ SAMPLES = 3
 """Of each kernel at each rung and in each pass; again, the least counts."""
 
 SAMPLE_SHARE = 0.1
-"""A sample is so much shorter than one of a candidate: of the least of several, short ones are the more optimistic."""
+"""A sample is so much shorter than one of a candidate: of the least of several, short ones are the more optimistic.
+Not on CUDA devices, where starting a graph is part of a sample."""
 
 HOPELESS = 1.5
 """A kernel that takes so many times the best of its rung in its first sample gets no second one."""
@@ -28,55 +30,67 @@ HOPELESS = 1.5
 BYTES_MIN, BYTES_MAX = 1 << 10, 1 << 27
 """Above the last rung its own bandwidth counts: no more than a device's memory has, where it is beyond every cache."""
 
+CUDA_BYTES_MAX = 1 << 30
+"""The same for memory that moves 4 TB in a second, where starting a kernel still shows at 128 MiB."""
+
 BYTES_HELD_SHARE = 4
 """Of the memory that operand sets may take, one rung takes at most this part."""
 
 PRODUCT_MIN, PRODUCT_MAX = 16, 1024
 """Extents of a cube, whose flop is four times as much from rung to rung."""
 
+CUDA_PRODUCTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""The same: a GPU's matrix units are at their best where extents are multiples of theirs, and not before 4096."""
+
 Make = Callable[[], Run]
 
 
-def measure_ceilings(policy: Policy, between: Run, held_bytes: int, dtypes: Iterable[str]) -> Ceilings:
+def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> Ceilings:
     """Return the ceilings of this device.
 
     Args:
-        between: small operators, run untimed between short calls, as candidates are timed.
+        timing: as candidates are timed.
         held_bytes: what operand sets may take.
         dtypes: element types of which products are measured.
 
     Raises:
         KernelError: torch has no such element type.
     """
-    bench = _Bench(policy, between)
-    most = min(BYTES_MAX, held_bytes // BYTES_HELD_SHARE)
+    bench, device = _Bench(timing), timing.device
+    most = min(CUDA_BYTES_MAX if device.type == "cuda" else BYTES_MAX, held_bytes // BYTES_HELD_SHARE)
     call_us, moved = inf, dict[float, float]()
     products: dict[str, dict[float, float]] = {dtype: {} for dtype in dtypes}
     for _ in range(PASSES):
-        call_us = min(call_us, bench.least_us(_trifles(), BYTES_MIN))
+        call_us = min(call_us, bench.least_us(_trifles(device), BYTES_MIN))
         for amount in _amounts(most):
-            moved[amount] = min(bench.least_us(_movers(amount), amount), moved.get(amount, inf))
+            moved[amount] = min(bench.least_us(_movers(amount, device), amount), moved.get(amount, inf))
         for dtype, rungs in products.items():
-            for flop, us in _products(bench, dtype_of(dtype)):
+            for flop, us in _products(bench, dtype_of(dtype), device):
                 rungs[flop] = min(us, rungs.get(flop, inf))
-    ladders = {dtype: Ladder(tuple(_risen(sorted(rungs.items())))) for dtype, rungs in products.items()}
+    ladders = {}
+    for dtype, rungs in products.items():
+        rising = sorted(rungs.items())
+        ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if device.type == "cuda" else rising)))
     return Ceilings(call_us, Ladder(tuple(sorted(moved.items()))), ladders)
 
 
 class _Bench:
     """Times plain work as candidates are timed: in as many operand sets, each after other operators."""
 
-    def __init__(self, policy: Policy, between: Run) -> None:
-        self._policy, self._between = replace(policy, sample_us=SAMPLE_SHARE * policy.sample_us), between
+    def __init__(self, timing: Timing) -> None:
+        self._timing, self._policy = timing, timing.policy
+        if isinstance(timing, CpuTiming):
+            brief: Policy = replace(timing.policy, sample_us=SAMPLE_SHARE * timing.policy.sample_us)
+            self._timing = CpuTiming(brief, timing.neighbours)
 
     def least_us(self, makes: Iterable[Make], set_bytes: float) -> float:
         """Return the least time of any of some kernels, in microseconds; `set_bytes` is what one of its sets takes."""
         sets = min(self._policy.sets, ceil((self._policy.rotate_bytes + 1) / set_bytes))
         least = inf
         for make in makes:
-            sampler = Sampler([make() for _ in range(sets)], self._policy, self._between)
+            sampler = self._timing.sampler([make() for _ in range(sets)])
             for _ in range(SAMPLES):
-                sample_us, _ = sampler.sample()
+                ((sample_us, _),) = self._timing.samples([sampler])
                 least = min(least, sample_us)
                 if sample_us > HOPELESS * least:
                     break
@@ -87,66 +101,67 @@ def _amounts(most: int) -> list[int]:
     return list(takewhile(lambda amount: amount <= most, (BYTES_MIN << number for number in count())))
 
 
-def _movers(amount: int) -> Iterator[Make]:
+def _movers(amount: int, device: torch.device) -> Iterator[Make]:
     """Yield kernels that read and write so many bytes together: a copy, an addition, a sum, a fill."""
     item_bytes = torch.float32.itemsize
     half, third, whole = (max(1, amount // item_bytes // parts) for parts in (2, 3, 1))
 
     def copy() -> Run:
-        source, target = _filled(half), _filled(half)
+        source, target = _filled(half, device), _filled(half, device)
         return lambda: target.copy_(source)
 
     def add() -> Run:
-        one, other, target = _filled(third), _filled(third), _filled(third)
+        one, other, target = _filled(third, device), _filled(third, device), _filled(third, device)
         return lambda: torch.add(one, other, out=target)
 
     def read() -> Run:
-        source, target = _filled(whole), torch.zeros(())
+        source, target = _filled(whole, device), torch.zeros((), device=device)
         return lambda: torch.sum(source, 0, out=target)
 
     def write() -> Run:
-        target = _filled(whole)
+        target = _filled(whole, device)
         return target.zero_
 
     yield from (copy, add, read, write)
 
 
-def _trifles() -> Iterator[Make]:
+def _trifles(device: torch.device) -> Iterator[Make]:
     """Yield calls with next to nothing to do."""
 
     def write() -> Run:
-        return torch.zeros(1).zero_
+        return torch.zeros(1, device=device).zero_
 
     def copy() -> Run:
-        source, target = torch.zeros(1), torch.zeros(1)
+        source, target = torch.zeros(1, device=device), torch.zeros(1, device=device)
         return lambda: target.copy_(source)
 
     yield from (write, copy)
 
 
-def _filled(count: int) -> Tensor:
-    return torch.full((count,), 1.5)
+def _filled(count: int, device: torch.device) -> Tensor:
+    return torch.full((count,), 1.5, device=device)
 
 
-def _products(bench: _Bench, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
+def _products(bench: _Bench, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[float, float]]:
     """Yield the flop of a cube, the best shape for so much, and the least time for it in any order of its operands."""
-    extents = (round(PRODUCT_MIN * 4 ** (number / 3)) for number in count())
-    for extent in takewhile(lambda extent: extent <= PRODUCT_MAX, extents):
-        makes = [_multiplied(extent, one, other, dtype) for one in (False, True) for other in (False, True)]
+    rising = (round(PRODUCT_MIN * 4 ** (number / 3)) for number in count())
+    extents = CUDA_PRODUCTS if device.type == "cuda" else takewhile(lambda extent: extent <= PRODUCT_MAX, rising)
+    for extent in extents:
+        makes = [_multiplied(extent, one, other, dtype, device) for one in (False, True) for other in (False, True)]
         yield 2 * extent**3, bench.least_us(makes, 3 * extent**2 * dtype.itemsize)
 
 
-def _multiplied(extent: int, one_turned: bool, other_turned: bool, dtype: torch.dtype) -> Make:
+def _multiplied(extent: int, one_turned: bool, other_turned: bool, dtype: torch.dtype, device: torch.device) -> Make:
     def make() -> Run:
-        one, other = _matrix(extent, one_turned, dtype), _matrix(extent, other_turned, dtype)
-        target = torch.empty(extent, extent, dtype=dtype)
+        one, other = _matrix(extent, one_turned, dtype, device), _matrix(extent, other_turned, dtype, device)
+        target = torch.empty(extent, extent, dtype=dtype, device=device)
         return lambda: torch.mm(one, other, out=target)
 
     return make
 
 
-def _matrix(extent: int, turned: bool, dtype: torch.dtype) -> Tensor:
-    drawn = torch.randn(extent, extent).to(dtype)
+def _matrix(extent: int, turned: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    drawn = torch.randn(extent, extent, device=device).to(dtype)
     return drawn.t() if turned else drawn
 
 
@@ -156,3 +171,14 @@ def _risen(rungs: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]
     for amount, us in rungs:
         rate = max(rate, amount / us)
         yield amount, amount / rate
+
+
+def _full_waves(rungs: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Yield rungs at no lower rate than the next one has.
+
+    The tiles of a cube may leave most multiprocessors idle in the last wave (1536 in float32: 42 TFLOP/s, where 2048
+    has 52); another shape of as much flop does not.
+    """
+    for place, (amount, us) in enumerate(rungs):
+        rate = max(more / least for more, least in rungs[place : place + 2])
+        yield amount, min(us, amount / rate)

@@ -14,16 +14,22 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from autotuner.measure.failure import LostError, failure
 from autotuner.measure.lock import locked
+from autotuner.measure.policy import AnyPolicy, CudaPolicy, policy_of
 from autotuner.records import Call, Measurement
+
+if TYPE_CHECKING:
+    from autotuner.measure.timing import Timing
 
 PULSE = struct.Struct("<qdd")
 PR_SET_PDEATHSIG = 1
 NOBODY = -1
 OWN_WORK_FACTOR = 20.0
 HELD_SHARE = 4
+LOST_CODE = 71
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -72,6 +78,10 @@ def main(pipe: int, pulse: int, parent: int) -> None:
         serve(connection, Pulse(pulse))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)
+    except LostError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(LOST_CODE)  # tidying up would wait for the device, or fail at it
 
 
 def die_with(parent: int) -> None:
@@ -94,16 +104,16 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start["threads"])
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = start["cache_dir"]
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["TRITON_CACHE_DIR"] = str(Path(start["cache_dir"], "triton"))
     pin(start["threads"])
     import torch
 
-    from autotuner.measure.bench import Bench, failure
-    from autotuner.measure.policy import Policy
+    from autotuner.measure.bench import Bench
 
     torch.set_num_threads(start["threads"])
     torch.set_grad_enabled(False)
     load_modules(start["modules"])
-    bench = Bench(Policy(**start["policy"]), held_bytes())
+    bench = Bench(*timing(policy_of(start["policy"]), start["device_index"]))
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -123,6 +133,8 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         with locked(start["lock"], alone=request["do"] != "build"):
             begin(NOBODY, True)
             if request["do"] == "race":
+                if (sentence := bench.contended()) is not None:
+                    send(connection, {"warning": sentence})
                 bench.race(calls, begin, emit)
                 send(connection, {"done": True})
             elif request["do"] == "noise":
@@ -134,8 +146,23 @@ def serve(connection: Connection, pulse: Pulse) -> None:
                 try:
                     bench.build(calls[0])
                 except Exception as error:
+                    bench.recover(error)
                     emit(0, failure(error))
                 send(connection, {"done": True})
+
+
+def timing(policy: AnyPolicy, device_index: int) -> "tuple[Timing, int]":
+    """Return how calls are timed under a policy, and what their operand sets may take: a quarter of free memory."""
+    if isinstance(policy, CudaPolicy):
+        import torch
+
+        from autotuner.measure.sampling_cuda import CudaTiming
+
+        on_cuda = CudaTiming(policy, device_index)
+        return on_cuda, torch.cuda.mem_get_info(device_index)[0] // HELD_SHARE
+    from autotuner.measure.sampling import CpuTiming
+
+    return CpuTiming(policy), held_bytes()
 
 
 def send(connection: Connection, message: dict[str, Any]) -> None:

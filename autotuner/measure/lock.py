@@ -1,4 +1,4 @@
-"""The lock of a device: one file per device type and user, so that two tunings on a host never time at once."""
+"""The lock of a device: one file per device and user, so that two tunings on a host never time on it at once."""
 
 import os
 import tempfile
@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from autotuner.device import cuda_uuid
 
-def lock_path(device_type: str) -> str:
-    return str(Path(tempfile.gettempdir()) / f"autotuner-{device_type}-{os.getuid()}.lock")
+
+def lock_path(device_type: str, device_index: int = 0) -> str:
+    """Return the lock file: of all cores together, or of one CUDA device by its UUID, whatever its index here."""
+    which = f"cuda-{cuda_uuid(device_index)}" if device_type == "cuda" else device_type
+    return str(Path(tempfile.gettempdir()) / f"autotuner-{which}-{os.getuid()}.lock")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 
 from autotuner.ceilings import Ceilings
 from autotuner.device import cores, environment, usable_threads
-from autotuner.errors import DeviceError, InputError, MeasureError
+from autotuner.errors import InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
 from autotuner.measure.lock import lock_path
-from autotuner.measure.policy import cpu_policy
+from autotuner.measure.policy import policy_for
 from autotuner.measure.process import Child, DiedError
 from autotuner.records import Call, Environment, Measurement
 
 CATALOGUE = ("autotuner.kernels.catalogue",)
 COMPILE_FACTOR = 4.0
+CUDA_COMPILERS_MAX = 16
+"""Each has a context on the device, of half a gigabyte."""
 LOST_MAX = 3
 MAX_WAIT_S = 1.0
 
@@ -31,13 +34,14 @@ class Measurer:
     Args:
         threads: how many a kernel may use; None for all cores.
         timeout_s: how long one call may take to be set up and verified, or to be sampled once.
-        device_type: "cpu".
-        rotate_bytes: what operand sets of one call must add up to; None for four times the second-level caches.
+        device_type: "cpu" or "cuda".
+        device_index: which CUDA device.
+        rotate_bytes: what operand sets of one call must add up to; None for the policy's own figure.
         cache_dir: where compiled kernels are kept; made if need be.
         modules: what registers kernels when imported: dotted names, or paths of files.
 
     Raises:
-        DeviceError: no such device, or one that cannot be measured.
+        DeviceError: no such device.
         InputError: a timeout that is not above 0.
     """
 
@@ -47,17 +51,15 @@ class Measurer:
         threads: int | None = None,
         timeout_s: float = 30.0,
         device_type: str = "cpu",
+        device_index: int = 0,
         rotate_bytes: int | None = None,
         cache_dir: Path | str,
         modules: Sequence[str] = CATALOGUE,
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
-        if device_type != "cpu":
-            environment(device_type)
-            raise DeviceError(f"a {device_type!r} device cannot be measured yet; what can be: cpu")
-        policy = cpu_policy(threads, rotate_bytes)
-        self._environment = environment(device_type, threads, policy.facts())
+        policy = policy_for(device_type, threads, rotate_bytes, device_index)
+        self._environment = environment(device_type, threads, policy.facts(), device_index)
         cache = Path(cache_dir).expanduser().resolve()
         cache.mkdir(parents=True, exist_ok=True)
         self._start: dict[str, Any] = {
@@ -66,7 +68,8 @@ class Measurer:
             "cache_dir": str(cache / "inductor"),
             "modules": list(modules),
             "policy": policy.facts(),
-            "lock": lock_path(device_type),
+            "device_index": device_index,
+            "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None
         load_modules(list(modules))
@@ -141,7 +144,7 @@ class Measurer:
         pool: list[Child] = []
         busy: dict[Child, tuple[Call, Measurement | None]] = {}
         try:
-            pool.extend(Child(start) for _ in range(min(cores(), len(queue))))
+            pool.extend(Child(start) for _ in range(min(self._compilers(), len(queue))))
             for child in pool:
                 child.started()
             idle = list(pool)
@@ -205,6 +208,9 @@ class Measurer:
         try:
             child.send({"do": "race", "calls": [call.to_json() for call in calls]})
             while "done" not in (answer := child.receive()):
+                if "warning" in answer:
+                    warnings.warn(answer["warning"], stacklevel=2)
+                    continue
                 yield answer["index"], Measurement.from_json(answer["measurement"])
             over = True
         finally:
@@ -218,6 +224,10 @@ class Measurer:
             child.started()
             self._child = child
         return self._child
+
+    def _compilers(self) -> int:
+        """Return how many processes compile at once."""
+        return cores() if self._environment.device_type == "cpu" else min(cores(), CUDA_COMPILERS_MAX)
 
     def _compiles(self, call: Call) -> bool:
         return KERNELS[call.candidate.kernel].compiles

@@ -1,20 +1,24 @@
 """Operands made up for measuring: values drawn from a seed, and tensors that hold them in a candidate's forms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.kernels.elementwise import dropout_masks
+from autotuner.kernels.on_torch.library_masks import library_seed
 from autotuner.kernels.on_torch.masks import bits_of, decoded
 from autotuner.kernels.registry import load
-from autotuner.layout import Form, Layout, Stored
+from autotuner.layout import LIBRARIES, Form, Stored
 from autotuner.records import Call, Subgraph, TensorType
 
 Boundary = Sequence[tuple[int, Form]]
+Operands = list[Tensor | None]
+CPU = torch.device("cpu")
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -35,18 +39,18 @@ class Values:
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
     another one; the reciprocal deviation that a layer norm's gradient reads lies between 0.5 and 1.5; the seed of all
-    this is the subgraph's signature.
+    this is the subgraph's signature. They are drawn on the device that holds them.
     """
 
-    def __init__(self, subgraph: Subgraph, consistent: str = "") -> None:
-        self.subgraph = subgraph
+    def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:
+        self.subgraph, self.consistent = subgraph, consistent
         self.drop = drop_shares(subgraph)
-        self._generator = torch.Generator().manual_seed(int(subgraph.signature[:15], 16))
+        self.device = device
+        self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
         positive = {n.inputs[-1] for n in subgraph.nodes if n.kind.startswith("layer_norm_grad")}
         self.inputs = {number: self._drawn(number, number in positive) for number in subgraph.inputs}
         if consistent:
-            raw = (Form(Layout(subgraph.tensors[number].axes)) for number in subgraph.inputs)
-            load(consistent)(subgraph, [self.stored(*pair) for pair in zip(subgraph.inputs, raw, strict=True)])
+            load(consistent)(subgraph, [self.inputs[number] for number in subgraph.inputs])
 
     def stored(self, number: int, form: Form) -> Tensor:
         """Return an input's values as a form holds them, axes in declared order; a raw mask carries its scale."""
@@ -57,8 +61,10 @@ class Values:
             case "bit":
                 axes = self.subgraph.tensors[number].axes
                 return bits_of(value.permute([axes.index(axis) for axis in form.layout.axes]))
+            case storage if storage in LIBRARIES:
+                return library_seed(storage, self.subgraph, number).to(self.device)
             case "seed":
-                return torch.tensor([int(self.subgraph.signature[15:30], 16) + number])
+                return torch.tensor([int(self.subgraph.signature[15:30], 16) + number], device=self.device)
         return self.scaled(number, value) if number in self.drop else value
 
     def scaled(self, number: int, keeps: Tensor) -> Tensor:
@@ -71,16 +77,17 @@ class Values:
 
     def _drawn(self, number: int, positive: bool) -> Tensor:
         tensor = self.subgraph.tensors[number]
+        drawn: dict[str, Any] = {"generator": self._generator, "device": self.device}
         if number in self.drop:
-            return torch.rand(tensor.extents, generator=self._generator) >= self.drop[number]
+            return torch.rand(tensor.extents, **drawn) >= self.drop[number]
         dtype = dtype_of(tensor.dtype)
         if dtype == torch.bool:
-            return torch.rand(tensor.extents, generator=self._generator) < 0.5
+            return torch.rand(tensor.extents, **drawn) < 0.5
         if not dtype.is_floating_point:
             raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
         if positive:
-            return torch.rand(tensor.extents, generator=self._generator).add_(0.5).to(dtype)
-        return torch.randn(tensor.extents, generator=self._generator, dtype=torch.float32).to(dtype)
+            return torch.rand(tensor.extents, **drawn).add_(0.5).to(dtype)
+        return torch.randn(tensor.extents, dtype=torch.float32, **drawn).to(dtype)
 
 
 def drop_shares(subgraph: Subgraph) -> dict[int, float]:
@@ -124,19 +131,44 @@ class Buffer:
     views: tuple[Tensor, ...]
 
 
-def placed(boundary: Boundary, tensors: Sequence[TensorType]) -> Buffer:
+def placed(boundary: Boundary, tensors: Sequence[TensorType], device: torch.device = CPU) -> Buffer:
     """Allocate one buffer, of zeros, and place in it the tensors of one group of `stacks`."""
     number, form = boundary[0]
     first = stored(tensors[number], form)
-    whole = torch.zeros(first.length, dtype=dtype_of(first.dtype))
+    whole = torch.zeros(first.length, dtype=dtype_of(first.dtype), device=device)
     lies = [stored(tensors[number], form) for number, form in boundary]
     return Buffer(whole, tuple(whole.as_strided(each.extents, each.strides, each.offset) for each in lies))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a call's boundary: how many tensors it has, and those that are present, by shared buffer.
+
+    `groups` holds places, what lies there, and the key that equal groups of other candidates have as well.
+    """
+
+    name: str
+    count: int
+    groups: tuple[tuple[list[int], Boundary, tuple[object, ...]], ...]
+
+
+def side_of(call: Call, name: str, numbers: Sequence[int], forms: Sequence[Form]) -> Side:
+    """Return one side of a call's boundary, "input" or "output"."""
+    boundary = tuple(zip(numbers, forms, strict=True))
+    places = [place for place, (_, form) in enumerate(boundary) if form.storage != "absent"]
+    present = [boundary[place] for place in places]
+    groups = []
+    for group in stacks(present, call.subgraph.tensors):
+        members = [present[place] for place in group]
+        groups.append(([places[place] for place in group], members, tuple((n, str(form)) for n, form in members)))
+    return Side(name, len(boundary), tuple(groups))
 
 
 class Buffers:
     """Operand sets of one subgraph's candidates. Candidates that agree on a form share the tensors that have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
         self._held: dict[tuple[object, ...], Buffer] = {}
         self.held_bytes = 0
 
@@ -144,32 +176,36 @@ class Buffers:
         self._held.clear()
         self.held_bytes = 0
 
-    def inputs(self, call: Call, values: Values, index: int) -> list[Tensor | None]:
+    def sets(self, call: Call, values: Values, count: int) -> Iterator[tuple[Operands, Operands]]:
+        """Yield inputs, filled, and outputs, touched but not meaningful, of operand sets; None for an absent tensor."""
+        forms, split = call.candidate.parsed_forms(), len(call.subgraph.inputs)
+        inputs = side_of(call, "input", call.subgraph.inputs, forms[:split])
+        outputs = side_of(call, "output", call.subgraph.outputs, forms[split:])
+        for index in range(count):
+            yield self._side(inputs, values, index), self._side(outputs, values, index)
+
+    def inputs(self, call: Call, values: Values, index: int) -> Operands:
         """Return filled inputs of operand set `index`, None for an absent one."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
-        return self._side(call, "input", tuple(zip(call.subgraph.inputs, forms, strict=True)), values, index)
+        return self._side(side_of(call, "input", call.subgraph.inputs, forms), values, index)
 
-    def outputs(self, call: Call, values: Values, index: int) -> list[Tensor | None]:
+    def outputs(self, call: Call, values: Values, index: int) -> Operands:
         """Return outputs of operand set `index`, touched but not meaningful, None for an absent one."""
         forms = call.candidate.parsed_forms()[len(call.subgraph.inputs) :]
-        return self._side(call, "output", tuple(zip(call.subgraph.outputs, forms, strict=True)), values, index)
+        return self._side(side_of(call, "output", call.subgraph.outputs, forms), values, index)
 
-    def _side(self, call: Call, side: str, boundary: Boundary, values: Values, index: int) -> list[Tensor | None]:
-        found: list[Tensor | None] = [None] * len(boundary)
-        present = [pair for pair in boundary if pair[1].storage != "absent"]
-        places = [place for place, pair in enumerate(boundary) if pair[1].storage != "absent"]
-        for group in stacks(present, call.subgraph.tensors):
-            members = [present[place] for place in group]
-            forms = tuple((number, str(form)) for number, form in members)
-            key = (values.subgraph.signature, side, forms, index)
+    def _side(self, side: Side, values: Values, index: int) -> Operands:
+        found: Operands = [None] * side.count
+        for places, members, forms in side.groups:
+            key = (values.subgraph.signature, values.consistent, side.name, forms, index)
             if key not in self._held:
-                self._held[key] = self._made(members, values, fill=side == "input")
-            for place, view in zip(group, self._held[key].views, strict=True):
-                found[places[place]] = view
+                self._held[key] = self._made(members, values, fill=side.name == "input")
+            for place, view in zip(places, self._held[key].views, strict=True):
+                found[place] = view
         return found
 
     def _made(self, members: Boundary, values: Values, fill: bool) -> Buffer:
-        buffer = placed(members, values.subgraph.tensors)
+        buffer = placed(members, values.subgraph.tensors, self._device)
         if fill:
             for (number, form), view in zip(members, buffer.views, strict=True):
                 view.copy_(values.stored(number, form))

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import takewhile
-from math import comb
+from math import comb, inf
 from statistics import median
 
 LOOK_FACTOR = 2.0
@@ -38,6 +39,7 @@ class Runner:
     samples_us: list[float] = field(default_factory=list)
     out: bool = False
     failed: bool = False
+    median_us: float = inf
 
     @property
     def kept_us(self) -> list[float]:
@@ -81,6 +83,13 @@ class Race:
             self._round += 1
         return self._turns[0] if self._turns else None
 
+    def turns(self) -> list[int]:
+        """Return whose turns are left in this round, `next` first; a first look is a turn of its own."""
+        index = self.next()
+        if index is None:
+            return []
+        return [index] if self.runners[index].look_us is None else list(self._turns)
+
     def add(self, index: int, sample_us: float, spent_us: float = 0.0) -> None:
         """Take a sample of a candidate; taking it lasted `spent_us`."""
         runner = self.runners[index]
@@ -89,6 +98,7 @@ class Race:
         else:
             runner.samples_us.append(sample_us)
             self._spent_us += spent_us
+        runner.median_us = median(runner.kept_us)
         self._turns = [turn for turn in self._turns if turn != index]
         self._drop()
 
@@ -106,7 +116,7 @@ class Race:
 
     def copy(self) -> "Race":
         twin = Race(0, samples_min=self._samples_min, samples_max=self._samples_max, limit_us=self._limit_us)
-        twin.runners = [Runner(r.look_us, list(r.samples_us), r.out, r.failed) for r in self.runners]
+        twin.runners = [Runner(r.look_us, list(r.samples_us), r.out, r.failed, r.median_us) for r in self.runners]
         twin._round, twin._turns, twin._spent_us = self._round, list(self._turns), self._spent_us
         return twin
 
@@ -121,9 +131,11 @@ class Race:
 
     def _drop(self) -> None:
         seen = [runner for runner in self.runners if not runner.failed and runner.look_us is not None]
-        seen.sort(key=lambda runner: median(runner.kept_us))
-        best_us = median(seen[0].kept_us)
-        for place, runner in enumerate(seen):
+        leaders = nsmallest(2, seen, key=lambda runner: runner.median_us)
+        best_us = leaders[0].median_us
+        for runner in seen:
             taken = len(runner.samples_us)
             factor = (LOOK_FACTOR, FIRST_FACTOR)[taken] if taken < 2 else LATER_FACTOR
-            runner.out = median(runner.kept_us) > factor * best_us and (taken == 0 or place > 1)
+            runner.out = runner.median_us > factor * best_us and (
+                taken == 0 or not any(runner is leader for leader in leaders)
+            )

@@ -1,21 +1,18 @@
-"""One sample: a timed loop of calls that rotates through operand sets. And the canary, which shows drift."""
+"""One sample on the CPU: a timed loop of calls that rotates through operand sets."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, inf
-from statistics import median
 from time import perf_counter_ns, sleep
-from typing import Any
 
 import torch
 
+from autotuner.measure.allocations import allocated_bytes
 from autotuner.measure.policy import Policy
-
-Run = Callable[[], Any]
+from autotuner.measure.timing import Run
 
 THREADS = "/proc/self/task"
 CANARY_EXTENT = 160
-CANARY_SAMPLES = 5
 WARM_US = 1_000.0
 LOOK_SAMPLES = 3
 ATTEMPTS = 10
@@ -138,22 +135,31 @@ def core_wait_us() -> float:
     return total_ns / 1e3
 
 
-class Canary:
-    """A small matrix product that should always take the same time: where it does not, the machine has changed."""
+class CpuTiming:
+    """How calls are timed on this machine's cores."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._a, self._b = torch.ones(2, CANARY_EXTENT, CANARY_EXTENT)
-        self._out = torch.empty(CANARY_EXTENT, CANARY_EXTENT)
-        self._sampler = Sampler([self.run], policy)
-        self._reference_us = self._look()
+    device = torch.device("cpu")
+    canary_extent = CANARY_EXTENT
 
-    def run(self) -> None:
-        torch.mm(self._a, self._b, out=self._out)
+    def __init__(self, policy: Policy, neighbours: Neighbours | None = None) -> None:
+        self.policy = policy
+        self.neighbours = neighbours or Neighbours()
 
-    def drifted(self, share: float) -> bool:
-        """Say whether it now differs by more than a share from last time, and take now as the new reference."""
-        before_us, self._reference_us = self._reference_us, self._look()
-        return abs(self._reference_us / before_us - 1) > share
+    def sampler(self, runs: Sequence[Run]) -> Sampler:
+        return Sampler(runs, self.policy, self.neighbours.run)
 
-    def _look(self) -> float:
-        return median(self._sampler.sample()[0] for _ in range(CANARY_SAMPLES))
+    def lone(self, run: Run) -> Sampler:
+        return Sampler([run], self.policy)
+
+    def samples(self, samplers: Sequence[Sampler]) -> list[tuple[float, float]]:
+        """Take a sample of the first: here nothing can be queued."""
+        return [samplers[0].sample()]
+
+    def allocated_bytes(self, run: Run) -> int:
+        return allocated_bytes(run)
+
+    def recover(self, error: BaseException) -> None:
+        """Do nothing: an exception leaves the processor as it was."""
+
+    def contended(self) -> str | None:
+        return None

@@ -20,6 +20,10 @@ from autotuner.placement.packing import Block, pack
 from autotuner.placement.plan import Buffer, Place, Plan, PlannedStep, Role, stored, tick_of
 from autotuner.space import given_forms
 
+# By device type, a multiple of what `packing` aligns everything to. On CUDA as torch's own allocations are used by
+# libraries, which choose kernels by the alignment of their operands: the copy engine of Hopper wants 128 bytes.
+ALIGNMENTS_BYTES = {"cuda": 256}
+
 
 def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> Plan:
     """Decide where every tensor lies.
@@ -31,20 +35,26 @@ def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] 
     Raises:
         ConfigurationError: a step reads what nothing makes, or places are asked to lie in ways that exclude each other.
     """
-    return plan_steps(configuration.graph(), configuration.steps, together)
+    device_type = str(configuration.environment["device_type"])
+    return plan_steps(configuration.graph(), configuration.steps, together, device_type)
 
 
-def plan_steps(graph: Graph, steps: Sequence[Step], together: Iterable[tuple[str, ...]] = ()) -> Plan:
-    """Decide the same for steps of a training graph that are no configuration yet.
+def plan_steps(
+    graph: Graph, steps: Sequence[Step], together: Iterable[tuple[str, ...]] = (), device_type: str = "cpu"
+) -> Plan:
+    """Decide the same for steps of a training graph that are no configuration yet, on a device of some type.
 
     Raises:
         ConfigurationError: as `make_plan`.
     """
-    return _Planning(graph, tuple(steps), tuple(together)).plan()
+    return _Planning(graph, tuple(steps), tuple(together), ALIGNMENTS_BYTES.get(device_type, 1)).plan()
 
 
 class _Planning:
-    def __init__(self, graph: Graph, steps: Sequence[Step], together: Sequence[tuple[str, ...]]) -> None:
+    def __init__(
+        self, graph: Graph, steps: Sequence[Step], together: Sequence[tuple[str, ...]], alignment_bytes: int
+    ) -> None:
+        self.alignment_bytes = alignment_bytes
         self.steps = steps
         self.together = together
         self.graph = graph
@@ -242,7 +252,15 @@ class _Planning:
             first, last = min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)
             buffers.append(Buffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
         arena = [number for number, buffer in enumerate(buffers) if buffer.role == "arena"]
-        blocks = [Block(buffers[i].size_bytes, buffers[i].first, buffers[i].last) for i in arena]
+        # Blocks start at 0 or where others end, so what they are padded to is what they are aligned to.
+        blocks = [
+            Block(
+                -(-buffers[i].size_bytes // self.alignment_bytes) * self.alignment_bytes,
+                buffers[i].first,
+                buffers[i].last,
+            )
+            for i in arena
+        ]
         starts, arena_bytes = pack(blocks)
         for number, start in zip(arena, starts, strict=True):
             buffers[number] = replace(buffers[number], start_bytes=start)

@@ -3,9 +3,10 @@
 from autotuner.runtime.adapters import Description
 from autotuner.runtime.check import CheckReport, check
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.module import TunedModule, TunedWarning, apply, describe
+from autotuner.runtime.module import TunedModule, apply, describe
 from autotuner.runtime.peak import peak_bytes
 from autotuner.runtime.peers import time_peers
+from autotuner.runtime.reason import TunedWarning
 from autotuner.runtime.training_step import TrainingStep
 
 __all__ = [

@@ -11,6 +11,7 @@ from autotuner.errors import ConfigurationError
 from autotuner.placement.planning import make_plan
 from autotuner.placement.port import Geometry, Port, Ports
 from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.reason import Reason
 from autotuner.runtime.workspace import Pool
 
@@ -40,6 +41,8 @@ class Binding:
         self._lying = [self._plan.geometry(port) for port in adapter.ports]
         self._shape = torch.Size(model.extents[axis] for axis in dims)
         self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._device = torch.device(str(configuration.environment["device_type"]))
+        self._graphs = Switch(module.graphs)
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
         self.repeatable = not any(self._settings[:4])
         self._parts: Any = None
@@ -59,11 +62,18 @@ class Binding:
         if x.is_nested or x.shape != self._shape:
             given = "nested" if x.is_nested else str(tuple(x.shape))
             return Reason("shape", f"the input's shape is {given}, and it was tuned for {tuple(self._shape)}")
-        if x.dtype is not self._dtype or not x.is_cpu:
-            return Reason("dtype", f"the input is {x.dtype} on {x.device}, and it was tuned for {self._dtype} on cpu")
-        if type(mask) is Reason:
-            return mask
-        if torch.is_autocast_enabled("cpu"):
+        if x.device != self._device:
+            self._follow(module, x.device)
+        if x.dtype is not self._dtype or x.device != self._device:
+            return Reason(
+                "dtype", f"the input is {x.dtype} on {x.device}, and it was tuned for {self._dtype} on {self._device}"
+            )
+        if mask is not None:
+            if isinstance(mask, Reason):
+                return mask
+            if mask.device != self._device:
+                return Reason("mask", f"the mask is on {mask.device}, and the module's parameters on {self._device}")
+        if torch.is_autocast_enabled(self._device.type):
             return Reason("autocast", "autocast is on, and it was tuned for one dtype")
         if self._adapter.parts(module) != self._parts:
             problem = self._replaced(module)
@@ -84,6 +94,13 @@ class Binding:
             if found is not parameter or parameter.data_ptr() != pointer or parameter.stride() != strides:
                 return self._rebind(module)
         return None
+
+    def _follow(self, module: "TunedModule", device: torch.device) -> None:
+        """Bind anew where the module was moved to another device of the kind that it was tuned for."""
+        owner, name = self._slots[0]
+        parameter = owner.get(name)
+        if device.type == self._device.type and parameter is not None and parameter.device == device:
+            self._rebind(module)
 
     def _look_at_parts(self, module: nn.Module) -> None:
         self._parts = self._adapter.parts(module)
@@ -114,15 +131,19 @@ class Binding:
     def _rebind(self, module: "TunedModule") -> Reason | None:
         """Bind to the memory that the parameters have now, laying them out again where it does not fit."""
         found = [owner.get(name) for owner, name in self._slots]
+        wanted = self._device
         for port, lies, parameter in zip(self._ports, self._lying, found, strict=True):
             if type(parameter) is not nn.Parameter:
                 return Reason("parameters", f"{port.name} is a {type(parameter).__name__}, no parameter")
-            if tuple(parameter.shape) != lies.shape or parameter.dtype != self._dtype or not parameter.is_cpu:
+            if parameter.device.type == wanted.type and port is self._ports[0]:
+                wanted = parameter.device  # all others have to be there as well
+            if tuple(parameter.shape) != lies.shape or parameter.dtype != self._dtype or parameter.device != wanted:
                 return Reason(
                     "parameters",
                     f"{port.name} is {dtype_name(parameter.dtype)} {tuple(parameter.shape)} on {parameter.device}, and "
-                    f"it was tuned for {dtype_name(self._dtype)} {lies.shape} on cpu",
+                    f"it was tuned for {dtype_name(self._dtype)} {lies.shape} on {wanted}",
                 )
+        self._device = wanted
         parameters: list[nn.Parameter] = [parameter for parameter in found if parameter is not None]
         with torch.inference_mode(False), torch.no_grad():
             relaid = [self._lay_out(number, parameters) for number in {lies.buffer for lies in self._lying}]
@@ -134,7 +155,7 @@ class Binding:
             module.relayed()
         self.parameters = parameters
         self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in parameters]
-        self.pool = Pool(self._plan, self._boundary, views)
+        self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs)
         return None
 
     def _lay_out(self, number: int, parameters: list[nn.Parameter]) -> bool:
@@ -144,7 +165,7 @@ class Binding:
         if len(starts) == 1 and all(_strides_fit(g, p) for g, p in members):
             return False
         buffer = self._plan.buffers[number]
-        base = torch.empty(buffer.elements, dtype=self._dtype)
+        base = torch.empty(buffer.elements, dtype=self._dtype, device=members[0][1].device)
         for lies, parameter in members:
             view = base.as_strided(lies.shape, lies.strides, lies.offset)
             view.copy_(parameter)

@@ -28,6 +28,8 @@ from autotuner.runtime.module import TunedModule, apply
 # that. Half types round every intermediate tensor to 2**-8 or 2**-11 of itself.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 SIGMAS = 6.0
+# On CUDA, so many steps come before the one that is compared: then it is a replay, with graphs that were captured.
+STEPS_BEFORE = 2
 # A generator that compares 16 random bits with p meets it to half a step.
 MASK_RESOLUTION = 2.0**-17
 
@@ -71,18 +73,24 @@ class CheckReport:
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     """Run one training step tuned and one as reference, from the same values, and compare.
 
+    Both run on the configuration's device; on CUDA the tuned one is a replay of its graphs.
+
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
     """
-    model = configuration.model
-    layer, call = encoder_layer(model, seed), MadeUpCall.of(model, seed)
+    model, device = configuration.model, str(configuration.environment["device_type"])
+    layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
     wide = copy.deepcopy(layer).double()
     tuned = apply(layer, configuration)
     assert isinstance(tuned, TunedModule)
-    generator = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
-    torch.random.set_rng_state(generator)
+    on_cuda = device == "cuda"
+    for _ in range(STEPS_BEFORE if on_cuda else 0):
+        torch.autograd.backward(tuned(call.x, src_key_padding_mask=call.padding), call.grad_y)
+        for leaf in (call.x, *tuned.parameters()):
+            leaf.grad = None
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type="cuda"):
+        torch.manual_seed(seed)
+        y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
     masks = drawn_masks(y, configuration) if tuned.calls else {}
     torch.autograd.backward(y, call.grad_y)
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
@@ -135,9 +143,9 @@ def graph_reference(
     graph = configuration.graph()
     known: dict[str, Tensor] = {"x": call.x.detach().double(), "grad_y": call.grad_y.double()}
     if call.padding is not None:
-        known["attention_mask"] = torch.zeros(call.padding.shape, dtype=torch.float64).masked_fill_(
-            call.padding, -torch.inf
-        )
+        known["attention_mask"] = torch.zeros(
+            call.padding.shape, dtype=torch.float64, device=call.padding.device
+        ).masked_fill_(call.padding, -torch.inf)
     ports = adapter_for(wide).ports
     for port in ports:
         whole = wide.get_parameter(port.name).detach()

@@ -12,8 +12,8 @@ from autotuner.models import Model
 _ACTIVATIONS = {"relu": functional.relu, "gelu_erf": functional.gelu, "gelu_tanh": nn.GELU(approximate="tanh")}
 
 
-def encoder_layer(model: Model, seed: int = 0) -> nn.TransformerEncoderLayer:
-    """Return an nn.TransformerEncoderLayer in train mode, with random biases and scales.
+def encoder_layer(model: Model, seed: int = 0, device: str = "cpu") -> nn.TransformerEncoderLayer:
+    """Return an nn.TransformerEncoderLayer in train mode, with random biases and scales, the same on any device.
 
     Raises:
         ConfigurationError: the framework has no layer for this model.
@@ -44,7 +44,7 @@ def encoder_layer(model: Model, seed: int = 0) -> nn.TransformerEncoderLayer:
     layer.dropout1.p = float(options["output_dropout"])
     layer.dropout.p = float(options["activation_dropout"])
     layer.dropout2.p = float(options["feed_forward_dropout"])
-    return layer
+    return layer.to(device)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class MadeUpCall:
         return {} if self.padding is None else {"src_key_padding_mask": self.padding}
 
     @classmethod
-    def of(cls, model: Model, seed: int = 0) -> "MadeUpCall":
+    def of(cls, model: Model, seed: int = 0, device: str = "cpu") -> "MadeUpCall":
+        """Return a call with random values, the same on any device."""
         extents = model.extents
         shape = (extents["b"], extents["l"], extents["h"])
         draw = torch.Generator().manual_seed(seed)
@@ -70,4 +71,5 @@ class MadeUpCall:
         if model.options["attention_mask"]:
             lengths = torch.randint(1, extents["l"] + 1, (extents["b"], 1), generator=draw)
             padding = torch.arange(extents["l"]) >= lengths
-        return cls(x.requires_grad_(), grad_y, padding)
+        x, grad_y = x.to(device), grad_y.to(device)
+        return cls(x.requires_grad_(), grad_y, None if padding is None else padding.to(device))

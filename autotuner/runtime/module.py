@@ -15,21 +15,18 @@ from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.function import TunedStep, run_forward
-from autotuner.runtime.reason import Reason
+from autotuner.runtime.reason import Reason, TunedWarning
 from autotuner.runtime.workspace import Lease
 
 Original = Callable[[Tensor], Tensor]
-
-
-class TunedWarning(UserWarning):
-    """A tuned module ran otherwise than its configuration says; the message says why."""
 
 
 class TunedModule(nn.Module):
     """What every drop-in shares. A subclass also derives from the framework's class and calls `run` in its forward.
 
     `calls` counts calls that ran the configuration, `fallbacks` those that ran the original, by reason, and `relaid`
-    how often parameters had to be laid out again because somebody had replaced their memory.
+    how often parameters had to be laid out again because somebody had replaced their memory. `graphs` says whether
+    CUDA graphs are made.
     """
 
     original: ClassVar[type[nn.Module]]
@@ -38,6 +35,7 @@ class TunedModule(nn.Module):
     calls: int
     fallbacks: Counter[str]
     relaid: int
+    graphs: bool = True
     _binding: Binding | None
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
@@ -61,7 +59,8 @@ class TunedModule(nn.Module):
             again = original if binding.repeatable else None
             y: Tensor = TunedStep.apply(binding.pool, mask, again, x, *binding.parameters)  # type: ignore[no-untyped-call]
             return y
-        return run_forward(Lease(binding.pool).workspace, x, mask)  # type: ignore[arg-type]
+        lease = Lease(binding.pool)
+        return run_forward(lease.workspace, x, mask)  # type: ignore[arg-type]
 
     def _fall_back(self, reason: Reason, original: Original, x: Tensor) -> Tensor:
         """Run the original: counted, and with one warning per reason."""
@@ -135,19 +134,27 @@ def check_fit(module: nn.Module, configuration: Configuration) -> None:
     wrong = [f"{name} is {given!r}, the configuration's {tuned!r}" for name, given, tuned in pairs if given != tuned]
     if wrong:
         raise ConfigurationError(f"the configuration is of another layer: {'; '.join(wrong)}")
-    if next(module.parameters()).device.type != "cpu":
-        raise ConfigurationError("the module is not on the CPU, where the configuration was measured; move it there")
+    wanted = configuration.environment["device_type"]
+    found_on = sorted({str(parameter.device) for parameter in module.parameters() if parameter.device.type != wanted})
+    if found_on:
+        raise ConfigurationError(
+            f"parameters of the module are on {' and '.join(found_on)}, and the configuration was measured on "
+            f"{wanted}: move the module there, with module.to({wanted!r}), or give one that was measured on "
+            f"{torch.device(found_on[0]).type}"
+        )
 
 
-def apply(module: nn.Module, configuration: Configuration) -> nn.Module:
+def apply(module: nn.Module, configuration: Configuration, *, graphs: bool = True) -> nn.Module:
     """Return a drop-in for a framework module that runs a configuration.
 
     It shares parameters and submodules with the module; the parameters keep their values and shapes, and get the
     strides that the configuration asks for.
 
     Args:
-        module: nn.TransformerEncoderLayer or transformers' BertLayer, on the CPU.
+        module: nn.TransformerEncoderLayer or transformers' BertLayer, on the device that the configuration is for.
         configuration: tuned for its extents, options and dtype.
+        graphs: on CUDA, capture forward and backward as CUDA graphs when they run for the second time, and replay them
+            from then on. Ignored on the CPU.
 
     Raises:
         ConfigurationError: it was tuned for another layer; the message lists what differs.
@@ -166,6 +173,7 @@ def apply(module: nn.Module, configuration: Configuration) -> nn.Module:
         calls=0,
         fallbacks=Counter(),
         relaid=0,
+        graphs=graphs,
         _binding=None,
     )
     tuned.bind()

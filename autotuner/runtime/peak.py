@@ -1,5 +1,8 @@
 """How many bytes a layer's training step allocates at most."""
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from autotuner.measure.allocations import allocated_bytes
@@ -18,7 +21,7 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
 
     Args:
         layer: a tuned one or the framework's, compiled or not. A tuned one is given new memory.
-        call: what it is called with.
+        call: what it is called with. On CUDA, memory that only graphs use counts while they are captured.
     """
 
     def drop() -> None:
@@ -37,6 +40,16 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
     if isinstance(layer, TunedModule):
         layer.bind()
     drop()
-    found = allocated_bytes(steps)
+    found = allocated_on_cuda_bytes(steps) if call.x.is_cuda else allocated_bytes(steps)
     drop()
     return found
+
+
+def allocated_on_cuda_bytes(run: Callable[[], object]) -> int:
+    """Return the most bytes that torch's CUDA allocator hands out while a function runs, beyond what was before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

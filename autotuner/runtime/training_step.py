@@ -10,22 +10,25 @@ from autotuner.errors import ConfigurationError
 from autotuner.placement.plan import Plan
 from autotuner.placement.planning import make_plan
 from autotuner.placement.port import Port, Ports
-from autotuner.runtime.workspace import Workspace
+from autotuner.runtime.graphs import Switch
+from autotuner.runtime.workspace import CPU, Workspace
 
 
 class TrainingStep:
     """Forward and backward over tensors named as in the model file."""
 
-    def __init__(self, configuration: Configuration, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, configuration: Configuration, parameters: Mapping[str, Tensor], *, graphs: bool = True) -> None:
         """Lay out the parameters and build every step.
 
         Args:
             configuration: what to run.
             parameters: values, axes as declared in the model file. They are copied; `self.parameters` are those that
                 run, in the configuration's layouts, and may be changed in place.
+            graphs: on CUDA, replay forward and backward as CUDA graphs from their third time on.
 
         Raises:
-            ConfigurationError: a parameter is missing, or has another shape than the model's.
+            ConfigurationError: a parameter is missing, has another shape than the model's, or is on another device than
+                the configuration's.
         """
         self.plan = make_plan(configuration)
         graph = self.plan.graph
@@ -37,7 +40,16 @@ class TrainingStep:
         if wrong:
             wanted = {name: graph.shape(name) for name in self.plan.parameters}
             raise ConfigurationError(f"parameter {wrong[0]!r} is missing or has another shape; expected {wanted}")
-        self.parameters = laid_out(self.plan)
+        device_type = configuration.environment["device_type"]
+        devices = {parameters[name].device for name in self.plan.parameters}
+        if len(devices) != 1 or any(device.type != device_type for device in devices):
+            found = " and ".join(sorted(str(device) for device in devices))
+            raise ConfigurationError(
+                f"the parameters are on {found}, and the configuration was measured on {device_type}: "
+                "move all of them to one such device"
+            )
+        device = devices.pop()
+        self.parameters = laid_out(self.plan, device)
         for name, tensor in self.parameters.items():
             tensor.copy_(parameters[name].detach())
         sources = [n for n, t in graph.tensors.items() if t.role == "input" and f"grad_{n}" in self.plan.outputs]
@@ -47,7 +59,7 @@ class TrainingStep:
             tuple(self._declared(name) for name in self.plan.outputs if not name.startswith("grad_")),
             tuple(self._declared(name) for name in (*sources, *self.plan.parameters)),
         )
-        self.workspace = Workspace(self.plan, self._ports, self.parameters)
+        self.workspace = Workspace(self.plan, self._ports, self.parameters, device, Switch(graphs))
         self._all = (True,) * len(self._ports.sources)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -73,12 +85,12 @@ class TrainingStep:
         return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))
 
 
-def laid_out(plan: Plan) -> dict[str, Tensor]:
+def laid_out(plan: Plan, device: torch.device = CPU) -> dict[str, Tensor]:
     """Return a new, unset tensor for each parameter, strides and neighbours as a plan says."""
     found: dict[str, Tensor] = {}
     for buffer in plan.buffers:
         if buffer.role == "parameter":
-            base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype))
+            base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=device)
             for place, offset in buffer.offsets.items():
                 found[place[0]] = base.as_strided(plan.shape(place), plan.strides(place), offset)
     return found

@@ -3,9 +3,15 @@
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
 storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
 frees the caller to change them and lets them have any strides.
+
+On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
+wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
+calls become CUDA graphs; see `graphs`. What a caller captures into a graph of its own runs whenever that is replayed,
+so a workspace that was used in it is never used again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +20,8 @@ from torch import Tensor
 from autotuner.kernels import KERNELS
 from autotuner.placement.plan import Place, Plan
 from autotuner.placement.port import Port, Ports
+from autotuner.runtime.cuda import Cuda
+from autotuner.runtime.graphs import Graphs, Row, Switch
 
 Run = Callable[[], Any]
 
@@ -21,22 +29,39 @@ Run = Callable[[], Any]
 # are held, results are handed out as copies.
 SETS = 2
 IDLE_WORKSPACES = 2
+# Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
+CHOICES = 4
+
+CPU = torch.device("cpu")
 
 
 class Workspace:
     """Built once for given parameters; runs many times."""
 
-    def __init__(self, plan: Plan, ports: Ports, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        parameters: Mapping[str, Tensor],
+        device: torch.device = CPU,
+        graphs: Switch | None = None,
+    ) -> None:
         """Allocate and build.
 
         Args:
             plan: where everything lies.
             ports: how the caller sees inputs and outputs.
             parameters: a view of each, declared axes in order, strides as the plan says.
+            device: where all of it lies; the parameters' own.
+            graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
         """
-        self.plan, self.ports = plan, ports
-        with torch.inference_mode(False), torch.no_grad():
-            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8)
+        self.plan, self.ports, self.device = plan, ports, device
+        self._cuda = Cuda(device) if device.type == "cuda" else None
+        self._graphs = Graphs(self._cuda, graphs) if self._cuda is not None and graphs is not None else None
+        self._stream: tuple[int, torch.cuda.Stream] | None = None
+        self.in_capture = False  # a caller's graph writes here whenever it is replayed
+        with torch.inference_mode(False), torch.no_grad(), self._turn():
+            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self.views = {plan.parameters[name]: tensor for name, tensor in parameters.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
@@ -58,6 +83,10 @@ class Workspace:
 
     def forward(self, *inputs: Tensor | None) -> list[Tensor]:
         """Run forward on inputs, in the order of the ports; None stands for zeros."""
+        with self._turn():
+            return self._forward(*inputs)
+
+    def _forward(self, *inputs: Tensor | None) -> list[Tensor]:
         self._consumed = False
         for stage, tensor in zip(self._inputs, inputs, strict=True):
             if tensor is None:
@@ -65,8 +94,7 @@ class Workspace:
             else:
                 stage.copy_(tensor)
         made = self._set("forward")
-        for run in () if self.skips_kernels else made.runs:
-            run()
+        self._run(made.row)
         return self._handed(made, made.handed)
 
     def backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], keeps: bool = False) -> list[Tensor | None]:
@@ -82,30 +110,60 @@ class Workspace:
                 "backward ran already, and has used the memory of what forward saved; run forward again, or keep what "
                 "it saved: retain_graph=True, or keeps=True in the earlier backward"
             )
-        copies = [tensor.clone() for tensor in self._saved] if keeps else None
-        try:
-            return self._backward(given, wanted)
-        finally:
-            if copies is None:
-                self._consumed = True
-            else:
-                for tensor, copy in zip(self._saved, copies, strict=True):
-                    tensor.copy_(copy)
+        with self._turn():
+            copies = [tensor.clone() for tensor in self._saved] if keeps else None
+            try:
+                return self._backward(given, wanted)
+            finally:
+                if copies is None:
+                    self._consumed = True
+                else:
+                    for tensor, copy in zip(self._saved, copies, strict=True):
+                        tensor.copy_(copy)
 
     def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
         for stage, tensor in zip(self._given, given, strict=True):
             stage.copy_(tensor)
         made = self._set("backward")
-        for run in () if self.skips_kernels else made.runs_for(wanted):
-            run()
+        self._run(made.row_for(wanted))
         chosen = [tensor for tensor, want in zip(made.handed, wanted, strict=True) if want]
         handed = iter(self._handed(made, chosen))
         return [next(handed) if want else None for want in wanted]
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """On CUDA, have the device current, and everything in order with what ran here on another stream."""
+        if self._cuda is None:
+            yield
+            return
+        with self._cuda.guard():
+            if self._cuda.is_capturing():
+                # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
+                self.in_capture = True
+            elif self._stream is None or self._cuda.stream() != self._stream[0]:
+                if self._stream is not None:
+                    self._cuda.follow(self._stream[1], self._own())
+                self._stream = (self._cuda.stream(), self._cuda.current())
+            yield
+
+    def _own(self) -> Iterator[Tensor]:
+        """Yield a tensor of each storage that was allocated here."""
+        yield self._arena
+        for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
+            yield from made.handed
+
+    def _run(self, row: Row) -> None:
+        if self.skips_kernels:
+            return
+        if self._graphs is None:
+            row.run()
+        else:
+            self._graphs.run(row)
+
     def _handed(self, made: "OutputSet", tensors: Iterable[Tensor]) -> list[Tensor]:
         if made is self._spare.get(made.phase):
             self.copies += 1
-            return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in tensors]
+            return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors]
         return [tensor.detach() for tensor in tensors]
 
     def _set(self, phase: str) -> "OutputSet":
@@ -166,7 +224,7 @@ class OutputSet:
         self._plan, self._ports = plan, ports
         with torch.inference_mode(False), torch.no_grad():
             bases = {
-                number: torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype))
+                number: torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=workspace.device)
                 for number, buffer in enumerate(plan.buffers)
                 if buffer.role == "output" and buffer.phase == phase
             }
@@ -185,8 +243,8 @@ class OutputSet:
                 for port in side
             ]
             self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
-        self.runs = list(self._calls.values())
-        self._chosen: dict[tuple[bool, ...], list[Run]] = {}
+        self.row = Row(list(self._calls.values()))
+        self._chosen: dict[tuple[bool, ...], Row] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, base
         self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
@@ -196,7 +254,7 @@ class OutputSet:
         count = torch._C._storage_Use_Count
         return all(count(storage) == holders for storage, holders in self._holders)
 
-    def runs_for(self, wanted: tuple[bool, ...]) -> list[Run]:
+    def row_for(self, wanted: tuple[bool, ...]) -> Row:
         """Return the calls that the wanted gradients need."""
         if wanted not in self._chosen:
             names = [
@@ -206,16 +264,28 @@ class OutputSet:
                 for member in port.members
             ]
             needed = self._plan.needed(names)
-            self._chosen[wanted] = [run for number, run in self._calls.items() if number in needed]
+            calls = [run for number, run in self._calls.items() if number in needed]
+            self._chosen[wanted] = Row(calls, replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]
 
 
 class Pool:
-    """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over."""
+    """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over.
 
-    def __init__(self, plan: Plan, ports: Ports, parameters: Mapping[str, Tensor]) -> None:
-        self._arguments = (plan, ports, parameters)
+    Those that a caller's graph writes to are kept, and not taken again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ports: Ports,
+        parameters: Mapping[str, Tensor],
+        device: torch.device = CPU,
+        graphs: Switch | None = None,
+    ) -> None:
+        self._arguments = (plan, ports, parameters, device, graphs)
         self._idle: list[Workspace] = []
+        self._in_capture: list[Workspace] = []
         self.made = 0
 
     def take(self) -> Workspace:
@@ -226,7 +296,9 @@ class Pool:
             return Workspace(*self._arguments)
 
     def give_back(self, workspace: Workspace) -> None:
-        if len(self._idle) < IDLE_WORKSPACES:
+        if workspace.in_capture:
+            self._in_capture.append(workspace)
+        elif len(self._idle) < IDLE_WORKSPACES:
             self._idle.append(workspace)
 
 

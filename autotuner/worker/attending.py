@@ -128,7 +128,7 @@ def _tuned(
         timeout_s=settings.timeout_s,
         device_type=request.device_type,
         cache_dir=settings.cache_dir,
-        rotate_bytes=rotate_bytes(training_graph(request.model.graph())),
+        rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
         tuned = tuner.tune(request, file, database, measurer, watch=reporter)
     if not request.end_to_end or tuned.configuration.measured is not None or not _has_peers(request.model):

@@ -1,15 +1,17 @@
 """The bench itself, in this process: what is emitted when, and what is taken again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from autotuner.measure import bench as module
 from autotuner.measure import sampling
-from autotuner.measure.bench import Bench, failure
+from autotuner.measure.bench import Bench
+from autotuner.measure.failure import LostError, RefusalError, WrongError, failure
 from autotuner.measure.policy import Policy
-from autotuner.measure.sampling import Canary
-from autotuner.records import Call, Measurement
+from autotuner.measure.sampling import CpuTiming
+from autotuner.measure.timing import Canary
+from autotuner.records import Call, Measurement, Node, Subgraph, TensorType
 
 POLICY = Policy(4096)
 MakeCall = Callable[..., Call]
@@ -24,7 +26,9 @@ def raced(bench: Bench, *calls: Call) -> list[tuple[int, Measurement]]:
 
 
 def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> None:
-    found = raced(Bench(POLICY, 1 << 30), add("good"), add("wrong"), add("good", ("ba", "ba", "ba")), add("refused"))
+    found = raced(
+        Bench(CpuTiming(POLICY), 1 << 30), add("good"), add("wrong"), add("good", ("ba", "ba", "ba")), add("refused")
+    )
     assert [(index, measured.status) for index, measured in found] == [
         (1, "wrong"),
         (3, "refused"),
@@ -34,13 +38,15 @@ def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> N
 
 
 def test_what_a_call_allocates_while_it_runs_is_its_workspace(add: MakeCall) -> None:
-    found = dict(raced(Bench(POLICY, 1 << 30), add("good"), add("roomy")))
+    found = dict(raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"), add("roomy")))
     assert found[0].workspace_bytes == 0
     assert found[1].workspace_bytes == 8 * 16 * 4
 
 
 def test_operand_sets_make_room_where_memory_is_short(add: MakeCall) -> None:
-    found = raced(Bench(POLICY, 1), add("good"), add("good", ("ba", "ba", "ba")), add("good", ("ab", "ab", "ba")))
+    found = raced(
+        Bench(CpuTiming(POLICY), 1), add("good"), add("good", ("ba", "ba", "ba")), add("good", ("ab", "ab", "ba"))
+    )
     assert [measured.status for _, measured in found] == ["ok"] * 3
 
 
@@ -63,14 +69,14 @@ def test_what_was_sampled_while_the_machine_drifted_is_taken_again_once(
         return samples[-1]
 
     monkeypatch.setattr(sampling.Sampler, "look", look)
-    found = raced(Bench(POLICY, 1 << 30), add("good"))
+    found = raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"))
     assert [measured.status for _, measured in found] == ["ok"]
     assert asked == [module.DRIFT_SHARE] * 2
     assert len(samples) == 2
 
 
 def test_two_identical_calls_differ_little_or_much_but_not_negatively() -> None:
-    assert Bench(POLICY, 1 << 30).noise_floor() >= 0
+    assert Bench(CpuTiming(POLICY), 1 << 30).noise_floor() >= 0
 
 
 @pytest.mark.parametrize(
@@ -80,10 +86,50 @@ def test_two_identical_calls_differ_little_or_much_but_not_negatively() -> None:
         (RuntimeError("std::bad_alloc"), "out_of_memory"),
         (RuntimeError("CUDA out of memory"), "out_of_memory"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
-        (module.RefusalError("the row is longer than the block"), "refused"),
-        (module.WrongError("output 0 is nan"), "wrong"),
+        (RefusalError("the row is longer than the block"), "refused"),
+        (WrongError("output 0 is nan"), "wrong"),
     ],
 )
 def test_an_exception_has_a_status_and_keeps_its_sentence(error: Exception, status: str) -> None:
     assert failure(error).status == status
     assert str(error) in failure(error).message
+
+
+class Together(CpuTiming):
+    """Takes samples of all that are offered, as a device does on which they are queued."""
+
+    def __init__(self) -> None:
+        super().__init__(POLICY)
+        self.rounds: list[int] = []
+
+    def samples(self, samplers: Sequence[sampling.Sampler]) -> list[tuple[float, float]]:
+        self.rounds.append(len(samplers))
+        return [sampler.sample() for sampler in samplers]
+
+
+def test_a_round_is_sampled_together_where_the_device_can(add: MakeCall) -> None:
+    timing = Together()
+    bench = Bench(timing, 1 << 30)
+    timing.rounds.clear()
+    found = raced(bench, add("good"), add("good", ("ba", "ba", "ba")))
+    assert [measured.status for _, measured in found] == ["ok"] * 2
+    assert 2 in timing.rounds
+
+
+def test_a_device_that_is_lost_ends_the_race_with_what_the_device_said(
+    add: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_timing: CpuTiming, error: BaseException) -> None:
+        raise LostError("an illegal memory access") from error
+
+    monkeypatch.setattr(CpuTiming, "recover", lost)
+    with pytest.raises(LostError, match="an illegal memory access"):
+        raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"), add("raises"))
+
+
+def test_references_make_room_where_memory_is_short(add: MakeCall) -> None:
+    bench, small = Bench(CpuTiming(POLICY), 1), (TensorType((2, 3), "float32"),) * 3
+    other = Call(Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), small, (0, 1), (2,)), add("good").candidate)
+    found = raced(bench, add("good"), other)
+    assert [measured.status for _, measured in found] == ["ok"] * 2
+    assert bench._references.held_bytes == 2 * 3 * 8

@@ -114,3 +114,20 @@ def test_a_look_counts_only_where_there_is_nothing_else() -> None:
     race.add(0, 90.0)
     assert race.runners[0].kept_us == [90.0]
     assert race.runners[1].kept_us == [300.0]
+
+
+def test_a_round_is_everybody_who_is_left_in_it_and_a_look_is_a_turn_of_its_own() -> None:
+    race = Race(3, samples_min=3, samples_max=10, limit_us=1e9)
+    assert race.turns() == [0]
+    for index in range(3):
+        race.add(index, 100.0)
+    assert race.turns() == [0, 1, 2]
+    race.add(0, 100.0)
+    assert race.turns() == [1, 2]
+    for index in (1, 2):
+        race.add(index, 100.0)
+    assert race.turns() == [1, 2, 0], "the next round starts one place further"
+
+
+def test_a_race_that_is_over_has_no_turns() -> None:
+    assert Race(0, samples_min=3, samples_max=10, limit_us=1e9).turns() == []

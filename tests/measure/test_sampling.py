@@ -6,7 +6,8 @@ import pytest
 
 from autotuner.measure import sampling
 from autotuner.measure.policy import Policy
-from autotuner.measure.sampling import Run, Sampler
+from autotuner.measure.sampling import Sampler
+from autotuner.measure.timing import Run
 
 
 class Clock:

@@ -10,7 +10,7 @@ from autotuner.kernels import catalogue  # noqa: F401  (registers the real kerne
 from autotuner.kernels.conversion import conversion
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.operands import Buffers, Values
-from autotuner.measure.verification import References, deviation, fault, implausible_mask
+from autotuner.measure.verification import References, deviation, fault, implausible_mask, passes_at_once
 from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 T = TensorType((32, 32), "float32")
@@ -33,6 +33,30 @@ def found(kernel: str, subgraph: Subgraph, *forms: str) -> str | None:
     inputs, outputs = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
     run = KERNELS[kernel].builder()(call, inputs, outputs)
     return fault(call, KERNELS[kernel], run, values, References(), inputs, outputs)
+
+
+def at_once(kernel: str, subgraph: Subgraph, *forms: str) -> bool:
+    call = Call(subgraph, Candidate(kernel, forms))
+    values, references = Values(subgraph), References()
+    for inputs, outputs in Buffers().sets(call, values, 1):
+        run = KERNELS[kernel].builder()(call, inputs, outputs)
+    return passes_at_once(call, KERNELS[kernel], run, values, references, inputs, outputs)
+
+
+@pytest.mark.parametrize("forms", [("ab", "ab", "ab"), ("ba", "ab", "ba"), ("*ab@1/2", "a*b@0/3", "a*b@1/2")])
+def test_one_number_says_that_a_good_kernel_is_good(forms: tuple[str, ...]) -> None:
+    assert at_once("planted_good", ADD, *forms)
+
+
+@pytest.mark.parametrize("kernel", ["wrong", "not_a_number", "unwritten", "modifies", "resizes"])
+def test_one_number_lets_no_fault_through(kernel: str) -> None:
+    assert not at_once(f"planted_{kernel}", ADD, "ab", "ab", "ab")
+
+
+def test_one_number_is_not_enough_for_a_neighbour_that_was_written_to_masks_and_infinities() -> None:
+    assert not at_once("planted_spills", ADD, "ab", "ab", "*ab@1/2")
+    assert not at_once("planted_draws", MASK, "ab")
+    assert not at_once("torch_causal_mask", CAUSAL, "ab", "ab")
 
 
 @pytest.mark.parametrize("forms", [("ab", "ab", "ab"), ("ba", "ab", "ba"), ("*ab@1/2", "a*b@0/3", "a*b@1/2")])

@@ -88,3 +88,13 @@ def test_tensors_that_two_steps_want_in_other_orders_are_refused() -> None:
     step = replace(found.steps[number], adjacent=((one, other), (other, one)))
     with pytest.raises(ConfigurationError, match="cannot lie right behind"):
         make_plan(replace(found, steps=(*found.steps[:number], step, *found.steps[number + 1 :])))
+
+
+def test_on_cuda_every_buffer_of_the_arena_starts_at_a_multiple_of_256_bytes() -> None:
+    of = model(p=WITH_DROPOUT)
+    for device_type, alignment_bytes in (("cpu", 64), ("cuda", 256)):
+        plan = make_plan(configuration(of, 0, device_type))
+        starts = {buffer.start_bytes for buffer in plan.buffers if buffer.role == "arena"}
+        assert len(starts) > 2
+        assert not any(start % alignment_bytes for start in starts)
+    assert any(start % 256 for start in {b.start_bytes for b in make_plan(configuration(of)).buffers})

@@ -13,16 +13,18 @@ from autotuner.runtime.framework import encoder_layer
 from tests.runtime.plans import TINY, configuration, model
 
 
-def tuned_layer(of: Model | None = None, seed: int = 0) -> tuple[TunedModule, nn.TransformerEncoderLayer]:
+def tuned_layer(
+    of: Model | None = None, seed: int = 0, device_type: str = "cpu", graphs: bool = True
+) -> tuple[TunedModule, nn.TransformerEncoderLayer]:
     """Return a tuned layer and an untouched copy of the layer that it was made from."""
     of = of or model()
-    layer = encoder_layer(of, seed)
+    layer = encoder_layer(of, seed, device_type)
     twin = copy.deepcopy(layer)
-    return tuned(layer, configuration(of, seed)), twin
+    return tuned(layer, configuration(of, seed, device_type), graphs), twin
 
 
-def tuned(layer: nn.Module, found: Configuration) -> TunedModule:
-    made = apply(layer, found)
+def tuned(layer: nn.Module, found: Configuration, graphs: bool = True) -> TunedModule:
+    made = apply(layer, found, graphs=graphs)
     assert isinstance(made, TunedModule)
     return made
 
@@ -39,7 +41,7 @@ def gradients(module: nn.Module, x: Tensor, **arguments: Any) -> dict[str, Tenso
         parameter.grad = None
     x = x.detach().clone().requires_grad_()
     y = module(x, **arguments)
-    torch.autograd.backward(y, batch(99, y.dtype).reshape(y.shape))
+    torch.autograd.backward(y, batch(99, y.dtype).reshape(y.shape).to(y.device))
     found = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
     assert x.grad is not None
     return {"y": y.detach().clone(), "x": x.grad} | found

@@ -18,8 +18,13 @@ KEPT_SHARE = 0.35
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 
 _FILE = load_model("bert-encoder")
-_SPACES: dict[tuple[str, bool], Space] = {}
-_CONFIGURATIONS: dict[tuple[str, int], Configuration] = {}
+_SPACES: dict[tuple[str, bool, str], Space] = {}
+# On CUDA, what needs more than torch itself, or is not for every element type, is left to the tests of kernels.
+_LEFT_OUT: dict[str, tuple[str, ...]] = {
+    "cpu": (),
+    "cuda": ("inductor", "cublaslt_", "cuda_flash_attention", "cudnn_attention"),
+}
+_CONFIGURATIONS: dict[tuple[str, int, str], Configuration] = {}
 
 
 def model(extents: Mapping[str, int] | None = None, *, dtype: str = "float64", p: float = 0.0, **options: Any) -> Model:
@@ -30,27 +35,36 @@ def model(extents: Mapping[str, int] | None = None, *, dtype: str = "float64", p
 MASKED = model(attention_mask=True, activation="gelu_tanh")
 
 
-def space(of: Model, inductor: bool = False) -> Space:
-    """Return a model's space on the CPU; Inductor, which compiles for seconds, only if asked."""
+def space(of: Model, inductor: bool = False, device_type: str = "cpu") -> Space:
+    """Return a model's space; Inductor, which compiles for seconds, only if asked."""
     graph = training_graph(of.graph())
-    key = (graph.key, inductor)
+    key = (graph.key, inductor, device_type)
     if key not in _SPACES:
-        file = load_space(search_spaces_dir() / "kernels" / "cpu.yaml")
-        kernels = {name: entry for name, entry in file.kernels.items() if inductor or name != "inductor"}
+        file = load_space(search_spaces_dir() / "kernels" / f"{device_type}.yaml")
+        kernels = {
+            name: entry
+            for name, entry in file.kernels.items()
+            if (inductor or name != "inductor") and not name.startswith(_LEFT_OUT[device_type])
+        }
         _SPACES[key] = build_space(graph, file.model_copy(update={"kernels": kernels}))
     return _SPACES[key]
 
 
-def configuration(of: Model, seed: int = 0) -> Configuration:
-    """Return the cheapest whole for random costs; solved once per graph and seed."""
-    key = (canonical_json(of.to_json()), seed)
+def configuration(of: Model, seed: int = 0, device_type: str = "cpu") -> Configuration:
+    """Return the cheapest whole for random costs; solved once per graph, seed and type of device."""
+    key = (canonical_json(of.to_json()), seed, device_type)
     if key not in _CONFIGURATIONS:
-        _CONFIGURATIONS[key] = solved(of, seed)
+        _CONFIGURATIONS[key] = solved(of, seed, device_type=device_type)
     return _CONFIGURATIONS[key]
 
 
 def solved(
-    of: Model, seed: int, *, cost: Callable[[Choice], float | None] = lambda _: None, inductor: bool = False
+    of: Model,
+    seed: int,
+    *,
+    cost: Callable[[Choice], float | None] = lambda _: None,
+    inductor: bool = False,
+    device_type: str = "cpu",
 ) -> Configuration:
     """Return the cheapest whole for random costs, except where `cost` says one.
 
@@ -58,7 +72,7 @@ def solved(
     Most choices are left out at random, which keeps solving short; those with every tensor as declared stay, so that
     there is always a whole.
     """
-    found = space(of, inductor)
+    found = space(of, inductor, device_type)
     draw = random.Random(seed)
     costs = {conversion.call.key: draw.uniform(1, 20) for conversion in found.conversions}
     for choice in found.choices:
@@ -67,4 +81,4 @@ def solved(
         if given is not None or declared or draw.random() < KEPT_SHARE:
             costs[choice.call.key] = us if given is None else given
     known = {key: Measurement("ok", median_us=us) for key, us in costs.items()}
-    return build_configuration(of, found, known, Environment("cpu", "made up", ()), {})
+    return build_configuration(of, found, known, Environment(device_type, "made up", ()), {})

@@ -1,4 +1,4 @@
-"""One training step of a configuration against the framework's, eager and compiled.
+"""One training step of a configuration against the framework's, eager and compiled, on a CPU.
 
 Policy: one process; forward, and backward with every gradient, x included; gradients dropped between steps, the same
 for all; every side warmed up; turns round-robin with a rotating start; in a turn one untimed step, which finds the
@@ -16,28 +16,16 @@ from torch import nn
 from autotuner.configuration import Configuration, Measured
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
-from autotuner.runtime.module import TunedWarning, apply
+from autotuner.runtime.module import apply
 from autotuner.runtime.peak import peak_bytes
+from autotuner.runtime.reason import TunedWarning
 
 WARM_STEPS = 5
 TURN_US = 20_000.0
 
 
-def time_peers(configuration: Configuration, samples: int = 50, threads: int | None = None) -> Measured:
-    """Time a configuration's training step and its peers', interleaved.
-
-    Args:
-        configuration: what to run.
-        samples: turns timed of each.
-        threads: that torch may use meanwhile; as set, if None.
-
-    Returns:
-        Medians in microseconds, and what a step allocates at most, in bytes. "torch.compile" is missing, with a
-        warning, where it cannot compile.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the configuration's model.
-    """
+def time_on_cpu(configuration: Configuration, samples: int = 50, threads: int | None = None) -> Measured:
+    """Time a configuration's training step and its peers', interleaved; see `time_peers`."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,0 +1,145 @@
+"""Kernels of a CUDA device: their rules everywhere, products on the CPU, all else where there is such a device."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from autotuner.kernels import KERNELS
+from autotuner.kernels.attention import LIBRARY
+from autotuner.kernels.on_torch.cublaslt import oriented
+from autotuner.kernels.on_torch.library_masks import library_mask
+from autotuner.kernels.on_torch.masks import decoded
+from autotuner.layout import Form
+from autotuner.measure.operands import Buffers, Values
+from autotuner.measure.verification import References, fault
+from autotuner.records import Call, Candidate, TensorType
+from autotuner.space import build_space, space_file
+from tests.kernels.calls import ODD, ROOMY, faults, layer
+
+HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
+ATTENTION = [f"{name}{suffix}" for name in LIBRARY for suffix in ("", "_grad")]
+PRODUCTS = ("cublas_matmul_bias", "cublas_stacked_matmul_bias", "cublas_matmul", "cublas_matmul_loop")
+
+
+def calls(
+    extents: dict[str, int], dtype: str, *, p: float = 0.25, model: str = "bert-encoder"
+) -> dict[str, list[Call]]:
+    """Return the calls of a layer's search space by kernel."""
+    found: dict[str, list[Call]] = {}
+    for call in build_space(layer(extents, dtype, p=p, model=model), space_file("cuda")).calls.values():
+        found.setdefault(call.candidate.kernel, []).append(call)
+    return found
+
+
+@pytest.fixture(scope="module")
+def products() -> dict[str, list[Call]]:
+    return calls(ROOMY, "float32")
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_products_for_cuda_equal_the_reference_on_a_cpu_too(kernel: str, products: dict[str, list[Call]]) -> None:
+    assert len(products[kernel]) >= 24
+    assert faults(products[kernel][::3]) == {}
+
+
+def test_attention_is_offered_for_16_bits_and_heads_of_a_multiple_of_8_features() -> None:
+    half, single, odd = calls(HEADS, "bfloat16"), calls(HEADS, "float32"), calls(ODD, "bfloat16")
+    for kernel in ATTENTION:
+        assert len(half[kernel]) >= 5, kernel
+        assert kernel not in single, kernel
+        assert kernel not in odd, kernel
+    call = half["cudnn_attention"][0]
+    forms = tuple(text.replace(":cudnn", "") for text in call.candidate.forms)
+    reason = KERNELS["cudnn_attention"].refuses(call.subgraph, Candidate("cudnn_attention", forms))
+    assert reason == "its mask is of its own generator, cudnn; abcd is not"
+
+
+def test_a_mask_of_a_library_is_the_state_of_its_generator_whatever_its_extents() -> None:
+    for text, length in (("bnqk:flash", 2), ("bnqk:cudnn", 1)):
+        form = Form.parse(text)
+        lies = form.stored("bfloat16", "bnqk", (8, 16, 512, 512))
+        assert (lies.dtype, lies.extents, lies.length) == ("int64", (length,), length)
+        assert str(form) == text
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_whose_rows_are_contiguous_is_asked_for_transposed(turned: bool) -> None:
+    a, b = torch.zeros(3, 5), torch.zeros(7, 5).t()
+    c = torch.zeros(7, 3).t() if turned else torch.zeros(3, 7)
+    seen = oriented(a, b, c)
+    assert seen.swapped is not turned
+    first, second = (a, b) if turned else (b, a)
+    assert (seen.a.pointer, seen.b.pointer) == (first.data_ptr(), second.data_ptr())
+    assert (seen.d.rows, seen.d.columns, seen.d.leading) == ((3, 7, 3) if turned else (7, 3, 7))
+    for operand, rows, columns in ((seen.a, seen.d.rows, 5), (seen.b, 5, seen.d.columns)):
+        lies = (operand.columns, operand.rows) if operand.transposed else (operand.rows, operand.columns)
+        assert lies == (rows, columns)
+        assert operand.leading == operand.rows
+    assert (seen.a.transposed, seen.b.transposed) == (True, False)
+
+
+def test_epilogues_of_sums_are_offered_for_single_products_only() -> None:
+    found = calls(ROOMY, "float32")
+    algorithms = {dict(call.candidate.params)["algorithm"] for call in found["cublaslt_matmul_bias_grad"]}
+    assert algorithms == {0, 1, 2, 3, 4, 5}
+    batched = next(c for c in found["cublas_matmul"] if c.subgraph.nodes[0].spec.count("d") > 1)
+    reason = KERNELS["cublaslt_matmul"].refuses(batched.subgraph, Candidate("cublaslt_matmul", batched.candidate.forms))
+    assert reason == "it is asked for single products; this is a batch of 9"
+
+
+def verified(found: Sequence[Call]) -> dict[str, str]:
+    """Return what is wrong with calls on the CUDA device, by call."""
+    wrong = {}
+    device = torch.device("cuda")
+    for call in found:
+        kernel = KERNELS[call.candidate.kernel]
+        values, buffers = Values(call.subgraph, kernel.consistent, device), Buffers(device)
+        inputs, outputs = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
+        run = kernel.builder()(call, inputs, outputs)
+        reason = fault(call, kernel, run, values, References(), inputs, outputs)
+        if reason:
+            wrong[f"{call.candidate.kernel} {call.candidate.forms}"] = reason
+    return wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ATTENTION)
+@pytest.mark.parametrize("model", ["bert-encoder", "gpt-block"])
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_attention_of_a_library_equals_the_reference(kernel: str, model: str, p: float) -> None:
+    found = calls(HEADS, "bfloat16", p=p, model=model)[kernel]
+    assert len(found) >= 5
+    assert verified(found) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_other_kernel_equals_the_reference(dtype: str) -> None:
+    for kernel, found in calls(HEADS, dtype).items():
+        if kernel not in ATTENTION:
+            assert verified(found[:: 1 + len(found) // 12]) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", LIBRARY.values())
+def test_a_mask_that_is_read_off_is_the_one_that_drops(library: str) -> None:
+    state = torch.tensor([2**59 + 7, 4], device="cuda")  # an offset too, which cuDNN's own masks have not
+    before = torch.cuda.get_rng_state()
+    kept = library_mask(library, state, (2, 3, 70, 130), 0.25)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert abs(float(kept.double().mean()) - 0.75) < 0.02
+    query, key, value = (torch.randn(2, 3, rows, 32, device="cuda", dtype=torch.bfloat16) for rows in (70, 130, 130))
+    generator = torch.cuda.default_generators[0]
+    generator.manual_seed(2**59 + 7)
+    generator.set_offset(4)
+    aten = torch.ops.aten
+    if library == "flash":
+        out = aten._scaled_dot_product_flash_attention(query, key, value, 0.25, False, False, scale=0.2)[0]
+    else:
+        out = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.25, False, False, scale=0.2)[0]
+    weights = (query.double() @ key.double().transpose(-1, -2) * 0.2).softmax(-1) * kept / 0.75
+    assert torch.allclose(out.double(), weights @ value.double(), atol=0.05)
+    stored = torch.tensor([2**59 + 7, 4], device="cuda")
+    tensor = TensorType((2, 3, 70, 130), "bfloat16")
+    assert torch.equal(decoded(stored, Form.parse(f"abcd:{library}"), tensor, 0.25), kept)

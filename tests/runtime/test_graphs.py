@@ -1,0 +1,178 @@
+"""When calls run one by one, when they are captured and when replayed; and a workspace's order between streams."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from autotuner.errors import ConfigurationError
+from autotuner.runtime import TunedModule, TunedWarning, apply
+from autotuner.runtime.framework import encoder_layer
+from autotuner.runtime.graphs import Graphs, Row, Switch
+from autotuner.runtime.workspace import Workspace
+from tests.runtime.layers import batch, tuned_layer
+from tests.runtime.plans import configuration, model
+
+
+class Device:
+    """A device that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.now = 1
+        self.capturing = False
+        self.fails = False
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def stream(self) -> int:
+        return self.now
+
+    def current(self) -> str:
+        return f"stream {self.now}"
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def follow(self, last: str, tensors: Any) -> None:
+        self.log.append(f"stream {self.now} waits for {last}, {len(list(tensors))} tensors")
+
+    def pool(self) -> str:
+        return "memory"
+
+    def captured(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
+        assert pool == "memory"
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+        run()
+        self.log.append("captured")
+        return lambda: self.log.append("replayed")
+
+
+def rows(device: Device, names: str = "a") -> tuple[Graphs, Switch, list[Row]]:
+    switch = Switch(True)
+    return Graphs(device, switch), switch, [Row([partial(device.log.append, name)]) for name in names]
+
+
+def test_a_row_runs_once_call_by_call_then_it_is_captured_and_from_then_on_replayed() -> None:
+    device = Device()
+    graphs, _, (row,) = rows(device)
+    for _ in range(3):
+        graphs.run(row)
+    assert device.log == ["a", "a", "captured", "replayed", "replayed"]
+
+
+def test_while_the_caller_captures_calls_run_one_by_one() -> None:
+    device = Device()
+    graphs, _, (row,) = rows(device)
+    for _ in range(2):
+        graphs.run(row)
+    device.log.clear()
+    device.capturing = True
+    graphs.run(row)
+    assert device.log == ["a"]
+
+
+def test_each_stream_has_a_graph_of_its_own_up_to_two() -> None:
+    device = Device()
+    graphs, _, (row,) = rows(device)
+    for device.now in (1, 1, 2, 3, 1, 2):
+        graphs.run(row)
+    assert device.log == ["a", *["a", "captured", "replayed"] * 2, "a", "replayed", "replayed"]
+
+
+def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> None:
+    device = Device()
+    graphs, switch, (first, second) = rows(device, "ab")
+    for row in (first, second):
+        graphs.run(row)
+    device.fails = True
+    with pytest.warns(TunedWarning, match=r"without CUDA graphs.*not permitted when stream is capturing\)$"):
+        graphs.run(first)
+    device.fails = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graphs.run(second)
+        graphs.run(first)
+    assert device.log == ["a", "b", "a", "b", "a"]
+    assert not switch.is_on
+
+
+def test_a_row_that_makes_no_graphs_is_never_captured() -> None:
+    device = Device()
+    graphs, _, _ = rows(device)
+    row = Row([lambda: device.log.append("c")], replays=False)
+    for _ in range(3):
+        graphs.run(row)
+    assert device.log == ["c", "c", "c"]
+
+
+def on(device: Device, layer: TunedModule) -> Workspace:
+    """Return a layer's workspace, which takes the CPU for such a device."""
+    layer(batch())
+    pool = layer.bind().pool
+    workspace = pool.take()
+    workspace._cuda = device  # type: ignore[assignment]
+    pool.give_back(workspace)
+    return workspace
+
+
+def test_a_workspace_waits_for_the_stream_that_it_ran_on_last() -> None:
+    layer, _ = tuned_layer()
+    device = Device()
+    on(device, layer)
+    for device.now in (1, 1, 2):
+        y = layer(batch())
+    assert device.log == ["stream 2 waits for stream 1, 2 tensors"]
+    device.now = 3
+    y.sum().backward()
+    assert device.log[1:] == ["stream 3 waits for stream 2, 2 tensors"]
+
+
+def test_a_workspace_that_a_callers_graph_writes_to_is_not_taken_again() -> None:
+    layer, _ = tuned_layer()
+    device = Device()
+    workspace = on(device, layer)
+    device.capturing = True
+    layer(batch()).sum().backward()
+    device.capturing = False
+    assert layer._binding is not None
+    assert layer._binding.pool.take() is not workspace
+
+
+def test_without_gradients_a_workspace_in_a_callers_graph_is_not_taken_again_either() -> None:
+    layer, _ = tuned_layer()
+    device = Device()
+    workspace = on(device, layer)
+    device.capturing = True
+    with torch.no_grad():
+        layer(batch())
+    assert layer._binding is not None
+    assert layer._binding.pool.take() is not workspace
+
+
+def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
+    layer, _ = tuned_layer()
+    layer(batch()).sum().backward()
+    assert layer._binding is not None
+    made = layer._binding.pool.take()._set("backward")
+    count = len(made.handed)
+    choices = [tuple(place == number for place in range(count)) for number in range(5)]
+    assert [made.row_for(wanted).replays for wanted in choices] == [True, True, True, True, False]
+    assert made.row_for(choices[0]) is made.row_for(choices[0])
+
+
+def test_a_configuration_of_another_device_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"on cpu, and .* measured on cuda: move .* module.to\('cuda'\)"):
+        apply(encoder_layer(model()), configuration(model(), 0, "cuda"))
+
+
+def test_on_the_cpu_graphs_are_ignored() -> None:
+    layer, _ = tuned_layer(graphs=True)
+    layer(batch())
+    assert layer.bind().pool.take()._graphs is None

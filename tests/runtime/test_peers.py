@@ -1,0 +1,70 @@
+"""The peers' layers and what is made of their timings; the timing itself is tested where there is a device."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from autotuner.runtime import TunedWarning
+from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime.peers import Timing, as_measured
+from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest, rounds
+from autotuner.runtime.peers.stacked_layer import stacked_layer
+from tests.runtime.layers import assert_equal, gradients
+from tests.runtime.plans import MASKED, model
+
+
+def test_a_stacked_layer_equals_the_frameworks_with_the_same_parameters() -> None:
+    stacked, layer = stacked_layer(MASKED, device="cpu"), encoder_layer(MASKED)
+    call = MadeUpCall.of(MASKED)
+    found, wanted = (gradients(module, call.x, **call.masks) for module in (stacked, layer))
+    renamed = {name.replace("self_attn.", ""): value for name, value in wanted.items()}
+    assert_equal(found, renamed, 1e-10)
+
+
+def test_a_stacked_layer_drops_at_all_four_sites_and_nothing_in_eval_mode() -> None:
+    of = model(p=0.3)
+    stacked, x = stacked_layer(of, device="cpu"), MadeUpCall.of(of).x
+    assert not torch.equal(stacked(x), stacked(x))
+    assert stacked.attention_dropout == 0.3
+    stacked.eval()
+    torch.testing.assert_close(stacked(x), encoder_layer(of).eval()(x))
+
+
+def test_the_fastest_attention_kernel_is_found_in_either_form() -> None:
+    names = {"sdpa flash": 9, "sdpa cudnn": 8, "sdpa flash, captured": 5, "sdpa cudnn, captured": 6, "eager": 1}
+    sides = {name: SimpleNamespace(estimate_us=us) for name, us in names.items()}
+    assert fastest(sides, "sdpa ") == "flash"  # type: ignore[arg-type]
+    assert fastest({}, "sdpa ") is None
+
+
+def test_every_round_starts_with_the_next_side() -> None:
+    order: list[str] = []
+
+    def turn(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    found = rounds({name: partial(turn, name) for name in "abc"}, 4)
+    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
+    assert found["a"] == [1, 6, 8, 10]
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason_and_the_plan_is_not() -> None:
+    def fails() -> nn.Module:
+        raise RuntimeError("no such kernel\nand more")
+
+    with pytest.warns(TunedWarning, match=r"^sdpa cudnn is not among the sides: no such kernel$"):
+        add({}, "sdpa cudnn", fails, partial(MadeUpCall.of, model()))
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        add({}, PLAN, fails, partial(MadeUpCall.of, model()))
+
+
+def test_the_fastest_form_of_the_plan_stands_for_it() -> None:
+    timings = {PLAN: Timing(9, 8, 90), GRAPHS: Timing(7, 6, 70), PLAN + CAPTURED: Timing(5, 4, 50)}
+    found = as_measured(timings | {"eager": Timing(10, 9, None)}, 3, 0.5)
+    assert (found.plan_us, found.overhead_us, found.peak_bytes, found.samples) == (5, 0.5, 50, 3)
+    assert found.ratios == {"eager": 2.0}
+    assert found.peers_peak_bytes == {"eager": None}
