@@ -1,37 +1,71 @@
-"""The recorded encoder layer: what was measured, and the problems that it gives."""
+"""Recorded sweeps of an encoder layer: what was measured, and the problems that it gives."""
 
 import gzip
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from autotuner.ceilings import Ceilings
 from autotuner.graph.autodiff import training_graph
-from autotuner.models import Model, load_model
+from autotuner.models import Model, named_model
 from autotuner.problem import Problem
 from autotuner.problem.formulate import formulate
-from autotuner.space import build_space, space_file
+from autotuner.space import Space, SpaceFile, build_space, space_file
 
-RECORDED = Path(__file__).resolve().parent.parent / "tests" / "data" / "bert_encoder_tiny_cpu.json.gz"
-
-
-def recorded() -> tuple[dict[str, Any], dict[str, float]]:
-    """Return what was recorded, and the microseconds of each call that could be measured, by its key."""
-    value: dict[str, Any] = json.loads(gzip.decompress(RECORDED.read_bytes()))
-    return value, {key: us for key, (status, us, *_) in value["measurements"].items() if status == "ok"}
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 
 
-def problem_of(model: Model, *, saving: bool = False) -> Problem:
-    """Return the problem of a model's training step at recorded costs; calls that were not recorded are left out.
+@dataclass(frozen=True)
+class Recording:
+    """A file that scripts/record_replay has written."""
 
-    Args:
-        saving: as in `formulate`.
-    """
-    value, costs_us = recorded()
-    file = space_file("cpu")
-    file = file.model_copy(update={"kernels": {kernel: file.kernels[kernel] for kernel in value["kernels"]}})
-    return formulate(build_space(training_graph(model.graph()), file), costs_us, saving=saving).problem
+    path: Path
+
+    @cached_property
+    def value(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(gzip.decompress(self.path.read_bytes()))
+        return found
+
+    @cached_property
+    def costs_us(self) -> dict[str, float]:
+        """The microseconds of each call that could be measured, by its key."""
+        return {key: us for key, (status, us, *_) in self.value["measurements"].items() if status == "ok"}
+
+    @property
+    def ceilings(self) -> Ceilings:
+        return Ceilings.from_facts(self.value["ceilings"])
+
+    @property
+    def model(self) -> Model:
+        return named_model(self.value["model"], dtype=self.value.get("dtype"))
+
+    @property
+    def title(self) -> str:
+        """Model and device."""
+        return f"{self.value['model']} {self.model.dtype} on {self.value['environment']['device_name']}"
+
+    @property
+    def file(self) -> SpaceFile:
+        """The search space as it was when this was recorded: kernels that were added later are left out."""
+        every = space_file(self.value["device_type"])
+        return every.model_copy(update={"kernels": {name: every.kernels[name] for name in self.value["kernels"]}})
+
+    def space(self, model: Model | None = None, *, chained: bool = False) -> Space:
+        """Return the search space of its model, or of another one; `chained` as in `build_space`."""
+        return build_space(training_graph((model or self.model).graph()), self.file, chained=chained)
+
+    def problem(self, model: Model | None = None, *, saving: bool = False, chained: bool = False) -> Problem:
+        """Return the problem of a training step at recorded costs; calls that were not recorded are left out.
+
+        Args:
+            model: its own by default.
+            saving: as in `formulate`.
+            chained: as in `build_space`.
+        """
+        return formulate(self.space(model, chained=chained), self.costs_us, saving=saving).problem
 
 
-def recorded_layer(*, saving: bool = False) -> Problem:
-    name, _, preset = recorded()[0]["model"].partition(":")
-    return problem_of(load_model(name).instantiate(preset), saving=saving)
+TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")
+LARGE = Recording(DATA / "bert_encoder_large_h200.json.gz")

@@ -224,7 +224,7 @@ def test_a_block_is_solved_with_what_the_encoder_left_and_the_rest_made_up(tiny:
     recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))["measurements"]
     known = times(tiny.block.calls)
     for key in known.keys() & recorded.keys():
-        status, median, low, high = recorded[key]
+        status, median, low, high, *_ = recorded[key]
         known[key] = Measurement(status, median, low, high, message="" if status == "ok" else "as recorded")
     found = build_configuration(GPT.instantiate("tiny"), tiny.block, known, HERE, {})
     assert found.certificate.solver == "exact"

@@ -34,4 +34,4 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained:
     following = [choice for cover in found for choice in enumerated.choices(cover, anchors=False, domains=domains)]
     choices = reachable(graph, anchored + following, given, convert=bool(file.conversions), saving=saving)
     conversions = tuple(conversions_of(graph, choices, given, file.conversions, saving=saving))
-    return Space(graph, tuple(choices), conversions, given, enumerated.sampled_cells(choices))
+    return Space(graph, tuple(choices), conversions, given, enumerated.sampled_cells(choices), file.device_type)

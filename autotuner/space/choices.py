@@ -52,6 +52,7 @@ class Space:
     """For tensors from outside and for outputs: the forms that they may have there."""
     cells: tuple[Cell, ...] = ()
     """The sampled ones: with more combinations of launch parameters than are all tried."""
+    device_type: str = "cpu"
 
     @cached_property
     def calls(self) -> dict[str, Call]:

@@ -97,7 +97,8 @@ def build_configuration(
 
 def _needs(space: Space, steps: Sequence[Step], known: Mapping[str, Measurement]) -> StepMemory:
     """Return what a step of training needs, with the kernels' workspaces as they were measured."""
-    return memory(plan_steps(space.graph, steps), {key: found.workspace_bytes for key, found in known.items()})
+    plan = plan_steps(space.graph, steps, device_type=space.device_type)
+    return memory(plan, {key: found.workspace_bytes for key, found in known.items()})
 
 
 def solved(

@@ -43,7 +43,7 @@ def recorded() -> Recorded:
     )
     measurements = {
         key: Measurement(status, median, low, high, message="" if status == "ok" else "as recorded")
-        for key, (status, median, low, high) in value["measurements"].items()
+        for key, (status, median, low, high, *_) in value["measurements"].items()
     }
     space = build_space(training_graph(model.graph()), file)
     unknown = set(space.calls) - set(measurements)

@@ -5,8 +5,8 @@ so that each step makes new ones: the same lifetimes for all. Each side also run
 captured with gradients set to None as torch's documentation says; its name then ends in ", captured". A turn is one
 untimed step, then steps that last 20 ms or more between two events; it is queued whole, and the device is waited for
 at its end, so that no side runs ahead while another one is timed. Sides take turns round-robin with a rotating start.
-What a side does on the host counts where it is slower than the device, as in a training loop. What a step allocates is
-recorded before: for a captured one, while it is captured.
+What a side does on the host counts where it is slower than the device, as in a training loop. What steps allocate is
+recorded before, from the first on, with what a tuned layer keeps for the next; for a captured one, up to its capture.
 """
 
 import warnings
@@ -23,8 +23,8 @@ from autotuner.configuration import Configuration, Measured
 from autotuner.models import Model
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
-from autotuner.runtime.module import apply
-from autotuner.runtime.peak import allocated_on_cuda_bytes
+from autotuner.runtime.module import TunedModule, apply
+from autotuner.runtime.peak import allocated_on_cuda_bytes, peak_bytes
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.reason import TunedWarning
 
@@ -91,35 +91,41 @@ class TrainingLoop:
             leaf.grad = None
 
     def plain(self) -> Side:
+        found = peak_bytes(self._layer, self._call)
         self.warm()
-        self.drop()
-        return Side(self.step, allocated_on_cuda_bytes(self.step))
+        return Side(self.step, found)
 
-    def captured(self) -> Side:
-        """Return the whole step as one graph; gradients are made inside, and lie in the graph's own memory."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.warm()
-        torch.cuda.current_stream().wait_stream(side)
+    def captured(self, *, anew: bool = True) -> Side:
+        """Return the whole step as one graph; gradients are made inside, and lie in the graph's own memory.
+
+        Args:
+            anew: whether a tuned layer is given new memory first.
+        """
+        if anew and isinstance(self._layer, TunedModule):
+            self._layer.bind()
         self.drop()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
 
         def capture() -> None:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.warm()
+            torch.cuda.current_stream().wait_stream(side)
+            self.drop()
+            torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 self.step()
 
-        peak_bytes = allocated_on_cuda_bytes(capture)
+        found = allocated_on_cuda_bytes(capture)
         self._kept.append([leaf.grad for leaf in self._leaves])
         self.drop()
-        return Side(graph.replay, peak_bytes)
+        return Side(graph.replay, found)
 
     def overhead_us(self, samples: int) -> float:
         """Return what a tuned layer's captured step takes with its kernels left out: copies in, what autograd adds."""
         workspace = workspace_of(self._layer(self._call.x, **self._call.masks))
         workspace.skips_kernels = True
-        side = self.captured()
+        side = self.captured(anew=False)
         return median(side.turn_us() for _ in range(samples))
 
 
