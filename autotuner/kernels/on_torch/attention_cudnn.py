@@ -18,6 +18,7 @@ from autotuner.errors import KernelError
 from autotuner.kernels.attention import attention_letters
 from autotuner.kernels.on_torch.attention import causal, factor, turn, value_letters
 from autotuner.kernels.on_torch.library_masks import dropped_share
+from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call, Subgraph
 
 Run = Callable[[], Any]
@@ -100,7 +101,7 @@ def _launched(
             assert seed is not None
             seed.random_(0, SEEDS)
         workspace = torch.empty(built.workspace_bytes, dtype=torch.uint8, device=device)
-        library.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
+        library.set_stream(handle=handle, stream=current_stream(device))
         built.graph.execute(pointers, workspace.data_ptr(), handle=handle)
 
     return run

@@ -19,12 +19,15 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.kernels.cublaslt import product_of, summed_operand
 from autotuner.kernels.on_torch import contraction, stacked
+from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call
 
 Run = Callable[[], Any]
 
 WORKSPACE_BYTES = 32 << 20
-"""What cuBLAS itself is given on Hopper; one for all products of a device, which run one after the other."""
+"""What an algorithm may ask for at most: what cuBLAS itself is given on Hopper."""
+SLACK_BYTES = 256
+"""Some algorithms with an epilogue write a little further than the workspace that they ask for."""
 ALIGNED_BYTES = 256
 MOST_ALGORITHMS = 32
 
@@ -158,28 +161,27 @@ def _product(
         epilogue, pointer = (SUM_OF_A if first else SUM_OF_B), total.data_ptr()
     wanted = int(dict(call.candidate.params).get("algorithm", 0))
     plan = _planned(seen, DATA_TYPES[a.dtype], epilogue, pointer, wanted, c.device, addend)
-
-    def run() -> None:
-        plan.launch(torch.cuda.current_stream(c.device).cuda_stream)
-
-    return run
+    return lambda: plan.launch(c.device)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A call of the library, and what its pointers point to."""
+    """A call of the library, less its workspace and stream, and what its pointers point to."""
 
     library: Any
     arguments: tuple[int, ...]
+    workspace_bytes: int
     kept: tuple[Any, ...]
 
-    def launch(self, stream: int) -> None:
-        self.library.matmul(*self.arguments, stream)
+    def launch(self, device: torch.device) -> None:
+        """Queue the product on the current stream, with a workspace of that stream's."""
+        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+        self.library.matmul(*self.arguments, workspace.data_ptr(), self.workspace_bytes, current_stream(device))
 
 
 @cache
-def _handle(device_index: int) -> tuple[Any, int, Tensor]:
-    """Return the library, a handle of it, and a workspace on a device.
+def _handle(device_index: int) -> tuple[Any, int]:
+    """Return the library and a handle of it on a device.
 
     Raises:
         KernelError: nvmath-python is not installed.
@@ -188,9 +190,8 @@ def _handle(device_index: int) -> tuple[Any, int, Tensor]:
         from nvmath.bindings import cublasLt
     except ImportError as error:
         raise KernelError(f"cuBLASLt is reached through nvmath-python, which cannot be imported: {error}") from None
-    device = torch.device("cuda", device_index)
-    with torch.cuda.device(device):
-        return cublasLt, cublasLt.create(), torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    with torch.cuda.device(device_index):
+        return cublasLt, cublasLt.create()
 
 
 def _planned(
@@ -202,7 +203,7 @@ def _planned(
     device: torch.device,
     addend: Tensor | None,
 ) -> Plan:
-    library, handle, workspace = _handle(device.index or 0)
+    library, handle = _handle(device.index or 0)
     attribute = library.MatmulDescAttribute
     descriptor = library.matmul_desc_create(COMPUTE_32F, DATA_TYPES[torch.float32])
 
@@ -246,10 +247,10 @@ def _planned(
     arguments = (
         handle, descriptor, one.ctypes.data, seen.a.pointer, first, seen.b.pointer, second,
         (zero if addend is None else one).ctypes.data, seen.d.pointer if addend is None else addend.data_ptr(), result,
-        seen.d.pointer, result, found.ptr + wanted * size, workspace.data_ptr(),
-        WORKSPACE_BYTES,
+        seen.d.pointer, result, found.ptr + wanted * size,
     )  # fmt: skip
-    plan = Plan(library, arguments, (found, one, zero, workspace))
+    needed = int(found.workspace_size[wanted])
+    plan = Plan(library, arguments, needed + SLACK_BYTES if needed else 0, (found, one, zero))
     finalize(plan, _destroy, library, descriptor, layouts)
     return plan
 
