@@ -8,7 +8,7 @@ from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.records import Candidate, Subgraph
 
 _IMPLEMENTATION = "autotuner.kernels.on_torch.attention"
-_MASKS = "autotuner.kernels.on_torch.library_masks"
+_MASKS = "autotuner.kernels.on_torch.attention_masks"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
@@ -16,18 +16,19 @@ BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction"
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
 
+LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn"}
+"""The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+
 ATTENTION: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "torch_flash_attention": (FORWARD,),
     "torch_flash_attention_causal": (CAUSAL_FORWARD,),
     **dict.fromkeys(
-        ("cuda_flash_attention", "cudnn_attention"),
+        LIBRARY,
         tuple((*kinds[:-1], *drop, kinds[-1]) for kinds in (FORWARD, CAUSAL_FORWARD) for drop in ((), DROPPING)),
     ),
 }
 """Kernels of attention's forward, and which operators each computes; with `_grad` behind its name, its backward."""
 
-LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn"}
-"""The storage format in which a kernel, or its backward, has the mask of dropped weights."""
 MOST_FEATURES = 128
 """Of a head; the libraries take more in forward than in backward."""
 

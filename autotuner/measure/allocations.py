@@ -1,7 +1,8 @@
-"""What torch's own CPU allocator hands out while something runs."""
+"""What torch's own allocators hand out while something runs."""
 
 from collections.abc import Callable
 
+import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
@@ -28,3 +29,11 @@ def allocated_bytes(run: Callable[[], object]) -> int:
                 now += event.cpu_memory_usage()
                 most = max(most, now)
     return most
+
+
+def allocated_on_cuda_bytes(run: Callable[[], object]) -> int:
+    """Return the same of torch's allocator on the current CUDA device."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.kernels.elementwise import dropout_masks
-from autotuner.kernels.on_torch.library_masks import library_seed
+from autotuner.kernels.on_torch.attention_masks import library_seed
 from autotuner.kernels.on_torch.masks import bits_of, decoded
 from autotuner.kernels.registry import load
 from autotuner.layout import LIBRARIES, Form, Stored

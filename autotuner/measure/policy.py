@@ -18,7 +18,21 @@ CUDA_L2_MULTIPLE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class _Rotating:
+    """What policies share: operands that rotate through so many bytes."""
+
+    rotate_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.rotate_bytes < 0:
+            raise InputError(f"rotate_bytes is {self.rotate_bytes}; write 0 for one operand set, or more")
+
+    def facts(self) -> dict[str, Scalar]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(_Rotating):
     """What is part of the environment's key, because the same kernel reads differently under another value.
 
     Args:
@@ -33,7 +47,6 @@ class Policy:
         race_s: sampling time of one race, first looks not counted.
     """
 
-    rotate_bytes: int
     name: str = "cpu-rotate"
     sets: int = 16
     sample_us: float = 200.0
@@ -43,16 +56,9 @@ class Policy:
     samples_max: int = 10
     race_s: float = 5.0
 
-    def __post_init__(self) -> None:
-        if self.rotate_bytes < 0:
-            raise InputError(f"rotate_bytes is {self.rotate_bytes}; write 0 for one operand set, or more")
-
-    def facts(self) -> dict[str, Scalar]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class CudaPolicy:
+class CudaPolicy(_Rotating):
     """The same for CUDA devices.
 
     Args:
@@ -68,7 +74,6 @@ class CudaPolicy:
         race_s: sampling time of one race, first looks not counted.
     """
 
-    rotate_bytes: int
     name: str = "cuda"
     graphs: bool = True
     sets: int = 16
@@ -77,13 +82,6 @@ class CudaPolicy:
     samples_min: int = 3
     samples_max: int = 10
     race_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.rotate_bytes < 0:
-            raise InputError(f"rotate_bytes is {self.rotate_bytes}; write 0 for one operand set, or more")
-
-    def facts(self) -> dict[str, Scalar]:
-        return asdict(self)
 
 
 AnyPolicy = Policy | CudaPolicy

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autotuner.device import Management, cuda_uuid
+from autotuner.measure.allocations import allocated_on_cuda_bytes
 from autotuner.measure.failure import LostError, RefusalError
 from autotuner.measure.policy import CudaPolicy
 from autotuner.measure.sm_clock import SmClock, foreign
@@ -185,10 +186,7 @@ class CudaTiming:
 
     def allocated_bytes(self, run: Run) -> int:
         """Run a kernel and return the most bytes that it holds of torch's allocator meanwhile, beyond what was held."""
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        run()
-        return torch.cuda.max_memory_allocated(self.device) - before
+        return allocated_on_cuda_bytes(run)
 
     def recover(self, error: BaseException) -> None:
         """Wait for the device; where memory ran out, give back what the allocator caches.

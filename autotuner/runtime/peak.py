@@ -1,11 +1,8 @@
 """How many bytes a layer's training step allocates at most."""
 
-from collections.abc import Callable
-
-import torch
 from torch import nn
 
-from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.module import TunedModule
 
@@ -43,13 +40,3 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
     found = allocated_on_cuda_bytes(steps) if call.x.is_cuda else allocated_bytes(steps)
     drop()
     return found
-
-
-def allocated_on_cuda_bytes(run: Callable[[], object]) -> int:
-    """Return the most bytes that torch's CUDA allocator hands out while a function runs, beyond what was before it."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before

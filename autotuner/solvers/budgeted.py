@@ -12,11 +12,11 @@ import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.problem import Problem, Solution
-from autotuner.solvers.consistency import Consistent
 from autotuner.solvers.exact import with_margin
 from autotuner.solvers.labelled import Labelled
 from autotuner.solvers.labelling import Labelling
 from autotuner.solvers.limits import MEMORY_BYTES, Limits
+from autotuner.solvers.parts import Part
 from autotuner.solvers.prepared import FEW_LABELS, Prepared, prepared
 from autotuner.solvers.priced import Plan, plan_of
 
@@ -26,9 +26,6 @@ MOST_PRICES = 24
 LIFT = 0.05
 # Where the time is over before a plan is known, it is looked for so much longer.
 PATIENCE_S = 1.0
-# Prices are multiplied by this to find plans on the other side of the budget, then by its square, and so on, so often.
-NEAR_PRICE = 1.5
-FEW_STEPS = 6
 # Where less than this share of the rows is left, more variables have small results.
 FEWER = 0.8
 # Labels are looked for within this share of the best plan above the bound first, then so many times as far.
@@ -98,43 +95,6 @@ def check_epsilon(epsilon: float) -> None:
         raise ProblemError(f"epsilon is {epsilon}: give a share, 0 or more")
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of the assignments.
-
-    Args:
-        floor_bytes: what is set aside for the largest transient: all of them need as much, or those that need less
-            are part of another part as well.
-        bound_us: none that fits in the budget takes less.
-        price: in microseconds per held byte, the best one of the part that this was split from; below 0 for none.
-        cheapest: the cheapest plan at that price, and the bound on time and price together that it came with.
-        reach_us: how far above the bound labels were looked for with success.
-        plans: that prices have brought up, of what this was split from as well.
-        own: how many of them, from the end, are surely of this part.
-    """
-
-    given: Labelled
-    floor_bytes: int
-    bound_us: float
-    price: float
-    cheapest: tuple[Plan, float] | None = None
-    reach_us: float = 0.0
-    plans: tuple[Plan, ...] = ()
-    own: int = 0
-
-    def has(self, plan: Plan) -> bool:
-        """Say whether the plan may be one of the part: its states are left, and so is what it needs for a while."""
-        domains = self.given.left.domains
-        within = plan.memory.transient_bytes <= max(0, *self.given.levels[-1:].tolist())
-        return within and all(domain[plan.codes[v]] for v, domain in domains.items())
-
-    def on_side(self, most_bytes: int, above: bool) -> list[Plan]:
-        """Return the plans of the part that hold more than so many bytes, or those that do not, fastest first."""
-        held = [plan for plan in self.plans if (plan.memory.held_bytes > most_bytes) == above]
-        own = [plan for plan in held if self.has(plan)]
-        return sorted(own, key=lambda plan: (plan.time_us, plan.memory))
-
-
 @dataclass(eq=False)
 class Search:
     """The search for the least time within one budget.
@@ -151,7 +111,7 @@ class Search:
     settled_us: float = inf
     prices: int = 0
     parts: int = 0
-    _queue: list[tuple[float, int, _Part]] = field(default_factory=list)
+    _queue: list[tuple[float, int, Part]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def solution(self, solver: str) -> Solution:
@@ -186,7 +146,7 @@ class Search:
             self.best = plans[-1]
         else:
             plans.append(self.best)
-        self._push(_Part(self.ready.given, 0, bound_us, -1.0, plans=tuple(plans)))
+        self._push(Part(self.ready.given, 0, bound_us, -1.0, plans=tuple(plans)))
         while self._queue and not self.limits.over:
             _, _, part = heapq.heappop(self._queue)
             if part.bound_us >= self._cutoff_us:
@@ -238,13 +198,13 @@ class Search:
         if plan.memory.total_bytes <= self.budget_bytes and plan.time_us < self.best.time_us:
             self.best = plan
 
-    def _push(self, part: _Part) -> None:
+    def _push(self, part: Part) -> None:
         heapq.heappush(self._queue, (part.bound_us, next(self._numbers), part))
 
     def _settle(self, bound_us: float) -> None:
         self.settled_us = min(self.settled_us, bound_us)
 
-    def _process(self, part: _Part) -> None:
+    def _process(self, part: Part) -> None:
         """Settle a part, or push what it is split into."""
         try:
             floor = max(part.floor_bytes, part.given.least_transient)
@@ -261,14 +221,14 @@ class Search:
         except InfeasibleError:
             self._settle(self._cutoff_us)
 
-    def _climb(self, part: _Part) -> _Part:
+    def _climb(self, part: Part) -> Part:
         """Return the part with the best bound that prices give, and without rows that this rules out.
 
         Raises:
             InfeasibleError: nothing is left that is better than the best plan.
         """
         room = self.budget_bytes - part.floor_bytes
-        price = part.price if part.price >= 0 else self._next(part, room)[0]
+        price = part.price if part.price >= 0 else part.next_price(room)[0]
         part, rows = replace(part, own=0), part.given.rows
         if price == part.given.price:
             # Costs lie as they did when this part was split off: it may be seen at once that it is settled.
@@ -293,7 +253,7 @@ class Search:
             if price >= part.given.lean_price and plan.memory.held_bytes > room:
                 raise InfeasibleError(f"every plan of this part holds more than {room} bytes")
             part = replace(part, given=self._shrunk(part, price, room, self._cutoff_us))
-            last, (price, most) = price, self._next(part, room)
+            last, (price, most) = price, part.next_price(room)
             if price == last or most - best_us <= LIFT * (self._cutoff_us - best_us):
                 break
         given = part.given
@@ -303,30 +263,11 @@ class Search:
             part = replace(part, given=labelling.left())
         return part
 
-    def _shrunk(self, part: _Part, price: float, room: int, most_us: float) -> Labelled:
+    def _shrunk(self, part: Part, price: float, room: int, most_us: float) -> Labelled:
         """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
         return part.given.shrunk(price, with_margin(most_us + price * room), part.floor_bytes)
 
-    def _next(self, part: _Part, room: int) -> tuple[float, float]:
-        """Return the price at which the bound may be highest, and how high that may be."""
-        over, under = part.on_side(room, True), part.on_side(room, False)
-        # The best price is near that of the part that this was split from; else it is looked for ever further away.
-        away = NEAR_PRICE ** (1 << min(part.own, 16) >> 1) if part.own < FEW_STEPS else inf
-        if not under:
-            return (min(part.given.lean_price, away * part.price) if part.price > 0 else part.given.lean_price), inf
-        if not over:
-            return (part.price / away if part.price > 1e-6 * part.given.lean_price else 0.0), inf
-        lines = [(plan.time_us, plan.memory.held_bytes - room) for plan in (*over, *under)]
-        best_price, most = 0.0, -inf
-        for time, excess in lines[: len(over)]:
-            for other_time, other_excess in lines[len(over) :]:
-                at = max(0.0, (other_time - time) / (excess - other_excess))
-                value = min(t + at * e for t, e in lines)
-                if value > most:
-                    best_price, most = at, value
-        return best_price, most
-
-    def _divide(self, part: _Part) -> None:
+    def _divide(self, part: Part) -> None:
         """Settle the part with labels, or push two parts of it."""
         room, levels = self.budget_bytes - part.floor_bytes, part.given.levels
         fitting = [plan for plan in part.plans[-part.own :] if plan.memory.held_bytes <= room] if part.own else []
@@ -347,10 +288,10 @@ class Search:
             with suppress(InfeasibleError):
                 self._push(replace(part, given=part.given.capped(below)))
         else:
-            for half in self._halves(part):
+            for half in part.halves(room):
                 self._push(half)
 
-    def _near(self, part: _Part, most_pairs: float) -> _Part | None:
+    def _near(self, part: Part, most_pairs: float) -> Part | None:
         """Return the part with the bound that labels ever further above it give, None where they settle it."""
         cutoff = self._cutoff_us
         distance = max(part.reach_us, FIRST_SHARE * (abs(cutoff) + cutoff - part.bound_us))
@@ -368,7 +309,7 @@ class Search:
             distance *= WIDER
         return part
 
-    def _labelled(self, part: _Part, most_us: float, most_pairs: float) -> float | None:
+    def _labelled(self, part: Part, most_us: float, most_pairs: float) -> float | None:
         """Return the least time up to `most_us` that fits, or that; None if labels get more than is worth waiting for.
 
         Args:
@@ -396,34 +337,3 @@ class Search:
         plan = plan_of(self.ready.problem, self.ready.encoded, whole.codes(row))
         self._offer(plan)
         return min(most_us, plan.time_us)
-
-    def _halves(self, part: _Part) -> Iterator[_Part]:
-        """Yield the part twice, with two shares of a variable's states, where the plans on either side differ most."""
-        left = part.given.left
-        bytes_of = {p: t.table.costing(t.held_bytes.astype(np.float64)) for p, t in part.given.tables.items()}
-        held = Consistent(left.names, bytes_of, left.domains, left.readers)
-        variable, split = -1, inf
-        room = self.budget_bytes - part.floor_bytes
-        over, under = part.on_side(room, True), part.on_side(room, False)
-        if over and under:
-            most = 0.0
-            for v in left.readers:
-                one, other = over[-1].codes[v], under[0].codes[v]
-                needed = held.cheapest(v)
-                if needed[one] - needed[other] > most:
-                    variable, most, split = v, needed[one] - needed[other], (needed[one] + needed[other]) / 2
-        if variable >= 0:
-            lower = left.domains[variable] & (held.cheapest(variable) <= split)
-        else:
-            rows = {v: sum(left.tables[place].rows for place in left.readers[v]) for v in left.readers}
-            variable = max(rows, key=lambda v: (len(left.states(v)) > 1, rows[v], -v))
-            states = left.states(variable)
-            costs = part.given.at(part.price).left.cheapest(variable)
-            ranked = states[np.argsort(costs[states], kind="stable")]
-            lower = np.zeros_like(left.domains[variable])
-            lower[ranked[: (len(ranked) + 1) // 2]] = True
-        for half in (lower, left.domains[variable] & ~lower):
-            try:
-                yield replace(part, given=part.given.narrowed(variable, half))
-            except InfeasibleError:
-                continue

@@ -8,8 +8,8 @@ import torch
 from autotuner.errors import KernelError
 from autotuner.kernels import KERNELS
 from autotuner.kernels.attention import LIBRARY
+from autotuner.kernels.on_torch.attention_masks import library_mask
 from autotuner.kernels.on_torch.cublaslt import oriented
-from autotuner.kernels.on_torch.library_masks import library_mask
 from autotuner.kernels.on_torch.masks import decoded
 from autotuner.layout import Form
 from autotuner.measure.operands import Buffers, Values

@@ -17,7 +17,7 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.kernels.attention import attention_letters
 from autotuner.kernels.on_torch.attention import causal, factor, turn, value_letters
-from autotuner.kernels.on_torch.library_masks import dropped_share
+from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call, Subgraph
 

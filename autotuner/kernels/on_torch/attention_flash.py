@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotuner.kernels.attention import attention_letters
 from autotuner.kernels.on_torch.attention import back, causal, factor, turn, value_letters
-from autotuner.kernels.on_torch.library_masks import dropped_share
+from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.records import Call
 
 Run = Callable[[], Any]

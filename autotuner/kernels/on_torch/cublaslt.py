@@ -168,7 +168,7 @@ def _product(
 class Plan:
     """A call of the library, less its workspace and stream, and what its pointers point to."""
 
-    library: Any
+    bindings: Any
     arguments: tuple[int, ...]
     workspace_bytes: int
     kept: tuple[Any, ...]
@@ -176,7 +176,7 @@ class Plan:
     def launch(self, device: torch.device) -> None:
         """Queue the product on the current stream, with a workspace of that stream's."""
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
-        self.library.matmul(*self.arguments, workspace.data_ptr(), self.workspace_bytes, current_stream(device))
+        self.bindings.matmul(*self.arguments, workspace.data_ptr(), self.workspace_bytes, current_stream(device))
 
 
 @cache

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from autotuner.kernels.on_torch.library_masks import library_mask
+from autotuner.kernels.on_torch.attention_masks import library_mask
 from autotuner.layout import BITS, LIBRARIES, Form
 from autotuner.records import TensorType
 

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from autotuner.configuration import Configuration, Measured
+from autotuner.measure.allocations import allocated_on_cuda_bytes
 from autotuner.models import Model
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule, apply
-from autotuner.runtime.peak import allocated_on_cuda_bytes, peak_bytes
+from autotuner.runtime.peak import peak_bytes
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.reason import TunedWarning
 
