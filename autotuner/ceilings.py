@@ -1,8 +1,8 @@
 """What a device can do at best, and so the least that a call can take before it is measured.
 
 Ceilings are measured once per environment, under its measuring policy (`autotuner.measure.ceilings`): the least time
-of any call, and ladders of the least time for so many bytes moved and for a product of so many flop. From them follows
-an optimistic cost of any call. It is admissible, never above what measuring finds, as long as
+of any call, and ladders of the least time for so many bytes moved, for a product of so many flop and, where memory of
+the host lies apart, for so many bytes over its link. From the first three follows an optimistic cost of any call. It is admissible, never above what measuring finds, as long as
 
 - a call reads and writes its whole boundary, and takes every multiplication of its products (half of them under a
   causal mask);
@@ -28,6 +28,7 @@ from autotuner.records import Call
 CEILING = "ceiling_us"
 CALL = f"{CEILING} call"
 BYTES = "bytes"
+LINKS = ("to_device", "from_device")
 ITEM_BYTES: Mapping[str, int] = {**ELEMENT_BYTES, "bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 CAUSAL_SHARE = 0.5
 """Of a product under a causal mask, as much as is above the diagonal may be left out."""
@@ -91,11 +92,14 @@ class Ceilings:
         call_us: the least time of any call: what starting and timing it take.
         moved: by bytes read and written, operands as the policy rotates them.
         products: by flop, for each element type.
+        links: by bytes copied between page-locked memory of the host and the device's, for each of `LINKS`; no call of a
+            step moves bytes there.
     """
 
     call_us: float = 0.0
     moved: Ladder = Ladder()
     products: Mapping[str, Ladder] = field(default_factory=dict)
+    links: Mapping[str, Ladder] = field(default_factory=dict)
 
     def optimistic_us(self, work: "Work") -> float:
         """Return what a call takes at least: to be started, to move its boundary, and for its products."""
@@ -112,6 +116,7 @@ class Ceilings:
                 dtype: ladder.lowered((work.flop[dtype], us) for work, us in found if dtype in work.flop)
                 for dtype, ladder in self.products.items()
             },
+            self.links,
         )
 
     def least(self, other: "Ceilings") -> "Ceilings":
@@ -131,12 +136,13 @@ class Ceilings:
             self.call_us or other.call_us,
             self.moved if self.moved.rungs else other.moved,
             {**other.products, **self.products},
+            {**other.links, **self.links},
         )
 
     def to_facts(self) -> dict[str, float]:
         """Return them as facts of an environment: "ceiling_us bytes 4096" is a time."""
         facts = {CALL: self.call_us} if self.call_us else {}
-        for name, ladder in {BYTES: self.moved, **self.products}.items():
+        for name, ladder in {BYTES: self.moved, **self.links, **self.products}.items():
             facts |= {f"{CEILING} {name} {amount:.0f}": us for amount, us in ladder.rungs}
         return facts
 
@@ -149,7 +155,8 @@ class Ceilings:
                 case [start, kind, amount] if start == CEILING:
                     ladders.setdefault(kind, {})[float(amount)] = us
         read = {kind: Ladder(tuple(sorted(rungs.items()))) for kind, rungs in ladders.items()}
-        return cls(facts.get(CALL, 0.0), read.pop(BYTES, Ladder()), read)
+        links = {name: read.pop(name) for name in LINKS if name in read}
+        return cls(facts.get(CALL, 0.0), read.pop(BYTES, Ladder()), read, links)
 
 
 NO_CEILINGS = Ceilings()

@@ -83,10 +83,18 @@ def test_a_product_takes_two_flop_per_step_and_half_of_them_under_a_causal_mask(
 
 
 def test_ceilings_come_back_from_facts_beside_others() -> None:
-    ceilings = Ceilings(2.0, LADDER, {"float32": Ladder(((1000.0, 9.0),)), "bfloat16": LADDER})
+    products = {"float32": Ladder(((1000.0, 9.0),)), "bfloat16": LADDER}
+    ceilings = Ceilings(2.0, LADDER, products, {"to_device": LADDER, "from_device": Ladder(((4096.0, 3.0),))})
     assert Ceilings.from_facts(ceilings.to_facts() | {"noise_floor": 0.01}) == ceilings
     assert Ceilings.from_facts({"noise_floor": 0.01}) == NO_CEILINGS
     assert ceilings.lacking(["float16", "float32"]) == ["float16"]
+
+
+def test_the_hosts_link_bounds_no_call_and_stays_when_ceilings_are_lowered_or_joined() -> None:
+    linked = Ceilings(2.0, Ladder(((100.0, 5.0),)), links={"to_device": Ladder(((100.0, 50.0),))})
+    assert linked.optimistic_us(Work(100.0, {})) == 5.0
+    assert linked.lowered([(Work(100.0, {}), 4.0)]).links == linked.links
+    assert NO_CEILINGS.with_products(linked).links == linked.links
 
 
 def test_the_least_of_two_moments_counts() -> None:

@@ -69,7 +69,8 @@ CUDA devices
     After any error the device is waited for. If it answers with another error, its context is lost: the child ends,
     as after a crash. Where memory ran out, what torch's allocator caches is given back.
     Workspace is what torch's allocator hands out at most. Ceilings go up to 1 GiB and cubes of 8192; a cube counts at
-    no lower rate than the next larger one, which may fill the multiprocessors better.
+    no lower rate than the next larger one, which may fill the multiprocessors better. Beside them the host's link is
+    measured, page-locked memory to the device's and back, up to 256 MiB at once.
 
 Workspace
     What a call allocates at most while it runs comes from one more untimed call, right after it was verified, in which

@@ -8,7 +8,7 @@ from math import ceil, inf
 import torch
 from torch import Tensor
 
-from autotuner.ceilings import Ceilings, Ladder
+from autotuner.ceilings import LINKS, Ceilings, Ladder
 from autotuner.measure.operands import dtype_of
 from autotuner.measure.policy import Policy
 from autotuner.measure.sampling import CpuTiming
@@ -36,6 +36,9 @@ CUDA_BYTES_MAX = 1 << 30
 BYTES_HELD_SHARE = 4
 """Of the memory that operand sets may take, one rung takes at most this part."""
 
+LINK_BYTES_MIN, LINK_BYTES_MAX, LINK_STEP = 1 << 12, 1 << 28, 4
+"""Copied at once over the host's link; page-locking more takes longer than it says anything new."""
+
 PRODUCT_MIN, PRODUCT_MAX = 16, 1024
 """Extents of a cube, whose flop is four times as much from rung to rung."""
 
@@ -60,18 +63,23 @@ def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> 
     most = min(CUDA_BYTES_MAX if device.type == "cuda" else BYTES_MAX, held_bytes // BYTES_HELD_SHARE)
     call_us, moved = inf, dict[float, float]()
     products: dict[str, dict[float, float]] = {dtype: {} for dtype in dtypes}
+    links: dict[str, dict[float, float]] = {name: {} for name in LINKS} if device.type == "cuda" else {}
     for _ in range(PASSES):
         call_us = min(call_us, bench.least_us(_trifles(device), BYTES_MIN))
-        for amount in _amounts(most):
-            moved[amount] = min(bench.least_us(_movers(amount, device), amount), moved.get(amount, inf))
+        for amount in _amounts(most, BYTES_MIN, 2):
+            _lower(moved, amount, bench.least_us(_movers(amount, device), amount))
+        for name, rungs in links.items():
+            for amount in _amounts(min(most, LINK_BYTES_MAX), LINK_BYTES_MIN, LINK_STEP):
+                _lower(rungs, amount, bench.least_us([_over_link(name, amount, device)]))
         for dtype, rungs in products.items():
             for flop, us in _products(bench, dtype_of(dtype), device):
-                rungs[flop] = min(us, rungs.get(flop, inf))
+                _lower(rungs, flop, us)
     ladders = {}
     for dtype, rungs in products.items():
         rising = sorted(rungs.items())
         ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if device.type == "cuda" else rising)))
-    return Ceilings(call_us, Ladder(tuple(sorted(moved.items()))), ladders)
+    over_links = {name: Ladder(tuple(sorted(rungs.items()))) for name, rungs in links.items()}
+    return Ceilings(call_us, Ladder(tuple(sorted(moved.items()))), ladders, over_links)
 
 
 class _Bench:
@@ -83,9 +91,13 @@ class _Bench:
             brief: Policy = replace(timing.policy, sample_us=SAMPLE_SHARE * timing.policy.sample_us)
             self._timing = CpuTiming(brief, timing.neighbours)
 
-    def least_us(self, makes: Iterable[Make], set_bytes: float) -> float:
-        """Return the least time of any of some kernels, in microseconds; `set_bytes` is what one of its sets takes."""
-        sets = min(self._policy.sets, ceil((self._policy.rotate_bytes + 1) / set_bytes))
+    def least_us(self, makes: Iterable[Make], set_bytes: float | None = None) -> float:
+        """Return the least time of any of some kernels, in microseconds.
+
+        Args:
+            set_bytes: what one operand set takes; None where caches do not matter, and one set does.
+        """
+        sets = 1 if set_bytes is None else min(self._policy.sets, ceil((self._policy.rotate_bytes + 1) / set_bytes))
         least = inf
         for make in makes:
             sampler = self._timing.sampler([make() for _ in range(sets)])
@@ -97,8 +109,12 @@ class _Bench:
         return least
 
 
-def _amounts(most: int) -> list[int]:
-    return list(takewhile(lambda amount: amount <= most, (BYTES_MIN << number for number in count())))
+def _lower(rungs: dict[float, float], amount: float, us: float) -> None:
+    rungs[amount] = min(us, rungs.get(amount, inf))
+
+
+def _amounts(most: int, least: int, step: int) -> list[int]:
+    return list(takewhile(lambda amount: amount <= most, (least * step**number for number in count())))
 
 
 def _movers(amount: int, device: torch.device) -> Iterator[Make]:
@@ -136,6 +152,18 @@ def _trifles(device: torch.device) -> Iterator[Make]:
         return lambda: target.copy_(source)
 
     yield from (write, copy)
+
+
+def _over_link(name: str, amount: int, device: torch.device) -> Make:
+    """Return a copy of so many bytes between page-locked memory of the host and the device's, one way."""
+
+    def make() -> Run:
+        here = torch.full((amount,), 3, dtype=torch.uint8, pin_memory=True)
+        there = torch.full((amount,), 5, dtype=torch.uint8, device=device)
+        source, target = (here, there) if name == "to_device" else (there, here)
+        return lambda: target.copy_(source, non_blocking=True)
+
+    return make
 
 
 def _filled(count: int, device: torch.device) -> Tensor:

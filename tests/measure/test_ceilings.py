@@ -24,6 +24,7 @@ def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for
     assert 0 < found.call_us < float("inf")
     for ladder in (found.moved, *found.products.values()):
         assert all(0 < us < float("inf") for _, us in ladder.rungs)
+    assert not found.links, "a CPU's memory is the host's"
 
 
 def test_no_rung_takes_more_than_its_part_of_memory() -> None:
