@@ -95,6 +95,21 @@ class Binding:
                 return self._rebind(module)
         return None
 
+    def fits(self, x: Tensor) -> bool:
+        """Say whether a call would be covered by what the compiler can guard: the input, dropout and autocast."""
+        return (
+            x.shape == self._shape
+            and x.dtype is self._dtype
+            and x.device == self._device
+            and not torch.is_autocast_enabled(self._device.type)
+            and self._adapter.settings(self._parts) == self._settings
+        )
+
+    def gradients(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return shape and strides of each gradient that backward hands out: x's, and those of parameters."""
+        lying = [self._plan.geometry(port, "grad_") for port in self._boundary.sources]
+        return [(lies.shape, lies.strides) for lies in lying]
+
     def _follow(self, module: "TunedModule", device: torch.device) -> None:
         """Bind anew where the module was moved to another device of the kind that it was tuned for."""
         owner, name = self._slots[0]

@@ -15,6 +15,7 @@ from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.function import TunedStep, run_forward
+from autotuner.runtime.opaque import number_of, place, tuned_layer
 from autotuner.runtime.reason import Reason, TunedWarning
 from autotuner.runtime.workspace import Lease
 
@@ -36,6 +37,8 @@ class TunedModule(nn.Module):
     fallbacks: Counter[str]
     relaid: int
     graphs: bool = True
+    number: int  # by which compiled code knows the module
+    names: tuple[str, ...]  # of its parameters, in the order of the ports
     _binding: Binding | None
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
@@ -46,9 +49,12 @@ class TunedModule(nn.Module):
             mask: additive, over keys, or why the configuration does not cover the call's arguments.
             original: the framework's forward with all other arguments bound.
         """
-        if torch.compiler.is_compiling():
-            return _outside_the_compiled_graph(self, x, mask, original)
         binding = self._binding
+        if torch.compiler.is_compiling():
+            if binding is None or isinstance(mask, Reason) or not binding.fits(x):
+                return _outside_the_compiled_graph(self, x, mask, original)
+            parameters = [self.get_parameter(name) for name in self.names]
+            return tuned_layer(self.number, place(), x, mask, parameters)[0]  # type: ignore[no-any-return]
         if binding is None:
             binding = self.bind()
         reason = binding.uncovered(self, x, mask)
@@ -74,8 +80,9 @@ class TunedModule(nn.Module):
 
     def bind(self) -> Binding:
         """Lay parameters out as the configuration says and plan its memory; done anew after copying and loading."""
-        binding = Binding(self, self.configuration, adapter_for(self))
-        self.__dict__["_binding"] = binding
+        adapter = adapter_for(self)
+        binding = Binding(self, self.configuration, adapter)
+        self.__dict__.update(_binding=binding, number=number_of(self), names=tuple(port.name for port in adapter.ports))
         return binding
 
     def relayed(self) -> None:

@@ -190,10 +190,24 @@ def test_hooks_on_gradients_see_what_the_framework_gives(graphs: bool) -> None:
 def test_inside_a_compiled_model_it_runs_tuned(graphs: bool, backend: str) -> None:
     layer, twin = on_cuda(graphs=graphs)
     last = nn.Linear(8, 8, dtype=torch.float64, device=CUDA)
-    compiled = torch.compile(nn.Sequential(layer, last), backend=backend)
+    compiled: Any = torch.compile(nn.Sequential(layer, last), backend=backend, fullgraph=True)
+    whole = nn.Sequential(twin, copy.deepcopy(last))
     for step in range(STEPS):
-        wanted = last(twin(x_on(step)))
-        torch.testing.assert_close(compiled(x_on(step)), wanted, rtol=1e-10, atol=1e-10)
+        found, wanted = gradients(compiled, x_on(step)), gradients(whole, x_on(step))
+        assert_equal({name.removeprefix("_orig_mod."): value for name, value in found.items()}, wanted, 1e-10)
+    assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
+
+
+def test_inside_a_model_that_is_compiled_for_graphs_it_runs_tuned() -> None:
+    layer, twin = on_cuda()
+    compiled = torch.compile(nn.Sequential(layer), mode="reduce-overhead", fullgraph=True)
+    for step in range(STEPS):
+        x, twins = (x_on(step).requires_grad_() for _ in range(2))
+        compiled(x).square().sum().backward()
+        twin(twins).square().sum().backward()
+        assert x.grad is not None
+        assert twins.grad is not None
+        torch.testing.assert_close(x.grad, twins.grad, rtol=1e-10, atol=1e-10)
     assert layer.calls == STEPS
 
 

@@ -343,6 +343,6 @@ def test_parameters_that_moved_are_laid_out_again_with_one_warning() -> None:
 
 def test_a_module_inside_a_compiled_model_runs_tuned() -> None:
     layer, twin = tuned_layer()
-    compiled = torch.compile(nn.Sequential(layer), backend="eager")
+    compiled = torch.compile(nn.Sequential(layer), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(batch()), twin(batch()), rtol=1e-12, atol=1e-12)
     assert layer.calls == 1
