@@ -5,7 +5,6 @@ import os
 import platform
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,8 +22,8 @@ from scipy.sparse import coo_array  # type: ignore[import-untyped]
 from autotuner.device import cpu_name
 from autotuner.problem import Problem
 from autotuner.problem.integer_program import integer_program
+from scripts.pages import commit
 
-ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
 HIGHS = "HiGHS"
 NO_ANSWER = "no answer"
@@ -140,9 +138,7 @@ def about(script: str) -> dict[str, Any]:
         "machine": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": commit(),
         "command": " ".join([f"scripts/{script}", *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "scipy": version("scipy")},
     }
