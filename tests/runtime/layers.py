@@ -12,6 +12,8 @@ from autotuner.runtime import TunedModule, apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.plans import TINY, configuration, model
 
+CUDA = "cuda"
+
 
 def tuned_layer(
     of: Model | None = None, seed: int = 0, device_type: str = "cpu", graphs: bool = True
@@ -21,6 +23,16 @@ def tuned_layer(
     layer = encoder_layer(of, seed, device_type)
     twin = copy.deepcopy(layer)
     return tuned(layer, configuration(of, seed, device_type), graphs), twin
+
+
+def on_cuda(of: Model | None = None, seed: int = 0, graphs: bool = True) -> tuple[TunedModule, nn.Module]:
+    """Return the same on a CUDA device."""
+    return tuned_layer(of, seed, CUDA, graphs)
+
+
+def x_on(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return a random input of the tiny model on a CUDA device."""
+    return batch(seed, dtype).to(CUDA)
 
 
 def tuned(layer: nn.Module, found: Configuration, graphs: bool = True) -> TunedModule:

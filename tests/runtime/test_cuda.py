@@ -8,31 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from autotuner.models import Model, load_model
+from autotuner.models import load_model
 from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.peers import time_on_cuda
 from autotuner.runtime.peers.on_cuda import OURS
 from autotuner.runtime.reason import Reason
-from tests.runtime.layers import assert_equal, batch, gradients, tuned_layer
+from tests.runtime.layers import CUDA, assert_equal, gradients, on_cuda, x_on
 from tests.runtime.plans import MASKED, SITES, WITH_DROPOUT, configuration, model
 
 pytestmark = pytest.mark.gpu
 graphs = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "plain"])
-CUDA = "cuda"
 STEPS = 5
-
-
-def on_cuda(of: Model | None = None, seed: int = 0, graphs: bool = True) -> tuple[TunedModule, nn.Module]:
-    return tuned_layer(of, seed, CUDA, graphs)
-
-
-def x_on(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return batch(seed, dtype).to(CUDA)
 
 
 def replays(layer: TunedModule) -> int:
@@ -146,69 +136,6 @@ def test_two_forwards_before_their_backwards_keep_their_own(graphs: bool) -> Non
             found.append([x.grad for x in xs])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
-@graphs
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_activation_checkpointing_draws_the_same_masks_again(graphs: bool, reentrant: bool) -> None:
-    layer, _ = on_cuda(model(p=WITH_DROPOUT), graphs=graphs)
-    for seed in range(STEPS):
-        found = []
-        for checkpointed in (False, True):
-            torch.manual_seed(seed)
-            layer.zero_grad()
-            x = x_on(seed).requires_grad_()
-            y = checkpoint(layer, x, use_reentrant=reentrant) if checkpointed else layer(x)
-            y.square().sum().backward()
-            found.append([x.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)])
-        for one, other in zip(*found, strict=True):
-            assert torch.equal(one, other)
-
-
-@graphs
-def test_hooks_on_gradients_see_what_the_framework_gives(graphs: bool) -> None:
-    layer, twin = on_cuda(graphs=graphs)
-    seen: dict[int, list[Tensor]] = {0: [], 1: []}
-    for number, module in enumerate((layer, twin)):
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda p, number=number: seen[number].append(p.grad.clone())
-            )
-    for step in range(STEPS):
-        for module in (layer, twin):
-            module.zero_grad()
-            module(x_on(step)).square().sum().backward()
-    by_shape = [sorted((tuple(g.shape), float(g.abs().sum())) for g in seen[n]) for n in range(2)]
-    assert len(by_shape[0]) == STEPS * len([*layer.parameters()])
-    for (shape, one), (other_shape, other) in zip(*by_shape, strict=True):
-        assert shape == other_shape
-        assert one == pytest.approx(other, rel=1e-9)
-
-
-@graphs
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_inside_a_compiled_model_it_runs_tuned(graphs: bool, backend: str) -> None:
-    layer, twin = on_cuda(graphs=graphs)
-    last = nn.Linear(8, 8, dtype=torch.float64, device=CUDA)
-    compiled: Any = torch.compile(nn.Sequential(layer, last), backend=backend, fullgraph=True)
-    whole = nn.Sequential(twin, copy.deepcopy(last))
-    for step in range(STEPS):
-        found, wanted = gradients(compiled, x_on(step)), gradients(whole, x_on(step))
-        assert_equal({name.removeprefix("_orig_mod."): value for name, value in found.items()}, wanted, 1e-10)
-    assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
-
-
-def test_inside_a_model_that_is_compiled_for_graphs_it_runs_tuned() -> None:
-    layer, twin = on_cuda()
-    compiled = torch.compile(nn.Sequential(layer), mode="reduce-overhead", fullgraph=True)
-    for step in range(STEPS):
-        x, twins = (x_on(step).requires_grad_() for _ in range(2))
-        compiled(x).square().sum().backward()
-        twin(twins).square().sum().backward()
-        assert x.grad is not None
-        assert twins.grad is not None
-        torch.testing.assert_close(x.grad, twins.grad, rtol=1e-10, atol=1e-10)
-    assert layer.calls == STEPS
 
 
 @graphs
