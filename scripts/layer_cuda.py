@@ -1,16 +1,19 @@
 """The encoder layer on CUDA: one case of the benchmark, the device's floors for it, and the page of results."""
 
-from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from autotuner.analysis import moved_bytes, operator_flop, reduction
-from autotuner.configuration import Configuration, tensor_of
-from autotuner.runtime.peers import as_measured, overhead_us, time_on_cuda
-from autotuner.runtime.peers.on_cuda import OURS
+from autotuner.configuration import Configuration, save_configuration, tensor_of
+from autotuner.runtime.peers import Timing, as_measured, overhead_us, time_on_cuda
+from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
+from scripts import layer_cuda_dram
+from scripts.pages import table
 
 PRODUCT_EXTENT = 8192
 COPIED_BYTES = 1 << 30
@@ -47,19 +50,30 @@ def copy_gb_per_s() -> float:
 
 
 def case(
-    preset: str, dtype: str, dropout: float, found: Configuration, samples: int, *, max_autotune: bool = True
+    preset: str,
+    dtype: str,
+    dropout: float,
+    found: Configuration,
+    samples: int,
+    *,
+    max_autotune: bool = True,
+    profiler: bool = True,
 ) -> dict[str, Any]:
-    """Time a configuration and all its peers; return one row of results."""
+    """Time a configuration and all its peers, then count their bytes; return one row of results.
+
+    Peers that compute less than the model asks for are timed, and no ratio is formed with them.
+    """
     timings = time_on_cuda(found, samples, all_peers=True, max_autotune=max_autotune)
     overhead = overhead_us(found, samples)
     measured = as_measured(timings, samples, overhead)
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
     tflop, copies = product_tflop_per_s(dtype), copy_gb_per_s()
+    dram = counted(found, timings) if profiler else None
     graph = found.graph()
     flop = sum(operator_flop(graph, operator) for operator in graph.operators if operator.kind == "contraction")
     named = {operator.name: operator for operator in graph.operators}
     steps = []
-    for step in found.steps:
+    for number, step in enumerate(found.steps):
         step_flop = sum(operator_flop(graph, named[n]) for n in step.operators if named[n].kind == "contraction")
         step_bytes = moved_bytes(graph, [[(tensor_of(name), form) for name, form in step.inputs + step.outputs]])
         steps.append(
@@ -71,6 +85,8 @@ def case(
                 "bound_us": step.bound_us,
                 "compute_floor_us": step_flop / tflop / 1e6,
                 "dram_floor_us": step_bytes / copies / 1e3,
+                "counted_bytes": step_bytes,
+                "dram_bytes": dram["steps"].get(number) if dram else None,
             }
         )
     return {
@@ -98,7 +114,18 @@ def case(
         "held_bytes": found.memory.held_bytes if found.memory else None,
         "calls": dict(found.counts),
         "steps": steps,
+        "dram": dram and {name: dram[name] for name in ("sides", "reason")},
     }
+
+
+def counted(found: Configuration, timings: dict[str, Timing]) -> dict[str, Any]:
+    """Return what the profiler counts for a configuration, the framework's layer and the fastest compiled peer."""
+    by_us = sorted((timing.median_us, name.removesuffix(CAPTURED)) for name, timing in timings.items())
+    compiled = next((name for _, name in by_us if name.startswith("torch.compile")), None)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "configuration.json")
+        save_configuration(found, file)
+        return layer_cuda_dram.counted(file, compiled)
 
 
 def about() -> dict[str, Any]:
@@ -124,7 +151,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "",
         "One training step (forward, backward, all gradients), milliseconds, all sides interleaved in one run; all "
         "drop their gradients before each step. Captured: the whole step as one CUDA graph. Ratio: the fastest peer "
-        "over the fastest form of the tuned layer; above 1, the tuned layer is faster.",
+        "over the fastest form of the tuned layer; above 1, the tuned layer is faster. Sides of JAX's are timed by the "
+        "host's clock, from idle to idle; their peak is XLA's plan of results and temporaries.",
         "",
         *table(
             ("case", "tuned", "fastest peer", "", "ratio", "predicted", "compute floor", "DRAM floor", "bytes moved"),
@@ -160,19 +188,24 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                     f"{timing['median_us'] / 1e3:.4f}",
                     f"{timing['least_us'] / 1e3:.4f}",
                     f"{timing['median_us'] / best:.2f}",
-                    "" if timing["peak_bytes"] is None else f"{timing['peak_bytes'] / 2**20:.1f}",
+                    mib(timing["peak_bytes"]),
                 )
                 for name, timing in sorted(row["timings"].items(), key=lambda item: item[1]["median_us"])
             ),
         )
+        less = [name for name, timing in row["timings"].items() if timing["computes_less"]]
+        if less:
+            lines += ["", f"No peer, because it computes less than the model asks for: {'; '.join(less)}."]
+        lines += ["", *dram(row)]
         lines += ["", "Steps of the plan, microseconds. Best: the fastest measured for the same work in any forms.", ""]
         lines += table(
-            ("step", "kernel", "predicted", "best", "compute floor", "DRAM floor"),
+            ("step", "kernel", "predicted", "best", "compute floor", "DRAM floor", "counted, MiB", "DRAM, MiB"),
             (
                 (
                     " + ".join(step["operators"]),
                     step["kernel"],
                     *(f"{step[k]:.1f}" for k in ("predicted_us", "bound_us", "compute_floor_us", "dram_floor_us")),
+                    *(mib(step[k]) for k in ("counted_bytes", "dram_bytes")),
                 )
                 for step in row["steps"]
             ),
@@ -180,13 +213,36 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    names = list(heads)
-    return [
-        f"| {' | '.join(names)} |",
-        "| --- " * len(names) + "|",
-        *(f"| {' | '.join(cells)} |" for cells in rows),
+def dram(row: dict[str, Any]) -> list[str]:
+    """Return the lines on what went through DRAM, or on why nobody counted it."""
+    found = row["dram"]
+    if found is None:
+        return ["Bytes through DRAM were not counted: `--without-profiler`."]
+    missing = [] if found["reason"] is None else [f"Not all bytes through DRAM were counted: {found['reason']}."]
+    sides = {name: (bytes_["read_bytes"], bytes_["written_bytes"]) for name, bytes_ in found["sides"].items()}
+    if not sides:
+        return missing
+    lines = [
+        "Bytes through DRAM per training step, MiB, as Nsight Compute counts them, kernel by kernel, in "
+        f"{layer_cuda_dram.STEPS} steps without CUDA graphs; copies and fills by the driver are left out.",
+        "",
     ]
+    lines += table(
+        ("side", "read", "written", "together"),
+        ((name, mib(read), mib(written), mib(read + written)) for name, (read, written) in sides.items()),
+    )
+    if layer_cuda_dram.TUNED in sides:
+        moved, through = row["bytes_moved"]["chosen"], sum(sides[layer_cuda_dram.TUNED])
+        share = 1 - through / moved
+        kept = f"the second-level cache keeps {share:.0%}" if share > 0 else "what kernels keep for themselves is more"
+        lines += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
+                  f"{mib(through)} MiB go through DRAM: {kept}. What a step leaves in the cache is written during a "
+                  "later one, and a kernel's own workspace is no operand: so single steps may move more."]  # fmt: skip
+    return [*lines, "", *missing] if missing else lines
+
+
+def mib(size_bytes: float | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / 2**20:.1f}"
 
 
 def extents(row: dict[str, Any]) -> str:

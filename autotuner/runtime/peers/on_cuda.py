@@ -7,6 +7,8 @@ untimed step, then steps that last 20 ms or more between two events; it is queue
 at its end, so that no side runs ahead while another one is timed. Sides take turns round-robin with a rotating start.
 What a side does on the host counts where it is slower than the device, as in a training loop. What steps allocate is
 recorded before, from the first on, with what a tuned layer keeps for the next; for a captured one, up to its capture.
+Sides of JAX's join where it is installed and all peers are asked for; see `jax_side`. A side that computes less than
+the model asks for is timed, and is nobody's peer.
 """
 
 import warnings
@@ -14,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +28,8 @@ from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule, apply
 from autotuner.runtime.peak import peak_bytes
+from autotuner.runtime.peers.jax_layer import is_installed
+from autotuner.runtime.peers.jax_side import JaxSide, jax_names
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.reason import TunedWarning
 
@@ -46,10 +50,23 @@ class Timing:
     median_us: float
     least_us: float
     peak_bytes: int | None
+    computes_less: bool = False
+
+
+class Timed(Protocol):
+    """What takes turns: a side of torch's or of JAX's."""
+
+    peak_bytes: int | None
+    estimate_us: float
+    computes_less: bool
+
+    def turn_us(self) -> float: ...
 
 
 class Side:
     """A step that is timed."""
+
+    computes_less = False
 
     def __init__(self, step: Step, peak_bytes: int | None) -> None:
         self._step, self.peak_bytes = step, peak_bytes
@@ -138,8 +155,8 @@ def time_on_cuda(
     Args:
         configuration: what to run.
         samples: turns timed of each.
-        all_peers: also compile the framework's layer, and the stacked layer with each attention kernel; else only with
-            the fastest.
+        all_peers: also compile the framework's layer, and the stacked layer with each attention kernel, else only with
+            the fastest; also JAX's layer, where JAX is installed.
         max_autotune: also compile the fastest compiled one with max-autotune, which takes some minutes.
 
     Returns:
@@ -151,7 +168,7 @@ def time_on_cuda(
     model = configuration.model
     call = partial(MadeUpCall.of, model, device="cuda")
     layer = partial(encoder_layer, model, device="cuda")
-    sides: dict[str, Side] = {}
+    sides: dict[str, Timed] = {}
     add(sides, PLAN, lambda: apply(layer(), configuration, graphs=False), call)
     add(sides, GRAPHS, lambda: apply(layer(), configuration), call, captures=False)
     add(sides, "eager", layer, call)
@@ -164,12 +181,17 @@ def time_on_cuda(
         if best is not None:
             mode = "max-autotune-no-cudagraphs"
             add(sides, f"max-autotune sdpa {best}", partial(_compiled, partial(stacked_layer, model, best), mode), call)
+    if all_peers:
+        add_jax(sides, model)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
-    return {name: Timing(median(us), min(us), sides[name].peak_bytes) for name, us in times.items()}
+    return {
+        name: Timing(median(us), min(us), sides[name].peak_bytes, sides[name].computes_less)
+        for name, us in times.items()
+    }
 
 
 def add(
-    sides: dict[str, Side], name: str, make: Layer, call: Callable[[], MadeUpCall], *, captures: bool = True
+    sides: dict[str, Timed], name: str, make: Layer, call: Callable[[], MadeUpCall], *, captures: bool = True
 ) -> None:
     """Add a side, and the same as one graph; where that fails, warn instead, unless it is the plan's own plain step."""
     try:
@@ -187,7 +209,18 @@ def add(
             _left_out(name + CAPTURED, error)
 
 
-def compiled(model: Model, sides: Mapping[str, Side], all_peers: bool) -> dict[str, Layer]:
+def add_jax(sides: dict[str, Timed], model: Model, platform: str = "cuda") -> None:
+    """Add the sides of JAX's where it is installed; where they do not run, warn instead."""
+    if not is_installed():
+        return
+    for name in jax_names(model):
+        try:
+            sides[name] = JaxSide(name, model, TURN_US, platform)
+        except Exception as error:
+            _left_out(name, error)
+
+
+def compiled(model: Model, sides: Mapping[str, Timed], all_peers: bool) -> dict[str, Layer]:
     """Return which layers are compiled, by name: of the stacked ones, those whose attention kernel runs here."""
     best = fastest(sides, "sdpa ")
     chosen = [backend for backend in BACKENDS if f"sdpa {backend}" in sides and (all_peers or backend == best)]
@@ -199,7 +232,7 @@ def compiled(model: Model, sides: Mapping[str, Side], all_peers: bool) -> dict[s
     return found
 
 
-def fastest(sides: Mapping[str, Side], beginning: str) -> str | None:
+def fastest(sides: Mapping[str, Timed], beginning: str) -> str | None:
     """Return the attention kernel of the fastest side whose name begins so, by first estimates; None without any."""
     found = {
         name.removeprefix(beginning).removesuffix(CAPTURED): side.estimate_us
@@ -237,9 +270,12 @@ def overhead_us(configuration: Configuration, samples: int) -> float:
 
 
 def as_measured(timings: Mapping[str, Timing], samples: int, overhead: float) -> Measured:
-    """Return timings as a configuration keeps them: of the plan's forms the fastest stands for it."""
+    """Return timings as a configuration keeps them: of the plan's forms the fastest stands for it.
+
+    Peers are the sides that compute what the model asks for.
+    """
     ours = min((timings[name] for name in OURS if name in timings), key=lambda timing: timing.median_us)
-    peers = {name: timing for name, timing in timings.items() if name not in OURS}
+    peers = {name: timing for name, timing in timings.items() if name not in OURS and not timing.computes_less}
     return Measured(
         ours.median_us,
         overhead,
