@@ -2,7 +2,8 @@
 
 Ceilings are measured once per environment, under its measuring policy (`autotuner.measure.ceilings`): the least time
 of any call, and ladders of the least time for so many bytes moved, for a product of so many flop and, where memory of
-the host lies apart, for so many bytes over its link. From the first three follows an optimistic cost of any call. It is admissible, never above what measuring finds, as long as
+the host lies apart, for so many bytes over its link. From the first three follows an optimistic cost of any call. It is
+admissible, never above what measuring finds, as long as
 
 - a call reads and writes its whole boundary, and takes every multiplication of its products (half of them under a
   causal mask);
@@ -92,8 +93,8 @@ class Ceilings:
         call_us: the least time of any call: what starting and timing it take.
         moved: by bytes read and written, operands as the policy rotates them.
         products: by flop, for each element type.
-        links: by bytes copied between page-locked memory of the host and the device's, for each of `LINKS`; no call of a
-            step moves bytes there.
+        links: by bytes copied between page-locked memory of the host and the device's, for each of `LINKS`. No call of
+            a step moves bytes there.
     """
 
     call_us: float = 0.0

@@ -18,7 +18,6 @@ STACKING = ("torch", "cublas", "cublaslt")
 
 INDUCTOR_ALONE = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters")
 
-
 Boundary = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -140,21 +139,26 @@ def boundary(graph: Graph, operators: Collection[Operator]) -> Boundary:
 
 
 def _pattern(graph: Graph, kernel: Kernel) -> Iterator[tuple[Operator, ...]]:
-    """Yield the operators that a kernel's list of kinds matches: single ones, and pairs."""
-    if len(kernel.covers) == 1:
-        yield from ((operator,) for operator in graph.operators if operator.kind == kernel.covers[0])
-    if len(kernel.covers) != 2:
-        return
-    for first in graph.operators:
+    """Yield the operators that a kernel's list of kinds matches: single ones, chains behind a product, and siblings."""
+    for first in graph.operators if kernel.covers else ():
         if first.kind != kernel.covers[0]:
             continue
-        if first.kind == "contraction":
-            follower = _only_consumer(graph, first.outputs[0])
-            if follower and follower.kind == kernel.covers[1] and _takes_product(follower, first.outputs[0]):
-                yield first, follower
+        if len(kernel.covers) == 1:
+            yield (first,)
+        elif first.kind == "contraction":
+            yield from _behind_product(graph, first, kernel.covers[1:])
         else:
             siblings = (o for t in first.inputs[:2] for o in graph.consumers[t] if o.kind == kernel.covers[1])
             yield from ((first, s) for s in dict.fromkeys(siblings) if s.inputs[:2] == first.inputs[:2])
+
+
+def _behind_product(graph: Graph, product: Operator, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
+    """Yield a product and the operator that alone reads it; for a third kind, one that reads what this makes."""
+    follower = _only_consumer(graph, product.outputs[0])
+    taking = 2 if kinds[0] == "add" else 1
+    if follower and follower.kind == kinds[0] and product.outputs[0] in follower.inputs[:taking]:
+        third = [(o,) for o in graph.consumers[follower.outputs[0]] if o.kind == kinds[-1]] if kinds[1:] else [()]
+        yield from ((product, follower, *last) for last in third)
 
 
 def _only_consumer(graph: Graph, tensor: str) -> Operator | None:
@@ -162,16 +166,12 @@ def _only_consumer(graph: Graph, tensor: str) -> Operator | None:
     return consumers[0] if len(consumers) == 1 and tensor not in graph.outputs else None
 
 
-def _takes_product(follower: Operator, product: str) -> bool:
-    return follower.inputs[0] == product or (follower.kind == "add" and product in follower.inputs)
-
-
 def attention_forward(
     graph: Graph, kinds: tuple[str, ...] = FORWARD
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
-    """Yield scores, scale, a causal mask and dropout if `kinds` has them, softmax and context; weights stay inside.
+    """Yield scores, scale, a mask and dropout if `kinds` has them, softmax and context; weights stay inside.
 
-    A mask of dropped weights is among the outputs, for backward.
+    An added mask is the last input. A mask of dropped weights is among the outputs, for backward.
     """
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
@@ -186,7 +186,8 @@ def attention_forward(
         while len(chain) < len(kinds) and chain[0].inputs and chain[0].inputs[0] in graph.producers:
             chain.insert(0, graph.producers[chain[0].inputs[0]])
         if tuple(o.kind for o in chain) == kinds and _causal_of_queries(chain):
-            inputs = (*chain[0].inputs, context.inputs[1])
+            added = (t for o in chain if o.kind == "mask" for t in o.inputs[1:])
+            inputs = (*chain[0].inputs, context.inputs[1], *added)
             saved = any(o.phase == "backward" for o in graph.consumers[weights])
             masks = ahead[0].outputs if ahead else ()
             yield tuple(chain), (inputs, (context.outputs[0], log_sum_exp, *masks) if saved else context.outputs)
@@ -217,13 +218,13 @@ def attention_grad(
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
     """Yield the backward operators of the same attention, and the forward ones that make the weights again.
 
-    The forward output, the log-sum-exp and a mask of dropped weights are read, the weights are not.
+    The forward output, the log-sum-exp, a mask of dropped weights and an added one are read, the weights are not.
     """
     for chain, (inputs, outputs) in attention_forward(graph, kinds):
         if len(outputs) == 1:
             continue
         *made_again, context = chain
-        query, key, value = inputs
+        query, key, value, *added = inputs
         softmax = next(o for o in chain if o.kind == "softmax")
         drawing = next((o for o in chain if o.kind == "dropout_mask"), None)
         again = [o for o in made_again if o is not drawing]
@@ -246,7 +247,8 @@ def attention_grad(
         if sorted(o.kind for o in members) == sorted((*BACKWARD, *(o.kind for o in dropped))):
             gradient = next(t for t in grad_weights.inputs if t != value)
             made = (into_query.outputs[0], into_key.outputs[0], grad_value.outputs[0])
-            yield members, ((gradient, query, key, value, context.outputs[0], *outputs[1:]), made), tuple(again)
+            read_again = (query, key, value, context.outputs[0], *outputs[1:], *added)
+            yield members, ((gradient, *read_again), made), tuple(again)
 
 
 def products_with_bias_grads(graph: Graph) -> Iterator[tuple[Operator, ...]]:

@@ -13,8 +13,10 @@ Extents = Mapping[str, int]
 STACK_AXIS = "*"
 SAVING = ("bit", "seed")
 """Storage formats that save memory and cost time: elements are found by their place in the memory order."""
-LIBRARIES = ("flash", "cudnn")
-"""Storage formats of attention's dropout mask: seed (and offset) of a generator that only the library knows."""
+STATE_INTEGERS: Mapping[str, int] = {"flash": 2, "cudnn": 1, "efficient": 2}
+"""Integers of a library's generator, as which attention's dropout mask is stored: its seed, or seed and offset."""
+LIBRARIES = tuple(STATE_INTEGERS)
+"""Storage formats of attention's dropout mask that only kernels of one library know."""
 FLAT = SAVING + LIBRARIES
 """Storage formats without strides."""
 STORAGES = ("raw", "byte", *FLAT, "absent")
@@ -83,7 +85,7 @@ class Form:
     Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
     not materialised, because a fused kernel keeps the value inside. A dropout mask may be stored as bytes, as bits, or
     as the seed from which a generator makes it again in the layout's memory order; attention's also as the seed of a
-    library's own generator, for `flash` with its offset.
+    library's own generator, for `flash` and `efficient` with its offset.
     """
 
     layout: Layout
@@ -166,7 +168,7 @@ class Form:
             if self.storage == "bit":
                 length = -(-prod(extents) // BITS)
                 return Stored("uint8", (length,), (1,), 0, length)
-            length = 2 if self.storage == "flash" else 1
+            length = STATE_INTEGERS.get(self.storage, 1)
             return Stored("int64", (length,), (1,), 0, length)
         if self.storage == "absent":
             raise LayoutError("an absent tensor is not stored")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations
 
 import pytest
@@ -18,7 +19,7 @@ from autotuner.fusion import (
 )
 from autotuner.graph import Graph, Operator, Tensor, training_graph
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
-from autotuner.kernels.attention import CAUSAL_FORWARD, DROPPING, FORWARD
+from autotuner.kernels.attention import CAUSAL_FORWARD, DROPPING, FORWARD, LIBRARY, MASKED_FORWARD
 from autotuner.kernels.fused import FUSIBLE
 from autotuner.models import load_model
 
@@ -269,9 +270,26 @@ def test_causal_attention_with_dropped_weights_is_a_cover_too() -> None:
     ((operators, _),) = attention_forward(decoder(0.1), kinds)
     assert [o.kind for o in operators] == list(kinds)
     assert len(list(attention_grad(decoder(0.1), kinds))) == 1
-    for kernel in ("cuda_flash_attention", "cudnn_attention"):
+    for kernel in LIBRARY:
         for layer in (encoder(0.1), encoder(0.0), decoder(0.1), decoder(0.0)):
             assert len(found(layer, kernel)) == len(found(layer, f"{kernel}_grad")) == 1
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_mask_that_is_added_to_the_scores_is_read_again_in_backward(p: float) -> None:
+    kinds = (*MASKED_FORWARD[:-1], *(DROPPING if p else ()), MASKED_FORWARD[-1])
+    layer = encoder(p, attention_mask=True)
+    ((operators, (inputs, outputs)),) = attention_forward(layer, kinds)
+    assert [o.kind for o in operators] == list(kinds)
+    assert inputs == ("query", "key", "value", "attention_mask")
+    assert outputs[:2] == ("context", "attention_logsumexp")
+    (_, (read, made), again) = next(iter(attention_grad(layer, kinds)))
+    assert read == ("grad_context", "query", "key", "value", *outputs, "attention_mask")
+    assert made == ("grad_query", "grad_key", "grad_value")
+    assert [o.name for o in again][:4] == ["scores", "scaled_scores", "masked_scores", "attention"]
+    assert list(attention_forward(encoder(p), kinds)) == []
+    covered = {kernel: len(found(layer, kernel)) for name in LIBRARY for kernel in (name, f"{name}_grad")}
+    assert covered == {kernel: int("efficient" in kernel) for kernel in covered}
 
 
 def test_a_causal_mask_that_hides_queries_from_keys_is_no_causal_attention() -> None:
@@ -295,7 +313,7 @@ def test_without_backward_attention_leaves_no_statistic() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
-@pytest.mark.parametrize("model", [encoder, decoder])
+@pytest.mark.parametrize("model", [encoder, decoder, partial(encoder, attention_mask=True)])
 def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
     model: Callable[[float], Graph], p: float
 ) -> None:

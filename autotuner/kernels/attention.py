@@ -5,32 +5,44 @@ from collections.abc import Callable, Iterator, Mapping
 from autotuner.kernels.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
-from autotuner.records import Candidate, Subgraph
+from autotuner.records import Candidate, Subgraph, TensorType
 
 _IMPLEMENTATION = "autotuner.kernels.on_torch.attention"
 _MASKS = "autotuner.kernels.on_torch.attention_masks"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
+MASKED_FORWARD = ("contraction", "scale", "mask", "softmax", "contraction")
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
 
-LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn"}
+LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
 """The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+
+ADDS = ("cuda_efficient_attention",)
+"""Kernels that also add a mask to the scores; backward reads it again."""
 
 ATTENTION: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "torch_flash_attention": (FORWARD,),
     "torch_flash_attention_causal": (CAUSAL_FORWARD,),
-    **dict.fromkeys(
-        LIBRARY,
-        tuple((*kinds[:-1], *drop, kinds[-1]) for kinds in (FORWARD, CAUSAL_FORWARD) for drop in ((), DROPPING)),
-    ),
+    **{
+        name: tuple(
+            (*kinds[:-1], *drop, kinds[-1])
+            for kinds in (FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD] if name in ADDS else ()))
+            for drop in ((), DROPPING)
+        )
+        for name in LIBRARY
+    },
 }
 """Kernels of attention's forward, and which operators each computes; with `_grad` behind its name, its backward."""
 
 MOST_FEATURES = 128
-"""Of a head; the libraries take more in forward than in backward."""
+"""Of a head; FlashAttention and cuDNN take more in forward than in backward."""
+
+VECTOR_ELEMENTS = {**dict.fromkeys(HALVES, 8), "float32": 4}
+"""Elements that memory-efficient attention loads at once: every row of a head, and of an added mask, is so many, or a
+multiple."""
 
 
 def attention_letters(subgraph: Subgraph) -> str:
@@ -43,7 +55,7 @@ def attention_letters(subgraph: Subgraph) -> str:
 
 
 def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate what the library's flash attention reads as it lies: query, key and value with rows or heads first.
+    """Enumerate what a library's attention reads as it lies: query, key and value with rows or heads first.
 
     What it writes, and what backward reads of that, is as declared: batch, rows, heads, features.
     """
@@ -68,13 +80,12 @@ def library_layouts(storage: str) -> Callable[[Subgraph], Iterator[tuple[str, ..
 
 def not_for_cuda(storage: str) -> Refuses:
     """Return the rule of a CUDA library's attention."""
+    unfit = _not_efficient if storage == "efficient" else _not_halves
 
     def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
-        query = subgraph.tensors[subgraph.inputs[1 if backward_of(subgraph) else 0]]
-        if query.dtype not in HALVES:
-            return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
-        if query.extents[-1] % 8 or query.extents[-1] > MOST_FEATURES:
-            return f"it takes heads of 8, 16, ... {MOST_FEATURES} features; these have {query.extents[-1]}"
+        reason = unfit(subgraph, candidate)
+        if reason:
+            return reason
         forms = forms_by_number(subgraph, candidate)
         for number in dropout_masks(subgraph) & set(forms):
             if forms[number].storage != storage:
@@ -84,13 +95,72 @@ def not_for_cuda(storage: str) -> Refuses:
     return refuses
 
 
+def query_of(subgraph: Subgraph) -> TensorType:
+    """Return the query of attention, forward or backward."""
+    return subgraph.tensors[subgraph.inputs[1 if backward_of(subgraph) else 0]]
+
+
+def _not_halves(subgraph: Subgraph, _candidate: Candidate) -> str | None:
+    """Say why FlashAttention or cuDNN does not compute with these operands, or None if it does."""
+    query = query_of(subgraph)
+    if query.dtype not in HALVES:
+        return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
+    if query.extents[-1] % 8 or query.extents[-1] > MOST_FEATURES:
+        return f"it takes heads of 8, 16, ... {MOST_FEATURES} features; these have {query.extents[-1]}"
+    return None
+
+
+def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why memory-efficient attention does not compute with these operands, or would copy one; None if it does."""
+    query = query_of(subgraph)
+    if query.dtype not in VECTOR_ELEMENTS:
+        return f"it computes in {', '.join(VECTOR_ELEMENTS)}; the query is {query.dtype}"
+    step = VECTOR_ELEMENTS[query.dtype]
+    if query.extents[-1] % step:
+        return f"it takes heads of a multiple of {step} features in {query.dtype}; these have {query.extents[-1]}"
+    forms = forms_by_number(subgraph, candidate)
+    if backward_of(subgraph):
+        out = subgraph.inputs[4]
+        if str(forms[out]) != subgraph.tensors[out].axes:
+            return f"it takes forward's output as it is declared; it lies as {forms[out]}"
+    number, added_along = added_mask(subgraph)
+    if number is None:
+        return None
+    added = subgraph.tensors[number]
+    strides, _, _ = forms[number].placed(added.axes, added.extents)
+    *others, keys = (None if axis is None else (strides[axis], added.extents[axis]) for axis in added_along)
+    if added.dtype != query.dtype:
+        return f"it adds a mask of the query's type, {query.dtype}; this one is {added.dtype}"
+    if keys is None or keys[0] != 1:
+        return f"it adds a mask whose keys are contiguous; this one lies as {forms[number]}"
+    if keys[1] % step or any(axis[0] % step for axis in others if axis):
+        return f"it loads {step} keys of an added mask at once; the rows of this one have {keys[1]}"
+    return None
+
+
+def added_mask(subgraph: Subgraph) -> tuple[int | None, tuple[int | None, ...]]:
+    """Return the number of the mask that attention adds, and its axis along batch, heads, rows and keys of the scores.
+
+    None stands for no mask, and for an axis that it does not have.
+    """
+    node = next((node for node in subgraph.nodes if node.kind == "mask"), None)
+    if node is None:
+        return None, ()
+    scores = operand_letters(subgraph.nodes[0])[2]
+    known = attention_letters(subgraph)[:-1]
+    wanted = known + next(letter for letter in scores if letter not in known)
+    whole, own = operand_letters(node)[:2]
+    places = (own.find(whole[scores.index(letter)]) for letter in wanted)
+    return node.inputs[1], tuple(None if place < 0 else place for place in places)
+
+
 def backward_of(subgraph: Subgraph) -> bool:
     """Tell attention's backward, whose first input is the gradient of its output, from its forward."""
     return "softmax_grad" in subgraph.kinds
 
 
 def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
-    """Say why the library's flash attention would copy an operand, or None if it takes all as they lie."""
+    """Say why a library's attention would copy an operand, or None if it takes all as they lie."""
     forms = forms_by_number(subgraph, candidate)
     for node in subgraph.nodes:
         for number in node.inputs:
@@ -98,10 +168,10 @@ def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
                 tensor = subgraph.tensors[number]
                 strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
                 if strides[-1] != 1:
-                    return f"flash attention copies tensor {number}: features are not contiguous in {forms[number]}"
+                    return f"the library copies tensor {number}: features are not contiguous in {forms[number]}"
     gradient = subgraph.inputs[0]
     if backward_of(subgraph) and str(forms[gradient]) != subgraph.tensors[gradient].axes:
-        return f"flash attention copies its output's gradient: it lies as {forms[gradient]}, not as it is declared"
+        return f"the library copies its output's gradient: it lies as {forms[gradient]}, not as it is declared"
     return None
 
 

@@ -77,7 +77,7 @@ def test_scattered_features_are_refused(kernel: str) -> None:
     forms = ("abdc", *call.candidate.forms[1:])
     assert KERNELS[kernel].refuses(call.subgraph, call.candidate) is None
     reason = KERNELS[kernel].refuses(call.subgraph, Candidate(kernel, forms))
-    assert reason == "flash attention copies tensor 0: features are not contiguous in abdc"
+    assert reason == "the library copies tensor 0: features are not contiguous in abdc"
 
 
 @pytest.mark.parametrize("form", ["acbd", "ab*cd@0/3"])
@@ -85,7 +85,7 @@ def test_a_gradient_of_the_output_that_is_not_as_declared_is_refused(form: str) 
     call = admitted("torch_flash_attention_grad", ODD, variants=[PLAIN])[0]
     moved = Candidate("torch_flash_attention_grad", (form, *call.candidate.forms[1:]))
     reason = KERNELS["torch_flash_attention_grad"].refuses(call.subgraph, moved)
-    assert reason == f"flash attention copies its output's gradient: it lies as {form}, not as it is declared"
+    assert reason == f"the library copies its output's gradient: it lies as {form}, not as it is declared"
 
 
 def test_both_gradients_of_a_layer_norm_come_from_one_call() -> None:

@@ -1,34 +1,49 @@
 """Kernels of a CUDA device: their rules everywhere, products on the CPU, all else where there is such a device."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.kernels import KERNELS
 from autotuner.kernels.attention import LIBRARY
+from autotuner.kernels.on_torch.attention import factor
 from autotuner.kernels.on_torch.attention_masks import library_mask
 from autotuner.kernels.on_torch.cublaslt import oriented
 from autotuner.kernels.on_torch.masks import decoded
 from autotuner.layout import Form
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
-from autotuner.records import Call, Candidate, TensorType
+from autotuner.records import Call, Candidate, Subgraph, TensorType
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import ODD, ROOMY, faults, layer
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
 ATTENTION = [f"{name}{suffix}" for name in LIBRARY for suffix in ("", "_grad")]
+EFFICIENT = [kernel for kernel in ATTENTION if "efficient" in kernel]
+GELU = [f"cublaslt_matmul_{name}" for name in ("bias_gelu_tanh", "gelu_tanh_grad", "gelu_tanh_grad_bias_grad")]
 PRODUCTS = ("cublas_matmul_bias", "cublas_stacked_matmul_bias", "cublas_matmul", "cublas_matmul_loop")
 
 
 def calls(
-    extents: dict[str, int], dtype: str, *, p: float = 0.25, model: str = "bert-encoder"
+    extents: dict[str, int], dtype: str, *, p: float = 0.25, model: str = "bert-encoder", **options: bool
 ) -> dict[str, list[Call]]:
     """Return the calls of a layer's search space by kernel."""
+    return _calls(tuple(extents.items()), dtype, p, model, tuple(options.items()))
+
+
+@cache
+def _calls(
+    extents: tuple[tuple[str, int], ...], dtype: str, p: float, model: str, options: tuple[tuple[str, bool], ...]
+) -> dict[str, list[Call]]:
+    graph = layer(dict(extents), dtype, p=p, model=model, **dict(options))
     found: dict[str, list[Call]] = {}
-    for call in build_space(layer(extents, dtype, p=p, model=model), space_file("cuda")).calls.values():
+    for call in build_space(graph, space_file("cuda")).calls.values():
         found.setdefault(call.candidate.kernel, []).append(call)
     return found
 
@@ -44,11 +59,11 @@ def test_products_for_cuda_equal_the_reference_on_a_cpu_too(kernel: str, product
     assert faults(products[kernel][::3]) == {}
 
 
-def test_attention_is_offered_for_16_bits_and_heads_of_a_multiple_of_8_features() -> None:
+def test_attention_is_offered_for_heads_of_a_multiple_of_8_features_and_float32_by_one_library() -> None:
     half, single, odd = calls(HEADS, "bfloat16"), calls(HEADS, "float32"), calls(ODD, "bfloat16")
     for kernel in ATTENTION:
         assert len(half[kernel]) >= 5, kernel
-        assert kernel not in single, kernel
+        assert (kernel in single) == ("efficient" in kernel), kernel
         assert kernel not in odd, kernel
     call = half["cudnn_attention"][0]
     forms = tuple(text.replace(":cudnn", "") for text in call.candidate.forms)
@@ -57,7 +72,7 @@ def test_attention_is_offered_for_16_bits_and_heads_of_a_multiple_of_8_features(
 
 
 def test_a_mask_of_a_library_is_the_state_of_its_generator_whatever_its_extents() -> None:
-    for text, length in (("bnqk:flash", 2), ("bnqk:cudnn", 1)):
+    for text, length in (("bnqk:flash", 2), ("bnqk:cudnn", 1), ("bnqk:efficient", 2)):
         form = Form.parse(text)
         lies = form.stored("bfloat16", "bnqk", (8, 16, 512, 512))
         assert (lies.dtype, lies.extents, lies.length) == ("int64", (length,), length)
@@ -110,13 +125,25 @@ def verified(found: Sequence[Call]) -> dict[str, str]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ATTENTION)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("model", ["bert-encoder", "gpt-block"])
 @pytest.mark.parametrize("p", [0.0, 0.25])
-def test_attention_of_a_library_equals_the_reference(kernel: str, model: str, p: float) -> None:
-    found = calls(HEADS, "bfloat16", p=p, model=model)[kernel]
-    assert len(found) >= 5
-    assert verified(found) == {}
+def test_attention_of_a_library_equals_the_reference(dtype: str, model: str, p: float) -> None:
+    found = calls(HEADS, dtype, p=p, model=model)
+    for kernel in ATTENTION if dtype != "float32" else EFFICIENT:
+        assert len(found[kernel]) >= 5, kernel
+        assert verified(found[kernel]) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_attention_with_an_added_mask_equals_the_reference(dtype: str, p: float) -> None:
+    # Neither heads nor rows that are multiples of what a block computes, and a log-sum-exp that must be padded.
+    found = calls(HEADS | {"l": 40, "p": 136}, dtype, p=p, attention_mask=True)
+    for kernel in EFFICIENT:
+        assert len(found[kernel]) >= 5, kernel
+        assert verified(found[kernel]) == {}, kernel
 
 
 @pytest.mark.gpu
@@ -127,21 +154,50 @@ def test_every_other_kernel_equals_the_reference(dtype: str) -> None:
             assert verified(found[:: 1 + len(found) // 12]) == {}, kernel
 
 
+def every_row(kernel: str, subgraph: Subgraph) -> list[Call]:
+    """Return the calls of a kernel of cuBLASLt in every layout that its rule admits, with each algorithm."""
+    rule = KERNELS[kernel]
+    admitted = [row for row in rule.layouts(subgraph) if rule.refuses(subgraph, Candidate(kernel, row)) is None]
+    assert len(admitted) >= 4
+    return [Call(subgraph, Candidate(kernel, row, (("algorithm", n),))) for row in admitted for n in range(6)]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("library", LIBRARY.values())
-def test_a_mask_that_is_read_off_is_the_one_that_drops(library: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gelu_and_its_gradient_as_epilogues_equal_the_reference(dtype: str) -> None:
+    found = calls(HEADS, dtype, p=0.0, model="gpt-block")
+    offered = [kernel for kernel in GELU if kernel in found]
+    assert offered == (GELU[:1] if dtype == "float32" else GELU)
+    for kernel in offered:
+        assert verified(every_row(kernel, found[kernel][0].subgraph)) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gelu_as_an_epilogue_equals_the_reference_where_nothing_reads_its_input_again(dtype: str) -> None:
+    saving = calls(HEADS, dtype, p=0.0, model="gpt-block")[GELU[0]][0].subgraph
+    assert verified(every_row(GELU[0], replace(saving, outputs=saving.outputs[1:]))) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("library", "dtype"), [*((library, torch.bfloat16) for library in LIBRARY.values()), ("efficient", torch.float32)]
+)
+def test_a_mask_that_is_read_off_is_the_one_that_drops(library: str, dtype: torch.dtype) -> None:
     state = torch.tensor([2**59 + 7, 4], device="cuda")  # an offset too, which cuDNN's own masks have not
     before = torch.cuda.get_rng_state()
     kept = library_mask(library, state, (2, 3, 70, 130), 0.25)
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert abs(float(kept.double().mean()) - 0.75) < 0.02
-    query, key, value = (torch.randn(2, 3, rows, 32, device="cuda", dtype=torch.bfloat16) for rows in (70, 130, 130))
+    query, key, value = (torch.randn(2, 3, rows, 32, device="cuda", dtype=dtype) for rows in (70, 130, 130))
     generator = torch.cuda.default_generators[0]
     generator.manual_seed(2**59 + 7)
     generator.set_offset(4)
     aten = torch.ops.aten
     if library == "flash":
         out = aten._scaled_dot_product_flash_attention(query, key, value, 0.25, False, False, scale=0.2)[0]
+    elif library == "efficient":
+        out = aten._scaled_dot_product_efficient_attention(query, key, value, None, False, 0.25, False, scale=0.2)[0]
     else:
         out = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.25, False, False, scale=0.2)[0]
     weights = (query.double() @ key.double().transpose(-1, -2) * 0.2).softmax(-1) * kept / 0.75
@@ -149,3 +205,53 @@ def test_a_mask_that_is_read_off_is_the_one_that_drops(library: str) -> None:
     stored = torch.tensor([2**59 + 7, 4], device="cuda")
     tensor = TensorType((2, 3, 70, 130), "bfloat16")
     assert torch.equal(decoded(stored, Form.parse(f"abcd:{library}"), tensor, 0.25), kept)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [*product(LIBRARY, ("bfloat16", "float16")), ("cuda_efficient_attention", "float32")]
+)
+def test_each_replay_of_a_graph_draws_another_mask_and_backward_drops_by_it(kernel: str, dtype: str) -> None:
+    found, device = calls(HEADS, dtype), torch.device("cuda")
+    forward, backward = (
+        next(c for c in found[name] if all(text[:4] in ("abcd", "abc") for text in c.candidate.forms))
+        for name in (kernel, f"{kernel}_grad")
+    )
+    values, buffers = Values(forward.subgraph, "", device), Buffers(device)
+    inputs, (out, log_sum_exp, state) = buffers.inputs(forward, values, 0), buffers.outputs(forward, values, 0)
+    made = Buffers(device).outputs(backward, Values(backward.subgraph, "", device), 0)
+    assert out is not None
+    assert state is not None
+    grad = torch.randn_like(out)
+    runs = (
+        KERNELS[kernel].builder()(forward, inputs, (out, log_sum_exp, state)),
+        KERNELS[f"{kernel}_grad"].builder()(backward, (grad, *inputs, out, log_sum_exp, state), made),
+    )
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    def gradients_of(state: Tensor) -> list[Tensor]:
+        """Return output and gradients, in float64, with the mask that a state stands for."""
+        extents = (HEADS["b"], HEADS["n"], HEADS["l"], HEADS["l"])
+        kept = library_mask(LIBRARY[kernel], state, extents, 0.25)
+        assert abs(float(kept.double().mean()) - 0.75) < 0.02
+        query, key, value = leaves = [t.double().requires_grad_() for t in inputs if t is not None]
+        scores = torch.einsum("bqnp,bknp->bnqk", query, key) * factor(forward.subgraph)
+        wanted = torch.einsum("bnqk,bknp->bqnp", scores.softmax(-1) * kept / 0.75, value)
+        return [wanted.detach(), *torch.autograd.grad(wanted, leaves, grad.double())]
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    states = []
+    for replays in (True, True, False):
+        graph.replay() if replays else run()
+        states.append(state.clone())
+        for got, wanted in zip((out, *made), gradients_of(state), strict=True):
+            assert got is not None
+            error = (got.double() - wanted).abs().max() / wanted.square().mean().sqrt()
+            assert float(error) < (1e-4 if dtype == "float32" else 0.1)
+    assert len({tuple(each.tolist()) for each in states}) == 3

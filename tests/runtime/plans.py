@@ -18,11 +18,11 @@ KEPT_SHARE = 0.35
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 
 _FILE = load_model("bert-encoder")
-_SPACES: dict[tuple[str, bool, str], Space] = {}
+_SPACES: dict[tuple[str, tuple[str, ...], str], Space] = {}
 # On CUDA, what needs more than torch itself, or is not for every element type, is left to the tests of kernels.
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
     "cpu": (),
-    "cuda": ("inductor", "cublaslt_", "cuda_flash_attention", "cudnn_attention"),
+    "cuda": ("inductor", "cublaslt_", "cuda_flash_attention", "cudnn_attention", "cuda_efficient_attention"),
 }
 _CONFIGURATIONS: dict[tuple[str, int, str], Configuration] = {}
 
@@ -35,16 +35,20 @@ def model(extents: Mapping[str, int] | None = None, *, dtype: str = "float64", p
 MASKED = model(attention_mask=True, activation="gelu_tanh")
 
 
-def space(of: Model, inductor: bool = False, device_type: str = "cpu") -> Space:
-    """Return a model's space; Inductor, which compiles for seconds, only if asked."""
+def space(of: Model, also: tuple[str, ...] = (), device_type: str = "cpu") -> Space:
+    """Return a model's space; what is left out otherwise, such as Inductor, which compiles for seconds, only if asked.
+
+    Args:
+        also: beginnings of kernels' names.
+    """
     graph = training_graph(of.graph())
-    key = (graph.key, inductor, device_type)
+    key = (graph.key, also, device_type)
     if key not in _SPACES:
         file = load_space(search_spaces_dir() / "kernels" / f"{device_type}.yaml")
         kernels = {
             name: entry
             for name, entry in file.kernels.items()
-            if (inductor or name != "inductor") and not name.startswith(_LEFT_OUT[device_type])
+            if name.startswith(also) or (name != "inductor" and not name.startswith(_LEFT_OUT[device_type]))
         }
         _SPACES[key] = build_space(graph, file.model_copy(update={"kernels": kernels}))
     return _SPACES[key]
@@ -63,7 +67,7 @@ def solved(
     seed: int,
     *,
     cost: Callable[[Choice], float | None] = lambda _: None,
-    inductor: bool = False,
+    also: tuple[str, ...] = (),
     device_type: str = "cpu",
 ) -> Configuration:
     """Return the cheapest whole for random costs, except where `cost` says one.
@@ -72,7 +76,7 @@ def solved(
     Most choices are left out at random, which keeps solving short; those with every tensor as declared stay, so that
     there is always a whole.
     """
-    found = space(of, inductor, device_type)
+    found = space(of, also, device_type)
     draw = random.Random(seed)
     costs = {conversion.call.key: draw.uniform(1, 20) for conversion in found.conversions}
     for choice in found.choices:

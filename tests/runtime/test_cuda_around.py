@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autotuner.placement import make_plan, memory
-from autotuner.runtime import apply, encoder_layer, peak_bytes
+from autotuner.runtime import apply, check, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
 from tests.runtime.bert_layers import KEEPS, additive, bert_layer
 from tests.runtime.layers import CUDA, assert_equal, gradients, on_cuda, tuned, x_on
-from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model
+from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model, solved
 from tests.runtime.workspaces import workspaces
 
 pytestmark = pytest.mark.gpu
@@ -105,3 +105,31 @@ def test_a_layer_allocates_what_its_plan_says(p: float) -> None:
     predicted = memory(plan, workspaces(plan)).peak_bytes
     measured = peak_bytes(apply(encoder_layer(of, device=CUDA), found), MadeUpCall.of(of, device=CUDA))
     assert abs(predicted / measured - 1) <= ALLOWED_SHARE
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("cuda_efficient_attention", "float32"), ("cuda_flash_attention", "bfloat16"), ("cudnn_attention", "float16")],
+)
+def test_a_plan_with_attention_of_a_library_equals_the_framework_and_its_replays_the_calls_one_by_one(
+    kernel: str, dtype: str, p: float
+) -> None:
+    of = model({"b": 2, "l": 64, "h": 64, "n": 2, "p": 32, "f": 128}, dtype=dtype, p=p)
+    found = solved(
+        of, 0, also=(kernel,), device_type=CUDA,
+        cost=lambda choice: 1e-3 if choice.candidate.kernel.startswith(kernel) else None,
+    )  # fmt: skip
+    assert {kernel, f"{kernel}_grad"} <= {step.kernel for step in found.steps}
+    report = check(found)
+    assert report.ok, report
+    runs = []
+    for graphs in (True, False):
+        layer, call = apply(encoder_layer(of, device=CUDA), found, graphs=graphs), MadeUpCall.of(of, device=CUDA)
+        torch.manual_seed(0)
+        for _ in range(STEPS):
+            call.x.grad = None
+            layer(call.x).backward(call.grad_y)
+        assert call.x.grad is not None
+        runs.append({"x": call.x.grad})
+    assert_equal(*runs, 1e-2)

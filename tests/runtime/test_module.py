@@ -50,7 +50,7 @@ def test_a_compiled_fused_kernel_runs_in_a_plan() -> None:
             return None
         return 1e-3 if choice.cover.operators == ("residual2", "y") else 1e6
 
-    found = solved(model(dtype="float32"), 0, inductor=True, cost=cost)
+    found = solved(model(dtype="float32"), 0, also=("inductor",), cost=cost)
     assert ("residual2", "y") in [step.operators for step in found.steps if step.kernel == "inductor"]
     assert check(found).ok
 

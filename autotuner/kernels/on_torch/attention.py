@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.kernels.attention import attention_letters
+from autotuner.kernels.attention import added_mask, attention_letters
 from autotuner.kernels.geometry import operand_letters
 from autotuner.records import Call, Node, Subgraph
 
@@ -40,18 +40,37 @@ def back(order: Sequence[int]) -> list[int]:
     return [list(order).index(axis) for axis in range(len(order))]
 
 
+def forward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """Return query, key and value as (batch, heads, rows, features), and the permutation that brings an output back."""
+    by_number = dict(zip(subgraph.inputs, inputs, strict=True))
+    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
+    letters, second = attention_letters(subgraph), value_letters(context)
+    turns = (turn(letters, scores, 0), turn(letters, scores, 1), turn(second, context, 1))
+    numbers = (*scores.inputs, context.inputs[1])
+    found = [by_number[number].permute(order) for number, order in zip(numbers, turns, strict=True)]
+    return found, back(turn(second, context, 2))
+
+
+def added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
+    """Return what is added to the scores, or None: (batch, heads, rows, columns), stride 0 where the mask has no axis.
+
+    Args:
+        inputs: of attention, forward or backward.
+        query: (batch, heads, rows, features).
+        key: (batch, heads, columns, features).
+    """
+    number, places = added_mask(subgraph)
+    if number is None:
+        return None
+    mask = inputs[subgraph.inputs.index(number)].permute([place for place in places if place is not None])
+    spread = mask[tuple(None if place is None else slice(None) for place in places)]
+    return spread.expand(*query.shape[:3], key.shape[2])
+
+
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """softmax(factor * query key^T) value, causal or not, and the log-sum-exp that backward needs."""
     subgraph = call.subgraph
-    by_number = dict(zip(subgraph.inputs, inputs, strict=True))
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    letters = attention_letters(subgraph)
-    turns = [turn(letters, scores, 0), turn(letters, scores, 1), turn(value_letters(context), context, 1)]
-    query, key, value = (
-        by_number[number].permute(order)
-        for number, order in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
-    )
-    returned = back(turn(value_letters(context), context, 2))
+    (query, key, value), returned = forward_operands(subgraph, inputs)
     scale, is_causal = factor(subgraph), causal(subgraph)
 
     def run() -> None:

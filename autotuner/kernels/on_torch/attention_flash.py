@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.kernels.attention import attention_letters
-from autotuner.kernels.on_torch.attention import back, causal, factor, turn, value_letters
+from autotuner.kernels.on_torch.attention import causal, factor, forward_operands
 from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.records import Call
 
@@ -21,15 +20,7 @@ aten = torch.ops.aten
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T), dropped or not, times value; the log-sum-exp, and seed and offset of the mask."""
     subgraph = call.subgraph
-    by_number = dict(zip(subgraph.inputs, inputs, strict=True))
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    letters, second = attention_letters(subgraph), value_letters(context)
-    turns = [turn(letters, scores, 0), turn(letters, scores, 1), turn(second, context, 1)]
-    query, key, value = (
-        by_number[number].permute(order)
-        for number, order in zip((*scores.inputs, context.inputs[1]), turns, strict=True)
-    )
-    returned = back(turn(second, context, 2))
+    (query, key, value), returned = forward_operands(subgraph, inputs)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Masks that attention of FlashAttention and of cuDNN draws inside, on a CUDA device.
+"""Masks that attention of a library draws inside, on a CUDA device.
 
 A library draws the mask of dropped weights from a seed and an offset, by place. Only its own kernels know how, so a
 mask is read off a result: with all scores equal and unit vectors as values, an element of the output is zero where its
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.kernels.on_torch.attention import causal, factor
+from autotuner.kernels.on_torch.attention import added, causal, factor
+from autotuner.layout import STATE_INTEGERS
 from autotuner.records import Subgraph
 
 FEATURES = 64
@@ -30,15 +31,15 @@ def dropped_share(subgraph: Subgraph) -> float:
 def library_seed(library: str, subgraph: Subgraph, number: int) -> Tensor:
     """Return a seed made up for measuring, and an offset if the library has one: of a tensor of a subgraph."""
     seed = int(subgraph.signature[SEED_DIGITS : 2 * SEED_DIGITS], 16) + number
-    return torch.tensor([seed, 0] if library == "flash" else [seed])
+    return torch.tensor([seed, 0][: STATE_INTEGERS[library]])
 
 
 def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) -> Tensor:
     """Return the mask that a library draws, as booleans, true where a weight is kept.
 
     Args:
-        library: "flash" or "cudnn".
-        state: seed and, for "flash", offset, int64, on the CUDA device that draws.
+        library: "flash", "cudnn" or "efficient".
+        state: seed and, where the library has one, offset, int64, on the CUDA device that draws.
         extents: batch, heads, rows, columns.
         p: the share that is dropped.
     """
@@ -63,10 +64,13 @@ def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) 
 
 
 def _output(library: str, query: Tensor, key: Tensor, value: Tensor, p: float) -> Tensor:
-    if library == "flash":
-        found: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, p, False, False)[0]
-    else:
-        found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, p, False, False)[0]
+    match library:
+        case "flash":
+            found: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, p, False, False)[0]
+        case "efficient":
+            found = aten._scaled_dot_product_efficient_attention(query, key, value, None, False, p, False)[0]
+        case _:
+            found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, p, False, False)[0]
     return found
 
 
@@ -80,14 +84,23 @@ def fill_in_cudnn(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     _fill_in("cudnn", subgraph, inputs)
 
 
+def fill_in_efficient(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """As `_fill_in`, with a mask that memory-efficient attention draws."""
+    _fill_in("efficient", subgraph, inputs)
+
+
 def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output, log-sum-exp and mask of a backward's inputs those of its query, key and value.
 
     Args:
-        inputs: gradient, query, key, value, output, log-sum-exp, and the mask as booleans where weights are dropped.
+        inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
+            are dropped, and the one that is added to the scores where one is.
     """
     query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[1:5])
     scores = (query.float() @ key.float().transpose(-1, -2)) * factor(subgraph)
+    addend = added(subgraph, inputs, query, key)
+    if addend is not None:
+        scores += addend
     if causal(subgraph):
         rows, columns = scores.shape[-2:]
         later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.kernels.cublaslt import product_of, summed_operand
+from autotuner.kernels.cublaslt import (
+    bias_beside_gelu,
+    gelu_of,
+    product_of,
+    product_under_gelu,
+    saved_input,
+    summed_operand,
+)
 from autotuner.kernels.on_torch import contraction, stacked
 from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call
@@ -37,6 +44,7 @@ COMPUTE_32F = 68
 TRANSPOSED = 1
 # Numbers of cublasLtEpilogue_t.
 DEFAULT, BIAS, SUM_OF_A, SUM_OF_B = 1, 4, 256, 512
+GELU_BIAS, GELU_SAVING_BIAS, GELU_GRAD, GELU_GRAD_SUM_OF_D = 36, 164, 192, 208
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,24 @@ class Operand:
     columns: int
     leading: int
     transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a product before it is written.
+
+    Args:
+        number: of cublasLtEpilogue_t.
+        vector: an element for each row of the column-major product: a bias, or where the gradient of one goes.
+        saved: what GELU reads, written by GELU and read by its gradient. It lies like the product.
+    """
+
+    number: int = DEFAULT
+    vector: Tensor | None = None
+    saved: Tensor | None = None
+
+
+NO_EPILOGUE = Epilogue()
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,7 @@ def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
 def matmul_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """A product with a bias as its epilogue."""
     a, b, c, term = contraction.with_term(call, inputs, outputs)
-    return _product(call, a, b, c, term=term)
+    return _product(call, a, b, c, _adding(a, b, c, term))
 
 
 def matmul_bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -96,7 +122,25 @@ def matmul_bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Ten
     count = len(alone.subgraph.inputs)
     a, b, c = contraction.product_matrices(alone, tensors[:count], tensors[count:])
     (total,) = (t for n, t in zip(call.subgraph.outputs, outputs, strict=True) if n not in alone.subgraph.outputs)
-    return _product(call, a, b, c, total=total)
+    return _product(call, a, b, c, _summing(call, a, b, c, total))
+
+
+def matmul_bias_gelu_tanh(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """A product with a bias and GELU as its epilogue, which leaves what GELU reads where something else reads it."""
+    a, b, c, vector, saved = _under_gelu(call, inputs, outputs)
+    return _product(call, a, b, c, Epilogue(GELU_BIAS if saved is None else GELU_SAVING_BIAS, vector, saved))
+
+
+def matmul_gelu_tanh_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """A product with GELU's gradient as its epilogue."""
+    a, b, c, _, saved = _under_gelu(call, inputs, outputs)
+    return _product(call, a, b, c, Epilogue(GELU_GRAD, saved=saved))
+
+
+def matmul_gelu_tanh_grad_bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """The same, and the sum of its result, which is the gradient of the bias before GELU."""
+    a, b, c, vector, saved = _under_gelu(call, inputs, outputs)
+    return _product(call, a, b, c, Epilogue(GELU_GRAD_SUM_OF_D, vector, saved))
 
 
 def stacked_matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -108,7 +152,7 @@ def stacked_matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tenso
 def stacked_matmul_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One product over siblings with their biases as its epilogue."""
     a, b, c = stacked.product_matrices(call, inputs, outputs)
-    return _product(call, a, b, c, term=stacked.added_term(call, inputs, c))
+    return _product(call, a, b, c, _adding(a, b, c, stacked.added_term(call, inputs, c)))
 
 
 def stacked_matmul_bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -117,7 +161,7 @@ def stacked_matmul_bias_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequ
     count = len(alone.subgraph.inputs)
     a, b, c = stacked.product_matrices(alone, tensors[:count], tensors[count:])
     sums = [t for n, t in zip(call.subgraph.outputs, outputs, strict=True) if n not in alone.subgraph.outputs]
-    return _product(call, a, b, c, total=stacked.whole(sums))
+    return _product(call, a, b, c, _summing(call, a, b, c, stacked.whole(sums)))
 
 
 def _alone(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Call, list[Tensor]]:
@@ -127,40 +171,49 @@ def _alone(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> t
     return Call(subgraph, candidate), [lying[number] for number in subgraph.boundary]
 
 
-def _product(
-    call: Call,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    *,
-    term: Tensor | None = None,
-    total: Tensor | None = None,
-    addend: Tensor | None = None,
-) -> Run:
-    """Return a product with the algorithm that the candidate names.
+def _under_gelu(
+    call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the matrices of a product under GELU or its gradient, the bias or its gradient, and what GELU reads."""
+    subgraph, candidate = product_under_gelu(call.subgraph, call.candidate)
+    lying = dict(zip(call.subgraph.boundary, (*inputs, *outputs), strict=True))
+    operands = [lying[number] for number in subgraph.inputs]
+    made = lying[gelu_of(call.subgraph).outputs[0]]
+    a, b, c = contraction.product_matrices(Call(subgraph, candidate), operands, [made])
+    bias, saved = bias_beside_gelu(call.subgraph), saved_input(call.subgraph)
+    return a, b, c, lying[bias[0]] if bias else None, None if saved is None else lying[saved]
 
-    Args:
-        term: a bias seen as a matrix like c.
-        total: where the sum of an operand over the contracted axis goes.
-        addend: a tensor that lies like c.
+
+def _adding(a: Tensor, b: Tensor, c: Tensor, term: Tensor | None) -> Epilogue:
+    """Return the epilogue that adds a bias, seen as a matrix like c.
+
+    Raises:
+        KernelError: the bias runs otherwise than the library's.
+    """
+    if term is None:
+        return NO_EPILOGUE
+    along = term.t() if oriented(a, b, c).swapped else term
+    if along.stride(1) != 0 or along.stride(0) != 1:
+        raise KernelError("cuBLASLt adds a bias along the contiguous axis of a product, and this one runs otherwise")
+    return Epilogue(BIAS, term)
+
+
+def _summing(call: Call, a: Tensor, b: Tensor, c: Tensor, total: Tensor) -> Epilogue:
+    """Return the epilogue that sums an operand over the contracted axis."""
+    first = (summed_operand(call.subgraph) == 0) != oriented(a, b, c).swapped
+    return Epilogue(SUM_OF_A if first else SUM_OF_B, total)
+
+
+def _product(
+    call: Call, a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue = NO_EPILOGUE, *, addend: Tensor | None = None
+) -> Run:
+    """Return a product with the algorithm that the candidate names, onto an addend that lies like c, if there is one.
 
     Raises:
         KernelError: the library has no such epilogue or algorithm for these operands.
     """
-    seen = oriented(a, b, c)
-    epilogue, pointer = DEFAULT, 0
-    if term is not None:
-        along = term.t() if seen.swapped else term
-        if along.stride(1) != 0 or along.stride(0) != 1:
-            raise KernelError(
-                "cuBLASLt adds a bias along the contiguous axis of a product, and this one runs otherwise"
-            )
-        epilogue, pointer = BIAS, term.data_ptr()
-    elif total is not None:
-        first = (summed_operand(call.subgraph) == 0) != seen.swapped
-        epilogue, pointer = (SUM_OF_A if first else SUM_OF_B), total.data_ptr()
     wanted = int(dict(call.candidate.params).get("algorithm", 0))
-    plan = _planned(seen, DATA_TYPES[a.dtype], epilogue, pointer, wanted, c.device, addend)
+    plan = _planned(oriented(a, b, c), DATA_TYPES[a.dtype], epilogue, wanted, c.device, addend)
     return lambda: plan.launch(c.device)
 
 
@@ -197,8 +250,7 @@ def _handle(device_index: int) -> tuple[Any, int]:
 def _planned(
     seen: Oriented,
     data_type: int,
-    epilogue: int,
-    pointer: int,
+    epilogue: Epilogue,
     wanted: int,
     device: torch.device,
     addend: Tensor | None,
@@ -213,9 +265,13 @@ def _planned(
 
     describe(attribute.TRANSA, TRANSPOSED if seen.a.transposed else 0, np.int32)
     describe(attribute.TRANSB, TRANSPOSED if seen.b.transposed else 0, np.int32)
-    if epilogue != DEFAULT:
-        describe(attribute.EPILOGUE, epilogue, np.uint32)
-        describe(attribute.BIAS_POINTER, pointer, np.uint64)
+    if epilogue.number != DEFAULT:
+        describe(attribute.EPILOGUE, epilogue.number, np.uint32)
+    if epilogue.vector is not None:
+        describe(attribute.BIAS_POINTER, epilogue.vector.data_ptr(), np.uint64)
+    if epilogue.saved is not None:
+        describe(attribute.EPILOGUE_AUX_POINTER, epilogue.saved.data_ptr(), np.uint64)
+        describe(attribute.EPILOGUE_AUX_LD, seen.d.leading, np.int64)
     layouts = [
         library.matrix_layout_create(data_type, each.rows, each.columns, each.leading)
         for each in (seen.a, seen.b, seen.d)
