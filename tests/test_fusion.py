@@ -10,13 +10,12 @@ import pytest
 from autotuner.fusion import (
     Cover,
     Reach,
-    attention_forward,
-    attention_grad,
     boundary,
     covers,
     stack_families,
     stack_groups,
 )
+from autotuner.fusion.attention import attention_forward, attention_grad
 from autotuner.graph import Graph, Operator, Tensor, training_graph
 from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
 from autotuner.kernels.attention import CAUSAL_FORWARD, DROPPING, FORWARD, LIBRARY, MASKED_FORWARD

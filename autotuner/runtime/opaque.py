@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 NUMBERED: "WeakValueDictionary[int, TunedModule]" = WeakValueDictionary()
 """Modules by the numbers that compiled code knows them by."""
 
+TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
+"""It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
+in its graphs, whose memory is theirs."""
+
 _TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
 _numbers = count(1)
 
@@ -47,7 +51,7 @@ def place() -> int:
     return next(_numbers)
 
 
-@torch.library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@torch.library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=TAGS)
 def tuned_layer(
     number: int,
     place: int,  # noqa: ARG001
@@ -97,7 +101,7 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty(1, dtype=torch.int64, device="cpu")
 
 
-@torch.library.custom_op("autotuner::tuned_layer_backward", mutates_args=())
+@torch.library.custom_op("autotuner::tuned_layer_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def tuned_layer_backward(number: int, ticket: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:  # noqa: ARG001
     """Run a tuned module's backward.
 

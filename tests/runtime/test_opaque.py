@@ -176,6 +176,11 @@ def test_a_copy_of_a_compiled_module_is_another_one() -> None:
     assert other.number != layer.number
 
 
+def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
+    for operator in (torch.ops.autotuner.tuned_layer, torch.ops.autotuner.tuned_layer_backward):
+        assert torch.Tag.cudagraph_unsafe in operator.default.tags
+
+
 def test_the_compiler_is_told_the_shapes_and_strides_that_it_gets() -> None:
     layer, _ = tuned_layer()
     arguments = (layer.number, 0, batch().requires_grad_(), None, [*layer.parameters()])

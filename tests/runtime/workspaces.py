@@ -3,21 +3,22 @@
 import torch
 
 from autotuner.kernels import KERNELS
-from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
 from autotuner.measure.operands import Buffers, Values
 from autotuner.placement import Plan
 from autotuner.records import Call
 
 
-def workspaces(plan: Plan) -> dict[str, int]:
+def workspaces(plan: Plan, device_type: str = "cpu") -> dict[str, int]:
     """Return bytes by call key."""
+    device = torch.device(device_type)
     with torch.no_grad():
-        return {step.call.key: _workspace_bytes(step.call) for step in plan.steps}
+        return {step.call.key: _workspace_bytes(step.call, device) for step in plan.steps}
 
 
-def _workspace_bytes(call: Call) -> int:
-    kernel, buffers = KERNELS[call.candidate.kernel], Buffers()
-    values = Values(call.subgraph, kernel.consistent)
+def _workspace_bytes(call: Call, device: torch.device) -> int:
+    kernel, buffers = KERNELS[call.candidate.kernel], Buffers(device)
+    values = Values(call.subgraph, kernel.consistent, device)
     run = kernel.builder()(call, buffers.inputs(call, values, 0), buffers.outputs(call, values, 0))
     run()
-    return allocated_bytes(run)
+    return allocated_on_cuda_bytes(run) if device.type == "cuda" else allocated_bytes(run)
