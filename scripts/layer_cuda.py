@@ -146,8 +146,7 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "# The encoder layer on a GPU",
         "",
         f"{about['device_name']} ({about['multiprocessors']} multiprocessors), driver {about['driver']}, CUDA "
-        f"{about['cuda']}, cuDNN {about['cudnn']}, torch {about['torch']}, triton {about['triton']}, {about['date']}, "
-        f"commit {about['commit']}. `{about['command']}`",
+        f"{about['cuda']}, cuDNN {about['cudnn']}, torch {about['torch']}, triton {about['triton']}.",
         "",
         "One training step (forward, backward, all gradients), milliseconds, all sides interleaved in one run; all "
         "drop their gradients before each step. Captured: the whole step as one CUDA graph. Ratio: the fastest peer "
@@ -178,7 +177,9 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "in the second-level cache is faster. Bytes moved: against every operator alone.",
     ]
     for row in cases:
-        lines += ["", f"## {title(row)}", "", extents(row), ""]
+        ran = row["run"]
+        lines += ["", f"## {title(row)}", "", f"{ran['date']}, commit {ran['commit']}. `{ran['command']}`", ""]
+        lines += [extents(row), ""]
         best = row["tuned_us"]
         lines += table(
             ("side", "median", "least", "over tuned", "peak, MiB"),
@@ -193,6 +194,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                 for name, timing in sorted(row["timings"].items(), key=lambda item: item[1]["median_us"])
             ),
         )
+        if not any(name.startswith("max-autotune") for name in row["timings"]):
+            lines += ["", "torch.compile's max-autotune is not among the sides."]
         less = [name for name, timing in row["timings"].items() if timing["computes_less"]]
         if less:
             lines += ["", f"No peer, because it computes less than the model asks for: {'; '.join(less)}."]

@@ -11,6 +11,7 @@ from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement
+from autotuner.request import Limits
 from autotuner.space import Space
 from autotuner.tuner.answer import is_declared, solved
 from autotuner.tuner.asked import Asked, Progress, Result
@@ -21,9 +22,14 @@ STORE_AFTER_S = 1.0
 WAIT_FOR_OTHERS_S = 0.2
 CONFIRM_ROUNDS = 4
 
-CEILINGS_PAY = 400
-"""Ceilings take as long to measure as one to two hundred calls, and spare a third of all: below so many, all are
-measured. Ceilings that the database knows cost nothing."""
+FEW = 400
+"""Below so many missing calls, ceilings take about as long to measure as they spare: all are measured."""
+SPARED_SHARE = 0.35
+"""Of all calls, as many can be left unmeasured at least where the best plan is to be proven (an encoder layer)."""
+LOOKS = 30
+"""How often it takes to look for what matters until then."""
+TOGETHER = 3.0
+"""A call alone takes so many times as long to set up and time as one that races others for the same work."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class _Measuring:
         self._new: list[Result] = []
         self._stored_at = time.monotonic()
         self._asked: set[str] = set()
+        self._prepared: set[str] = set()
         self._total = self._done = self._compiled = self._compiling = 0
         self._measuring_s = 0.0
         self._is_news = True
@@ -120,10 +127,10 @@ class _Measuring:
 
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
-        standing = self._standing
-        standing.ceilings = NO_CEILINGS if exhaustive else self._ceilings()
-        lazy = standing.ceilings != NO_CEILINGS
-        if not lazy:
+        lazy = not exhaustive and self._lazy()
+        if lazy:
+            self._standing.ceilings = self._ceilings()
+        else:
             self._everything()
         while True:
             if lazy:
@@ -132,14 +139,33 @@ class _Measuring:
             if not self._confirm():
                 return
 
+    def _lazy(self) -> bool:
+        """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
+
+        Measures each operator alone, which is part of everything, to see how long a call takes, and looks.
+        """
+        standing = self._standing
+        if Ceilings.from_facts(self._database.facts(self._environment)).moved.rungs:
+            return True  # they cost nothing any more
+        if len(self._missing) < FEW:
+            return False
+        if standing.gap is not None or standing.estimated_gap is not None or standing.limits != Limits():
+            return True
+        alone = list(openers(self._space, set(self._missing)))
+        if not alone:
+            return True
+        self._total = len(alone)
+        self._measured(alone)
+        self._look()
+        left = len(self._missing.keys() - self._known.keys())
+        return pays(left, self._measuring_s / len(alone), standing.look_s)
+
     def _ceilings(self) -> Ceilings:
-        """Return what the database knows of ceilings; measure what it lacks, where that pays."""
+        """Return what the database knows of ceilings; measure what it lacks."""
         known = Ceilings.from_facts(self._database.facts(self._environment))
         lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
         if known.moved.rungs and not lacking:
             return known
-        if len(self._missing) < CEILINGS_PAY:
-            return NO_CEILINGS
         self._standing.tell(Progress("ceilings", 0, 0))
         found = known.with_products(self._measurer.ceilings(lacking))
         for name, us in found.to_facts().items():
@@ -154,7 +180,9 @@ class _Measuring:
 
     def _compile(self, calls: Iterable[Call]) -> None:
         """Compile ahead of timing; what does not compile is measured with that, what was left out is not timed."""
-        compiled = {call.key: call for call in calls if KERNELS[call.candidate.kernel].compiles}
+        fresh = (call for call in calls if call.key not in self._prepared and call.key not in self._known)
+        compiled = {call.key: call for call in fresh if KERNELS[call.candidate.kernel].compiles}
+        self._prepared |= compiled.keys()
         left = set(compiled)
         self._compiling += len(compiled)
         if compiled and not self._standing.enough("compile"):
@@ -175,12 +203,12 @@ class _Measuring:
         keys = {key for key in self._missing if key not in self._known}
         first = list(openers(self._space, keys))
         races = list(_races(self._space, keys - {race[0].key for race in first}))
-        self._total = len(keys)
-        self._standing.tell(Progress("measure", 0, self._total))
+        self._total = self._done + len(keys)
+        self._standing.tell(Progress("measure", self._done, self._total))
         waiting: list[list[Call]] = []
         for number, race in enumerate(first + races):
-            if number == len(first):
-                self._standing.look(self._known, now=bool(first))
+            if first and number == len(first):
+                self._look()
             if self._standing.enough():
                 return
             waiting += self._race(race)
@@ -193,6 +221,7 @@ class _Measuring:
         first = list(openers(self._space, set(self._missing) - self._known.keys()))
         self._total = self._done + len(first)
         self._measured(first)
+        ahead = False
         while True:
             self._look()
             if standing.outlook is None or standing.enough():
@@ -200,6 +229,9 @@ class _Measuring:
             wanted = [key for key in standing.outlook.wanted if key in self._missing and key not in self._asked]
             if not wanted:
                 return
+            if not ahead:  # a compiler takes seconds to start, so all that could matter is compiled at once
+                self._compile([self._missing[key] for key in wanted])
+                wanted, ahead = [key for key in wanted if key in self._missing and key not in self._known], True
             self._total = self._done + len(wanted)
             standing.tell(Progress("measure", self._done, self._total))
             pace_s = self._measuring_s / max(1, len(self._fresh))
@@ -208,7 +240,7 @@ class _Measuring:
 
     def _measured(self, races: Sequence[Sequence[Call]]) -> None:
         """Compile and measure some races; what somebody else has in hand is waited for."""
-        self._compile(call for race in races for call in race if call.key not in self._known)
+        self._compile(call for race in races for call in race)
         waiting: list[list[Call]] = []
         for race in races:
             if self._standing.enough():
@@ -313,6 +345,17 @@ class _Measuring:
         statuses = Counter(measurement.status for measurement in known.values())
         counts |= {f"status_{status}": count for status, count in sorted(statuses.items())}
         return Known(known, frozenset(self._fresh), counts)
+
+
+def pays(left: int, alone_s: float, look_s: float) -> bool:
+    """Say whether it takes less time to look for what matters and measure that than to measure everything.
+
+    Args:
+        left: calls that are not measured.
+        alone_s: what measuring one alone takes.
+        look_s: what looking once takes.
+    """
+    return SPARED_SHARE * left * alone_s / TOGETHER > LOOKS * look_s
 
 
 def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:

@@ -62,6 +62,11 @@ class Standing:
     def estimated_us(self) -> float | None:
         return self.outlook.estimated_us if self.outlook else None
 
+    @property
+    def look_s(self) -> float:
+        """What the last look took."""
+        return self._solving_s
+
     def tell(self, progress: Progress) -> None:
         """Complete a progress by what is known of the whole walk, and pass it on."""
         now = monotonic()

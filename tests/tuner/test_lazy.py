@@ -24,8 +24,9 @@ TWENTY = Ceilings(20.0, Ladder(((1.0, 20.0),)))
 
 
 @pytest.fixture(autouse=True)
-def ceilings_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "CEILINGS_PAY", 0)
+def looking_always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "FEW", 0)
+    monkeypatch.setattr(measuring, "pays", lambda *_: True)
 
 
 def slower(model: Model) -> dict[str, Measurement]:
@@ -121,13 +122,25 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     assert Ceilings.from_facts(database.facts(HERE.key)).call_us == 20.0
 
 
-def test_few_calls_are_measured_without_ceilings(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("left", "alone_s", "look_s", "pays"),
+    [(1000, 0.15, 0.8, False), (1000, 3.0, 0.8, True), (10, 3.0, 0.8, False), (1000, 0.0, 0.0, False)],
+)
+def test_looking_pays_where_there_are_many_calls_or_slow_ones(
+    left: int, alone_s: float, look_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "CEILINGS_PAY", len(space_of(small).calls) + 1)
+    monkeypatch.undo()
+    assert measuring.pays(left, alone_s, look_s) == pays
+
+
+@pytest.mark.parametrize(("name", "value"), [("pays", lambda *_: False), ("FEW", 10_000)])
+def test_where_looking_does_not_pay_everything_is_measured_without_ceilings(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(measuring, name, value)
     asking = Asking(slower(small), ceilings=TWENTY)
     tune(small, CPU, database, asking)
-    assert len(asking.asked) == len(space_of(small).calls)
+    assert sorted(asking.asked) == sorted(space_of(small).calls)
     assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
 
 
@@ -138,13 +151,16 @@ def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database
     assert found.certificate.proven_gap == 0.0
 
 
-def test_only_what_is_measured_is_compiled(small: Model, database: Database) -> None:
+def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
+    small: Model, database: Database
+) -> None:
     compiling = {key for key, call in space_of(small).calls.items() if KERNELS[call.candidate.kernel].compiles}
     hasty, patient = Asking(slower(small), ceilings=TWENTY), Asking(slower(small), ceilings=TWENTY)
     tune(small, CPU, database, hasty, gap=100.0)
     tune(small, CPU, database, patient)
     assert set(hasty.compiled) == compiling & set(hasty.asked) < compiling
-    assert set(patient.compiled) == compiling & set(patient.asked)
+    assert compiling & set(patient.asked) <= set(patient.compiled) <= compiling
+    assert len(patient.compiled) == len(set(patient.compiled))
 
 
 def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slower(
