@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from autotuner.ceilings import NO_CEILINGS, Ceilings, work_of
+from autotuner.ceilings import Ceilings, work_of
 from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
