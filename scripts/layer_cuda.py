@@ -237,10 +237,10 @@ def dram(row: dict[str, Any]) -> list[str]:
     if layer_cuda_dram.TUNED in sides:
         moved, through = row["bytes_moved"]["chosen"], sum(sides[layer_cuda_dram.TUNED])
         share = 1 - through / moved
-        kept = f"the second-level cache keeps {share:.0%}" if share > 0 else "what kernels keep for themselves is more"
         lines += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
-                  f"{mib(through)} MiB go through DRAM: {kept}. What a step leaves in the cache is written during a "
-                  "later one, and a kernel's own workspace is no operand: so single steps may move more."]  # fmt: skip
+                  f"{mib(through)} MiB go through DRAM: {abs(share):.0%} {'less' if share > 0 else 'more'}. What the "
+                  "second-level cache keeps need not go there; a kernel's own workspace is no operand; and what a step "
+                  "leaves in the cache is written during a later one, so single steps may move more."]  # fmt: skip
     return [*lines, "", *missing] if missing else lines
 
 

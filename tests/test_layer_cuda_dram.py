@@ -114,7 +114,7 @@ def test_without_a_profiler_nothing_is_counted_and_the_page_says_why(monkeypatch
     assert "--without-profiler" in dram({"dram": None})[0]
 
 
-@pytest.mark.parametrize(("read_mib", "words"), [(5, "the second-level cache keeps 40%"), (12, "is more")])
+@pytest.mark.parametrize(("read_mib", "words"), [(5, "40% less"), (12, "30% more")])
 def test_the_page_compares_counted_operands_with_dram(read_mib: int, words: str) -> None:
     sides: dict[str, Any] = {"tuned": {"read_bytes": read_mib << 20, "written_bytes": 1 << 20}}
     lines = dram({"dram": {"sides": sides, "reason": None}, "bytes_moved": {"chosen": 10 << 20}})

@@ -1,5 +1,6 @@
 """A configuration bound to one module: its parameters' memory, workspaces over it, and what a call must be like."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,7 @@ class Binding:
             (Port("x", ("x",), dims), *adapter.ports),
         )
         self._lying = [self._plan.geometry(port) for port in adapter.ports]
+        self.gradient_strides = list(self._plan.geometry(self._boundary.sources[0], "grad_").strides)
         self._shape = torch.Size(model.extents[axis] for axis in dims)
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
@@ -95,20 +97,22 @@ class Binding:
                 return self._rebind(module)
         return None
 
-    def fits(self, x: Tensor) -> bool:
-        """Say whether a call would be covered by what the compiler can guard: the input, dropout and autocast."""
+    def fits(self, module: nn.Module, x: Tensor, mask: Tensor | None) -> bool:
+        """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""
         return (
             x.shape == self._shape
             and x.dtype is self._dtype
             and x.device == self._device
+            and (mask is None or mask.device == self._device)
             and not torch.is_autocast_enabled(self._device.type)
+            and self._adapter.parts(module) == self._parts
             and self._adapter.settings(self._parts) == self._settings
+            and not any(self._hooks)
         )
 
-    def gradients(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return shape and strides of each gradient that backward hands out: x's, and those of parameters."""
-        lying = [self._plan.geometry(port, "grad_") for port in self._boundary.sources]
-        return [(lies.shape, lies.strides) for lies in lying]
+    def owns(self, parameters: Sequence[Tensor]) -> bool:
+        """Say whether tensors are the module's parameters, where `uncovered` has found these last."""
+        return [(tensor.data_ptr(), tensor.stride()) for tensor in parameters] == self._memory
 
     def _follow(self, module: "TunedModule", device: torch.device) -> None:
         """Bind anew where the module was moved to another device of the kind that it was tuned for."""

@@ -15,7 +15,7 @@ from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.function import TunedStep, run_forward
-from autotuner.runtime.opaque import number_of, place, tuned_layer
+from autotuner.runtime.opaque import key_of, place, tuned_layer
 from autotuner.runtime.reason import Reason, TunedWarning
 from autotuner.runtime.workspace import Lease
 
@@ -37,7 +37,7 @@ class TunedModule(nn.Module):
     fallbacks: Counter[str]
     relaid: int
     graphs: bool = True
-    number: int  # by which compiled code knows the module
+    key: Tensor  # by which compiled code knows the module
     names: tuple[str, ...]  # of its parameters, in the order of the ports
     _binding: Binding | None
 
@@ -51,10 +51,12 @@ class TunedModule(nn.Module):
         """
         binding = self._binding
         if torch.compiler.is_compiling():
-            if binding is None or isinstance(mask, Reason) or not binding.fits(x):
+            if binding is None or isinstance(mask, Reason) or not binding.fits(self, x, mask):
                 return _outside_the_compiled_graph(self, x, mask, original)
             parameters = [self.get_parameter(name) for name in self.names]
-            return tuned_layer(self.number, place(), x, mask, parameters)[0]  # type: ignore[no-any-return]
+            made: tuple[Tensor, Tensor]
+            made = tuned_layer(self.key, place(), x, mask, parameters, binding.gradient_strides)
+            return made[0]
         if binding is None:
             binding = self.bind()
         reason = binding.uncovered(self, x, mask)
@@ -82,7 +84,7 @@ class TunedModule(nn.Module):
         """Lay parameters out as the configuration says and plan its memory; done anew after copying and loading."""
         adapter = adapter_for(self)
         binding = Binding(self, self.configuration, adapter)
-        self.__dict__.update(_binding=binding, number=number_of(self), names=tuple(port.name for port in adapter.ports))
+        self.__dict__.update(_binding=binding, key=key_of(self), names=tuple(port.name for port in adapter.ports))
         return binding
 
     def relayed(self) -> None:

@@ -1,9 +1,11 @@
 """A tuned module inside a model that torch.compile compiles: one opaque operator, with a backward of its own.
 
-torch.ops.autotuner.tuned_layer(number, place, x, mask, parameters) -> (y, ticket). The compiler knows shapes and
+torch.ops.autotuner.tuned_layer(key, place, x, mask, parameters, strides) -> (y, ticket). The compiler knows shapes and
 strides and sees nothing of what runs. It takes two calls with the same arguments for one, so each place in the model
-where a module is called has a number, or two calls would share their dropout masks. The ticket is what forward leaves
-for backward: eight bytes on the host that name a workspace, held for as long as any tensor over these bytes is there.
+where a module is called has a number, or two calls would share their dropout masks. Key and ticket are eight bytes on
+the host: the key names the module, and is no constant, so that modules that are compiled one by one can share their
+code; the ticket is what forward leaves for backward, and names a workspace, which is held for as long as any tensor
+over these bytes is there.
 """
 
 from collections.abc import Sequence
@@ -21,13 +23,11 @@ from autotuner.runtime.workspace import Lease
 if TYPE_CHECKING:
     from autotuner.runtime.module import TunedModule
 
-NUMBERED: "WeakValueDictionary[int, TunedModule]" = WeakValueDictionary()
-"""Modules by the numbers that compiled code knows them by."""
-
 TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
 """It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
 in its graphs, whose memory is theirs."""
 
+_KEYED: "WeakValueDictionary[int, TunedModule]" = WeakValueDictionary()
 _TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
 _numbers = count(1)
 
@@ -38,11 +38,11 @@ class Ticket(bytearray):
     lease: Lease
 
 
-def number_of(module: "TunedModule") -> int:
-    """Return a number that nobody else has."""
+def key_of(module: "TunedModule") -> Tensor:
+    """Return a key that nobody else has."""
     number = next(_numbers)
-    NUMBERED[number] = module
-    return number
+    _KEYED[number] = module
+    return torch.tensor([number])
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -53,62 +53,79 @@ def place() -> int:
 
 @torch.library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=TAGS)
 def tuned_layer(
-    number: int,
+    key: Tensor,
     place: int,  # noqa: ARG001
     x: Tensor,
     mask: Tensor | None,
-    parameters: Sequence[Tensor],  # noqa: ARG001
+    parameters: Sequence[Tensor],
+    strides: Sequence[int],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """Run a tuned module's forward.
 
     Args:
-        number: `number_of` the module.
+        key: `key_of` the module.
         place: where it is called.
         x: as the framework's forward gets it.
         mask: additive, over keys.
         parameters: the module's, in the order of its ports: what gradients are asked of.
+        strides: of x's gradient.
 
     Returns:
         y, and a ticket for backward.
 
     Raises:
-        RuntimeError: the module has changed since the model was compiled, in a way that the compiler does not notice.
+        RuntimeError: the module has changed since the model was compiled, in a way that the compiler does not notice;
+            or the parameters are not the module's own.
     """
-    module = NUMBERED[number]
+    module = _KEYED[int(key.item())]
+    name = module.original.__name__
     binding = module._binding or module.bind()
     reason = binding.uncovered(module, x, mask)
     if reason is not None:
         raise RuntimeError(
-            f"a tuned {module.original.__name__} inside a compiled model has changed since it was compiled: "
-            f"{reason.sentence}; compile the model anew (torch.compiler.reset())"
+            f"a tuned {name} inside a compiled model has changed since it was compiled: {reason.sentence}; compile the "
+            "model anew (torch.compiler.reset())"
+        )
+    if not binding.owns(parameters):
+        raise RuntimeError(
+            f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
+            "outside of what is compiled, and call it without functional_call"
         )
     module.__dict__["calls"] += 1
-    key = next(_numbers)
-    ticket = Ticket(key.to_bytes(8, "little"))
+    number = next(_numbers)
+    ticket = Ticket(number.to_bytes(8, "little"))
     ticket.lease = Lease(binding.pool)
-    _TICKETS[key] = ticket
+    _TICKETS[number] = ticket
     return run_forward(ticket.lease.workspace, x, mask), torch.frombuffer(ticket, dtype=torch.int64)
 
 
 @tuned_layer.register_fake
 def _(
-    number: int,  # noqa: ARG001
+    key: Tensor,
     place: int,  # noqa: ARG001
     x: Tensor,
     mask: Tensor | None,  # noqa: ARG001
     parameters: Sequence[Tensor],  # noqa: ARG001
+    strides: Sequence[int],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty(1, dtype=torch.int64, device="cpu")
+    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(key)
 
 
 @torch.library.custom_op("autotuner::tuned_layer_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def tuned_layer_backward(number: int, ticket: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:  # noqa: ARG001
+def tuned_layer_backward(
+    ticket: Tensor,
+    grad: Tensor,
+    parameters: Sequence[Tensor],  # noqa: ARG001
+    strides: Sequence[int],  # noqa: ARG001
+    wanted: Sequence[bool],
+) -> list[Tensor]:
     """Run a tuned module's backward.
 
     Args:
-        number: of the module.
         ticket: of the forward.
         grad: y's gradient.
+        parameters: the module's, so that torch notices one that was changed in place since forward.
+        strides: of x's gradient; those of parameters lie as these do.
         wanted: for x and each parameter, whether its gradient is.
 
     Returns:
@@ -123,28 +140,32 @@ def tuned_layer_backward(number: int, ticket: Tensor, grad: Tensor, wanted: Sequ
 
 
 @tuned_layer_backward.register_fake
-def _(number: int, ticket: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:  # noqa: ARG001
-    binding = NUMBERED[number]._binding
-    assert binding is not None, "forward was traced before"
+def _(
+    ticket: Tensor,  # noqa: ARG001
+    grad: Tensor,
+    parameters: Sequence[Tensor],
+    strides: Sequence[int],
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    lying = [(grad.shape, strides), *((parameter.shape, parameter.stride()) for parameter in parameters)]
     return [
-        torch.empty_strided(shape, strides, dtype=grad.dtype, device=grad.device)
-        for (shape, strides), want in zip(binding.gradients(), wanted, strict=True)
+        torch.empty_strided(shape, tuple(steps), dtype=grad.dtype, device=grad.device)
+        for (shape, steps), want in zip(lying, wanted, strict=True)
         if want
     ]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.number = inputs[0]
-    ctx.save_for_backward(output[1])
+    ctx.strides = inputs[5]
+    ctx.save_for_backward(output[1], *inputs[4])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    (ticket,) = ctx.saved_tensors
-    _, _, x, _, parameters = ctx.needs_input_grad
-    wanted = [x, *parameters]
-    found = iter(torch.ops.autotuner.tuned_layer_backward(ctx.number, ticket, grad, wanted))
+    ticket, *parameters = ctx.saved_tensors
+    wanted = [ctx.needs_input_grad[2], *ctx.needs_input_grad[4]]
+    found = iter(torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, wanted))
     of_x, *others = (next(found) if want else None for want in wanted)
-    return None, None, of_x, None, others
+    return None, None, of_x, None, others, None
 
 
 tuned_layer.register_autograd(_backward, setup_context=_remember)

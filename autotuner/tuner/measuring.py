@@ -130,6 +130,7 @@ class _Measuring:
         lazy = not exhaustive and self._lazy()
         if lazy:
             self._standing.ceilings = self._ceilings()
+            self._is_news = True
         else:
             self._everything()
         while True:
@@ -142,23 +143,23 @@ class _Measuring:
     def _lazy(self) -> bool:
         """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
 
-        Measures each operator alone, which is part of everything, to see how long a call takes, and looks.
+        Measures each operator alone, which is part of everything, to see how long a call takes, and looks. Where these
+        are measured already, an earlier walk has decided: it has left ceilings, or not.
         """
         standing = self._standing
-        if Ceilings.from_facts(self._database.facts(self._environment)).moved.rungs:
-            return True  # they cost nothing any more
-        if len(self._missing) < FEW:
+        has_ceilings = bool(Ceilings.from_facts(self._database.facts(self._environment)).moved.rungs)
+        if len(self._missing) < FEW and not has_ceilings:
             return False
         if standing.gap is not None or standing.estimated_gap is not None or standing.limits != Limits():
             return True
         alone = list(openers(self._space, set(self._missing)))
-        if not alone:
-            return True
         self._total = len(alone)
         self._measured(alone)
+        if not self._fresh:
+            return has_ceilings
         self._look()
         left = len(self._missing.keys() - self._known.keys())
-        return pays(left, self._measuring_s / len(alone), standing.look_s)
+        return pays(left, self._measuring_s / len(self._fresh), standing.look_s)
 
     def _ceilings(self) -> Ceilings:
         """Return what the database knows of ceilings; measure what it lacks."""

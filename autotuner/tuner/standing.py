@@ -48,6 +48,7 @@ class Standing:
         self._began = self._stage_began = self._solved_at = monotonic()
         self._solving_s = 0.0
         self._stage = ""
+        self._done_before = 0
         self._seen: _Seen | None = None
 
     @property
@@ -71,9 +72,9 @@ class Standing:
         """Complete a progress by what is known of the whole walk, and pass it on."""
         now = monotonic()
         if progress.stage != self._stage:
-            self._stage, self._stage_began = progress.stage, now
-        left = progress.total - progress.done
-        pace_s = (now - self._stage_began) / progress.done if progress.done else None
+            self._stage, self._stage_began, self._done_before = progress.stage, now, progress.done
+        left, done = progress.total - progress.done, progress.done - self._done_before
+        pace_s = (now - self._stage_began) / done if done else None
         self.watch(
             replace(
                 progress,

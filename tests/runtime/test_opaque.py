@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autotuner.runtime import TunedModule, TunedWarning
@@ -163,6 +164,79 @@ def test_a_change_that_the_compiler_does_not_guard_is_an_error_and_no_wrong_resu
         net(batch())
 
 
+def test_hooks_and_replaced_parts_run_the_original_behind_a_break_of_the_graph() -> None:
+    seen: list[nn.Module] = []
+    layer, twin = tuned_layer()
+    layer.get_submodule("linear1").register_forward_hook(lambda part, *_: seen.append(part))
+    net: Any = torch.compile(nn.Sequential(layer), backend="aot_eager")
+    with pytest.warns(TunedWarning, match="has hooks"):
+        torch.testing.assert_close(net(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
+    assert (layer.calls, dict(layer.fallbacks), len(seen)) == (0, {"hooks": 1}, 1)
+
+    class Wider(nn.Linear):
+        pass
+
+    layer, twin = tuned_layer()
+    first = layer.get_submodule("linear1")
+    first.__class__ = Wider
+    layer.linear1 = Wider(8, 12, dtype=torch.float64)
+    layer.linear1.load_state_dict(first.state_dict())
+    net = torch.compile(nn.Sequential(layer), backend="aot_eager")
+    with pytest.warns(TunedWarning):
+        torch.testing.assert_close(net(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
+    assert layer.calls == 0
+
+
+def test_parameters_that_are_not_its_own_are_an_error_and_no_wrong_result() -> None:
+    layer, _ = tuned_layer()
+    others = {name: nn.Parameter(parameter.detach() * 2) for name, parameter in layer.named_parameters()}
+
+    @torch.compile(backend="aot_eager")
+    def called(given: Any, x: Tensor) -> Any:
+        return torch.func.functional_call(layer, given, (x,))
+
+    with pytest.raises(RuntimeError, match="was given others"):
+        called(others, batch())
+
+    @torch.compile(backend="aot_eager")
+    def changed(x: Tensor) -> Any:
+        with torch.no_grad():
+            layer.get_parameter("linear1.weight").mul_(2.0)
+        return layer(x)
+
+    with pytest.raises(RuntimeError, match="was given others"):
+        changed(batch())
+
+
+def test_a_parameter_that_changes_between_forward_and_backward_is_noticed() -> None:
+    layer, _ = tuned_layer()
+    y = compiled(layer)(batch().requires_grad_())
+    with torch.no_grad():
+        layer.get_parameter("linear1.weight").mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_model_that_is_gone_has_its_backward() -> None:
+    layer, twin = tuned_layer()
+    net = compiled(layer, backend="inductor")
+    x, twins = (batch().requires_grad_() for _ in range(2))
+    y = net(x)
+    del net, layer
+    y.sum().backward()
+    twin(twins).sum().backward()
+    torch.testing.assert_close(x.grad, twins.grad, rtol=1e-10, atol=1e-10)
+
+
+def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
+    """torch gives up at the ninth compilation of one function."""
+    layers = [tuned_layer()[0] for _ in range(10)]
+    for layer in layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+        layer(batch())
+    assert [layer.calls for layer in layers] == [1] * 10
+
+
 def test_a_copy_of_a_compiled_module_is_another_one() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)
@@ -173,7 +247,7 @@ def test_a_copy_of_a_compiled_module_is_another_one() -> None:
         other.get_parameter("linear1.weight").zero_()
         other(batch())  # binds, and is numbered
     torch.testing.assert_close(compiled(other)(batch()), other(batch()))
-    assert other.number != layer.number
+    assert not torch.equal(other.key, layer.key)
 
 
 def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
@@ -181,9 +255,19 @@ def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
         assert torch.Tag.cudagraph_unsafe in operator.default.tags
 
 
-def test_the_compiler_is_told_the_shapes_and_strides_that_it_gets() -> None:
-    layer, _ = tuned_layer()
-    arguments = (layer.number, 0, batch().requires_grad_(), None, [*layer.parameters()])
-    torch.library.opcheck(
-        torch.ops.autotuner.tuned_layer.default, arguments, test_utils=("test_schema", "test_faketensor")
-    )
+@pytest.mark.parametrize("seed", range(3))
+def test_the_compiler_is_told_the_shapes_and_strides_that_it_gets(seed: int) -> None:
+    layer, _ = tuned_layer(seed=seed)
+    assert layer._binding is not None
+    parameters, strides = [*layer.parameters()], layer._binding.gradient_strides
+    x, forward, backward = batch(), torch.ops.autotuner.tuned_layer, torch.ops.autotuner.tuned_layer_backward
+    wanted = [True] * (1 + len(parameters))
+    own = [layer.get_parameter(name) for name in layer.names]
+    y, ticket = forward(layer.key, 0, x, None, own, strides)
+    real = [y, *backward(ticket, torch.ones_like(y), own, strides, wanted)]
+    plain = [tensor.detach() for tensor in (x, layer.key, *own)]
+    with FakeTensorMode() as mode:
+        told_x, told_key, *told_own = (mode.from_tensor(tensor) for tensor in plain)
+        told, token = forward(told_key, 0, told_x, None, told_own, strides)
+        promised = [told, *backward(token, torch.empty_like(told), told_own, strides, wanted)]
+    assert [(t.shape, t.stride()) for t in real] == [(t.shape, t.stride()) for t in promised]

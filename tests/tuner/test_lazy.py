@@ -218,3 +218,25 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
     found = tune(small, CPU, database, rest)
     assert not set(rest.asked) & set(interrupted.answered)
     assert found.counts["reused"] == 5
+
+
+def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "pays", lambda *_: False)
+    known = slower(small)
+    with pytest.raises(KeyboardInterrupt):
+        tune(small, CPU, database, Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY))
+    rest = Asking(known, ceilings=TWENTY)
+    found = tune(small, CPU, database, rest)
+    assert found.counts["unknown"] == 0
+    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
+
+
+def test_the_first_batch_is_chosen_with_ceilings(small: Model, database: Database) -> None:
+    seen: list[Progress] = []
+    tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY), watch=seen.append)
+    alone = len(space_of(small).graph.operators)
+    bound_us = next(p.bound_us for p in seen if p.stage == "measure" and p.done > alone)
+    assert bound_us is not None
+    assert bound_us > 0, "without ceilings, what is not measured may cost nothing"
