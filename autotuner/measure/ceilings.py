@@ -78,8 +78,7 @@ def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> 
     for dtype, rungs in products.items():
         rising = sorted(rungs.items())
         ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if device.type == "cuda" else rising)))
-    over_links = {name: Ladder(tuple(sorted(rungs.items()))) for name, rungs in links.items()}
-    return Ceilings(call_us, Ladder(tuple(sorted(moved.items()))), ladders, over_links)
+    return Ceilings(call_us, _ladder(moved), ladders, {name: _ladder(rungs) for name, rungs in links.items()})
 
 
 class _Bench:
@@ -111,6 +110,10 @@ class _Bench:
 
 def _lower(rungs: dict[float, float], amount: float, us: float) -> None:
     rungs[amount] = min(us, rungs.get(amount, inf))
+
+
+def _ladder(rungs: dict[float, float]) -> Ladder:
+    return Ladder(tuple(sorted(rungs.items())))
 
 
 def _amounts(most: int, least: int, step: int) -> list[int]:

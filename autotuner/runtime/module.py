@@ -15,7 +15,7 @@ from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.function import TunedStep, run_forward
-from autotuner.runtime.opaque import key_of, place, tuned_layer
+from autotuner.runtime.opaque import key_of, new_place, tuned_layer
 from autotuner.runtime.reason import Reason, TunedWarning
 from autotuner.runtime.workspace import Lease
 
@@ -55,7 +55,7 @@ class TunedModule(nn.Module):
                 return _outside_the_compiled_graph(self, x, mask, original)
             parameters = [self.get_parameter(name) for name in self.names]
             made: tuple[Tensor, Tensor]
-            made = tuned_layer(self.key, place(), x, mask, parameters, binding.gradient_strides)
+            made = tuned_layer(self.key, new_place(), x, mask, parameters, binding.gradient_strides)
             return made[0]
         if binding is None:
             binding = self.bind()

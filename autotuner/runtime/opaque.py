@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.function import run_forward
@@ -46,12 +46,12 @@ def key_of(module: "TunedModule") -> Tensor:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def place() -> int:
+def new_place() -> int:
     """Return another number at each place where a compiled model is traced through this call."""
     return next(_numbers)
 
 
-@torch.library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=TAGS)
+@library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=TAGS)
 def tuned_layer(
     key: Tensor,
     place: int,  # noqa: ARG001
@@ -111,7 +111,7 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(key)
 
 
-@torch.library.custom_op("autotuner::tuned_layer_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+@library.custom_op("autotuner::tuned_layer_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def tuned_layer_backward(
     ticket: Tensor,
     grad: Tensor,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from autotuner.ceilings import Ceilings, work_of
+from autotuner.ceilings import NO_CEILINGS, Ceilings, work_of
 from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
@@ -25,7 +25,7 @@ CONFIRM_ROUNDS = 4
 FEW = 400
 """Below so many missing calls, ceilings take about as long to measure as they spare: all are measured."""
 SPARED_SHARE = 0.35
-"""Of all calls, as many can be left unmeasured at least where the best plan is to be proven (an encoder layer)."""
+"""Of all calls, about as many can be left unmeasured where the best plan is to be proven (a small layer on a CPU)."""
 LOOKS = 30
 """How often it takes to look for what matters until then."""
 TOGETHER = 3.0
@@ -127,9 +127,10 @@ class _Measuring:
 
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
-        lazy = not exhaustive and self._lazy()
+        known = NO_CEILINGS if exhaustive else Ceilings.from_facts(self._database.facts(self._environment))
+        lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
-            self._standing.ceilings = self._ceilings()
+            self._standing.ceilings = self._with_ceilings(known)
             self._is_news = True
         else:
             self._everything()
@@ -140,14 +141,13 @@ class _Measuring:
             if not self._confirm():
                 return
 
-    def _lazy(self) -> bool:
+    def _lazy(self, *, has_ceilings: bool) -> bool:
         """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
 
         Measures each operator alone, which is part of everything, to see how long a call takes, and looks. Where these
         are measured already, an earlier walk has decided: it has left ceilings, or not.
         """
         standing = self._standing
-        has_ceilings = bool(Ceilings.from_facts(self._database.facts(self._environment)).moved.rungs)
         if len(self._missing) < FEW and not has_ceilings:
             return False
         if standing.gap is not None or standing.estimated_gap is not None or standing.limits != Limits():
@@ -161,9 +161,8 @@ class _Measuring:
         left = len(self._missing.keys() - self._known.keys())
         return pays(left, self._measuring_s / len(self._fresh), standing.look_s)
 
-    def _ceilings(self) -> Ceilings:
-        """Return what the database knows of ceilings; measure what it lacks."""
-        known = Ceilings.from_facts(self._database.facts(self._environment))
+    def _with_ceilings(self, known: Ceilings) -> Ceilings:
+        """Return the ceilings that the database knows, and what it lacks, measured and stored."""
         lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
         if known.moved.rungs and not lacking:
             return known

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.kernels.attention import attention_letters
-from autotuner.kernels.on_torch.attention import causal, factor, turn, value_letters
+from autotuner.kernels.on_torch.attention import back, causal, factor, forward_operands
 from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call, Subgraph
@@ -58,15 +57,8 @@ class Wanted:
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T), dropped or not, times value; the log-sum-exp, and the seed of the mask."""
     subgraph = call.subgraph
-    by_number = dict(zip(subgraph.inputs, inputs, strict=True))
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    letters, second = attention_letters(subgraph), value_letters(context)
-    operands = {
-        "q": by_number[scores.inputs[0]].permute(turn(letters, scores, 0)),
-        "k": by_number[scores.inputs[1]].permute(turn(letters, scores, 1)),
-        "v": by_number[context.inputs[1]].permute(turn(second, context, 1)),
-        "o": outputs[0].permute(turn(second, context, 2)),
-    }
+    (query, key, value), returned = forward_operands(subgraph, inputs)
+    operands = {"q": query, "k": key, "v": value, "o": outputs[0].permute(back(returned))}
     if len(outputs) > 1:
         operands["stats"] = outputs[1].unsqueeze(-1)
     seed = outputs[2] if len(outputs) > 2 else None
