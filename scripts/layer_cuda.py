@@ -171,10 +171,12 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
             ),
         ),
         "",
-        "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Compute "
-        "floor: the flop of the contractions at the rate of the library's product of two 8192 x 8192 matrices. DRAM "
-        "floor: the bytes that the chosen steps read and write, counted, at the rate of a copy of 1 GiB; what stays "
-        "in the second-level cache is faster. Bytes moved: against every operator alone.",
+        "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Where load "
+        "that lasts brings the device to its power limit, its clock falls, and steps take longer than kernels that "
+        "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Compute floor: "
+        "the flop of the contractions at the rate of the library's product of two 8192 x 8192 matrices. DRAM floor: "
+        "the bytes that the chosen steps read and write, counted, at the rate of a copy of 1 GiB; what stays in the "
+        "second-level cache is faster. Bytes moved: against every operator alone.",
     ]
     for row in cases:
         ran = row["run"]
@@ -182,13 +184,14 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         lines += [extents(row), ""]
         best = row["tuned_us"]
         lines += table(
-            ("side", "median", "least", "over tuned", "peak, MiB"),
+            ("side", "median", "least", "over tuned", "SM clock, MHz", "peak, MiB"),
             (
                 (
                     f"tuned: {name}" if name in OURS else name,
                     f"{timing['median_us'] / 1e3:.4f}",
                     f"{timing['least_us'] / 1e3:.4f}",
                     f"{timing['median_us'] / best:.2f}",
+                    mhz(timing.get("sm_clock_mhz")),
                     mib(timing["peak_bytes"]),
                 )
                 for name, timing in sorted(row["timings"].items(), key=lambda item: item[1]["median_us"])
@@ -246,6 +249,10 @@ def dram(row: dict[str, Any]) -> list[str]:
 
 def mib(size_bytes: float | None) -> str:
     return "" if size_bytes is None else f"{size_bytes / 2**20:.1f}"
+
+
+def mhz(clock: float | None) -> str:
+    return "" if clock is None else f"{clock:.0f}"
 
 
 def extents(row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers import Timing, as_measured
-from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest, rounds
+from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest, rounds, timing
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from tests.runtime.layers import assert_equal, gradients
 from tests.runtime.plans import MASKED, model
@@ -50,6 +50,13 @@ def test_every_round_starts_with_the_next_side() -> None:
     found = rounds({name: partial(turn, name) for name in "abc"}, 4)
     assert "".join(order) == "abc" + "bca" + "cab" + "abc"
     assert found["a"] == [1, 6, 8, 10]
+
+
+def test_a_sides_clock_is_of_the_turns_that_were_timed_and_none_where_nobody_says() -> None:
+    side = SimpleNamespace(peak_bytes=7, computes_less=False, clocks_mhz=[345, 1980, 1700, 1650])
+    assert timing(side, [3, 1, 2]) == Timing(2, 1, 7, sm_clock_mhz=1700)
+    side.clocks_mhz = []
+    assert timing(side, [3, 1, 2]) == Timing(2, 1, 7)
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason_and_the_plan_is_not() -> None:

@@ -5,16 +5,18 @@ so that each step makes new ones: the same lifetimes for all. Each side also run
 captured with gradients set to None as torch's documentation says; its name then ends in ", captured". A turn is one
 untimed step, then steps that last 20 ms or more between two events; it is queued whole, and the device is waited for
 at its end, so that no side runs ahead while another one is timed. Sides take turns round-robin with a rotating start.
-What a side does on the host counts where it is slower than the device, as in a training loop. What steps allocate is
+What a side does on the host counts where it is slower than the device, as in a training loop. The clock of the
+multiprocessors is read in each turn once all is queued: under load that lasts, a device at its power limit lowers it,
+and steps take longer than the sum of kernels that were timed in short rounds at full clock. What steps allocate is
 recorded before, from the first on, with what a tuned layer keeps for the next; for a captured one, up to its capture.
 Sides of JAX's join where it is installed and all peers are asked for; see `jax_side`. A side that computes less than
 the model asks for is timed, and is nobody's peer.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any, Protocol
 
@@ -22,6 +24,7 @@ import torch
 from torch import nn
 
 from autotuner.configuration import Configuration, Measured
+from autotuner.device import Management, cuda_uuid
 from autotuner.measure.allocations import allocated_on_cuda_bytes
 from autotuner.models import Model
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
@@ -45,12 +48,16 @@ Layer = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Timing:
-    """What a side takes per step, and allocates at most beside parameters and inputs; None where that is not known."""
+    """What a side takes per step, and allocates at most beside parameters and inputs; None where that is not known.
+
+    `sm_clock_mhz` is the median of the clocks of its turns.
+    """
 
     median_us: float
     least_us: float
     peak_bytes: int | None
     computes_less: bool = False
+    sm_clock_mhz: float | None = None
 
 
 class Timed(Protocol):
@@ -59,6 +66,7 @@ class Timed(Protocol):
     peak_bytes: int | None
     estimate_us: float
     computes_less: bool
+    clocks_mhz: list[int]
 
     def turn_us(self) -> float: ...
 
@@ -70,6 +78,7 @@ class Side:
 
     def __init__(self, step: Step, peak_bytes: int | None) -> None:
         self._step, self.peak_bytes = step, peak_bytes
+        self.clocks_mhz: list[int] = []
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._count = 3
         self.estimate_us = self.turn_us()
@@ -83,6 +92,7 @@ class Side:
         for _ in range(self._count):
             self._step()
         end.record()
+        self.clocks_mhz += sm_clock_mhz()
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / self._count
 
@@ -184,10 +194,26 @@ def time_on_cuda(
     if all_peers:
         add_jax(sides, model)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
-    return {
-        name: Timing(median(us), min(us), sides[name].peak_bytes, sides[name].computes_less)
-        for name, us in times.items()
-    }
+    return {name: timing(sides[name], us) for name, us in times.items()}
+
+
+def timing(side: Timed, times_us: Sequence[float]) -> Timing:
+    """Return what turns say of a side: its clock, of as many turns as were timed."""
+    clocks = side.clocks_mhz[-len(times_us) :]
+    return Timing(
+        median(times_us), min(times_us), side.peak_bytes, side.computes_less, median(clocks) if clocks else None
+    )
+
+
+def sm_clock_mhz() -> list[int]:
+    """Return the reading of the current device's clock; none where the driver does not say."""
+    found = management().sm_clock_mhz(cuda_uuid(torch.cuda.current_device()))
+    return [] if found is None else [found]
+
+
+@cache
+def management() -> Management:
+    return Management()
 
 
 def add(
