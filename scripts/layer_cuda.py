@@ -142,6 +142,7 @@ def about() -> dict[str, Any]:
 
 
 def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
+    cases = sorted(cases, key=title)
     lines = [
         "# The encoder layer on a GPU",
         "",
