@@ -13,7 +13,7 @@ from autotuner.configuration import Configuration, save_configuration, tensor_of
 from autotuner.runtime.peers import Timing, as_measured, overhead_us, time_on_cuda
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
 from scripts import layer_cuda_dram
-from scripts.pages import table
+from scripts.pages import mib, table, title
 
 PRODUCT_EXTENT = 8192
 COPIED_BYTES = 1 << 30
@@ -248,10 +248,6 @@ def dram(row: dict[str, Any]) -> list[str]:
     return [*lines, "", *missing] if missing else lines
 
 
-def mib(size_bytes: float | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / 2**20:.1f}"
-
-
 def mhz(clock: float | None) -> str:
     return "" if clock is None else f"{clock:.0f}"
 
@@ -263,10 +259,6 @@ def extents(row: dict[str, Any]) -> str:
         f"Extents {sizes}. Products {row['product_tflop_per_s']:.0f} TFLOP/s, copies {row['copy_gb_per_s']:.0f} GB/s; "
         f"{row['contraction_flop'] / 1e9:.1f} GFLOP in contractions, {chosen:.0f} MiB moved ({unfused:.0f} unfused)."
     )
-
-
-def title(row: dict[str, Any]) -> str:
-    return f"{row['preset']} {row['dtype']} dropout {row['dropout']:g}"
 
 
 def ms(us: float) -> str:

@@ -1,8 +1,9 @@
-"""What the pages of benchmarks share: tables, and the commit that results are of."""
+"""What the pages of benchmarks share: tables, how cases and bytes are written, and the commit that results are of."""
 
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,3 +27,13 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
         "| --- " * len(names) + "|",
         *(f"| {' | '.join(cells)} |" for cells in rows),
     ]
+
+
+def title(row: dict[str, Any]) -> str:
+    """Return what tells a case of an encoder layer from the others."""
+    return f"{row['preset']} {row['dtype']} dropout {row['dropout']:g}"
+
+
+def mib(size_bytes: float | None, digits: int = 1) -> str:
+    """Write bytes in MiB; nothing where they are not known."""
+    return "" if size_bytes is None else f"{size_bytes / 2**20:.{digits}f}"

@@ -280,5 +280,5 @@ def test_a_plan_without_losses_conversions_and_rivals_says_so(found: Configurati
 
 
 def test_bytes_have_three_digits_and_the_unit_that_suits_them() -> None:
-    texts = [binary(count) for count in (512, 1_572_864, 20 * 1024, 2**31, 999 * 1024**4)]
-    assert texts == ["512 B", "1.50 MiB", "20.0 KiB", "2.00 GiB", "999 TiB"]
+    texts = [binary(count) for count in (512, 1_572_864, 20 * 1024, 2**31, 999 * 1024**4, 34 * 10**20)]
+    assert texts == ["512 B", "1.50 MiB", "20.0 KiB", "2.00 GiB", "999 TiB", "3.4e+21 B"]

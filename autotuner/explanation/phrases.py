@@ -27,12 +27,14 @@ def interval_us(low: float, high: float) -> str:
 
 
 def binary(count: int) -> str:
-    """Write bytes with three digits in the unit that suits them: "1.50 MiB"."""
+    """Write bytes with three digits in the unit that suits them, "1.50 MiB"; beyond these, the power of ten."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1024, unit + 1
     if not unit:
         return f"{count} B"
+    if value >= 999.5:
+        return f"{count:.1e} B"
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:,.{digits}f} {_BYTES[unit]}"
 

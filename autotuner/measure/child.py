@@ -113,7 +113,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     torch.set_num_threads(start["threads"])
     torch.set_grad_enabled(False)
     load_modules(start["modules"])
-    bench = Bench(*timing(policy_of(start["policy"]), start["device_index"]))
+    bench = Bench(*timing(policy_of(start["policy"]), start["device_index"], parent_computes=start["parent_computes"]))
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -151,14 +151,14 @@ def serve(connection: Connection, pulse: Pulse) -> None:
                 send(connection, {"done": True})
 
 
-def timing(policy: AnyPolicy, device_index: int) -> "tuple[Timing, int]":
+def timing(policy: AnyPolicy, device_index: int, *, parent_computes: bool) -> "tuple[Timing, int]":
     """Return how calls are timed under a policy, and what their operand sets may take: a quarter of free memory."""
     if isinstance(policy, CudaPolicy):
         import torch
 
         from autotuner.measure.sampling_cuda import CudaTiming
 
-        on_cuda = CudaTiming(policy, device_index)
+        on_cuda = CudaTiming(policy, device_index, parent_computes=parent_computes)
         return on_cuda, torch.cuda.mem_get_info(device_index)[0] // HELD_SHARE
     from autotuner.measure.sampling import CpuTiming
 

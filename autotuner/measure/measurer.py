@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from autotuner.ceilings import Ceilings
-from autotuner.device import cores, environment, usable_threads
+from autotuner.device import cores, environment, holds_cuda_memory, usable_threads
 from autotuner.errors import InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
@@ -69,6 +69,7 @@ class Measurer:
             "modules": list(modules),
             "policy": policy.facts(),
             "device_index": device_index,
+            "parent_computes": device_type == "cuda" and holds_cuda_memory(device_index),
             "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None

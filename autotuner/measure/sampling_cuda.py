@@ -136,8 +136,9 @@ class CudaTiming:
 
     canary_extent = CANARY_EXTENT
 
-    def __init__(self, policy: CudaPolicy, device_index: int = 0) -> None:
+    def __init__(self, policy: CudaPolicy, device_index: int = 0, *, parent_computes: bool = False) -> None:
         torch.cuda.set_device(device_index)
+        self._computing = 2 if parent_computes else 1
         self.policy, self.device = policy, torch.device("cuda", device_index)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
@@ -202,7 +203,7 @@ class CudaTiming:
             torch.cuda.empty_cache()
 
     def contended(self) -> str | None:
-        others = foreign(self._management.processes(self._uuid), {os.getpid(), os.getppid()})
+        others = foreign(self._management.processes(self._uuid), {os.getpid(), os.getppid()}, self._computing)
         if not others:
             return None
         return f"{others} other processes compute on CUDA device {self._uuid}: timings may suffer"

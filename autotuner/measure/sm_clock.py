@@ -19,15 +19,16 @@ class SmClock:
         return mhz < LOW_SHARE * self.most_mhz
 
 
-def foreign(processes: Collection[int] | None, own: Collection[int]) -> int:
+def foreign(processes: Collection[int] | None, own: Collection[int], computing: int = 1) -> int:
     """Return how many processes on a device are not one's own.
 
     Args:
         processes: numbers of all that compute there; None where that is not known.
-        own: this process and its parent. In a container the driver may number processes as the host does: where none
-            of these is in the list, one entry is taken for this process.
+        own: this process and its parent. In a container the driver may number processes as the host does: where fewer
+            of these are in the list than compute, that many entries are taken for them.
+        computing: how many of one's own compute there.
     """
     if not processes:
         return 0
     known = sum(number in own for number in processes)
-    return len(processes) - max(known, 1)
+    return max(0, len(processes) - max(known, computing))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from autotuner.ceilings import NO_CEILINGS, Ceilings, work_of
+from autotuner.ceilings import Ceilings, work_of
 from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError
 from autotuner.kernels import KERNELS
-from autotuner.records import Call, Measurement
+from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
 from autotuner.space import Space
 from autotuner.tuner.answer import is_declared, solved
@@ -28,6 +28,8 @@ SPARED_SHARE = 0.35
 """Of all calls, about as many can be left unmeasured where the best plan is to be proven (a small layer on a CPU)."""
 LOOKS = 30
 """How often it takes to look for what matters until then."""
+DECIDED = "looks for what matters in"
+"""With a digest of a space's calls, the fact whether it does, 1 or 0."""
 TOGETHER = 3.0
 """A call alone takes so many times as long to set up and time as one that races others for the same work."""
 
@@ -127,7 +129,7 @@ class _Measuring:
 
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
-        known = NO_CEILINGS if exhaustive else Ceilings.from_facts(self._database.facts(self._environment))
+        known = Ceilings.from_facts(self._database.facts(self._environment))
         lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             self._standing.ceilings = self._with_ceilings(known)
@@ -139,19 +141,25 @@ class _Measuring:
                 self._what_matters()
             self._look()
             if not self._confirm():
-                return
+                break
+        if not lazy and len(self._space.calls) >= FEW and self.result().complete:
+            self._with_ceilings(known)
 
     def _lazy(self, *, has_ceilings: bool) -> bool:
         """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
 
-        Measures each operator alone, which is part of everything, to see how long a call takes, and looks. Where these
-        are measured already, an earlier walk has decided: it has left ceilings, or not.
+        Measures each operator alone, which is part of everything, to see how long a call takes, and looks. What comes
+        of it is kept, so that a walk goes on as it began.
         """
         standing = self._standing
         if len(self._missing) < FEW and not has_ceilings:
             return False
         if standing.gap is not None or standing.estimated_gap is not None or standing.limits != Limits():
             return True
+        name = f"{DECIDED} {digest(sorted(self._space.calls))}"
+        decided = self._database.fact(self._environment, name)
+        if decided is not None:
+            return bool(decided)
         alone = list(openers(self._space, set(self._missing)))
         self._total = len(alone)
         self._measured(alone)
@@ -159,7 +167,9 @@ class _Measuring:
             return has_ceilings
         self._look()
         left = len(self._missing.keys() - self._known.keys())
-        return pays(left, self._measuring_s / len(self._fresh), standing.look_s)
+        lazy = pays(left, self._measuring_s / len(self._fresh), standing.look_s)
+        self._database.set_fact(self._environment, name, lazy)
+        return lazy
 
     def _with_ceilings(self, known: Ceilings) -> Ceilings:
         """Return the ceilings that the database knows, and what it lacks, measured and stored."""

@@ -45,6 +45,13 @@ def test_who_else_computes_is_told_by_process_number(processes: list[int] | None
     assert foreign(processes, {7, 8}) == others
 
 
+def test_a_parent_that_computes_is_nobody_else_by_whatever_number() -> None:
+    """As a training script is, whose layer lies on the device while it is tuned."""
+    assert [foreign(processes, {7, 8}, 2) for processes in ([90, 91], [90, 91, 92], [7, 8], [7, 8, 9], [90])] == [
+        0, 1, 0, 1, 0,
+    ]  # fmt: skip
+
+
 class Fake:
     """A sampler whose samples take as long as said, the last one for good."""
 

@@ -133,15 +133,22 @@ def test_looking_pays_where_there_are_many_calls_or_slow_ones(
     assert measuring.pays(left, alone_s, look_s) == pays
 
 
-@pytest.mark.parametrize(("name", "value"), [("pays", lambda *_: False), ("FEW", 10_000)])
-def test_where_looking_does_not_pay_everything_is_measured_without_ceilings(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+@pytest.mark.parametrize(
+    ("name", "value", "ceilings"), [("pays", lambda *_: False, TWENTY), ("FEW", 10_000, NO_CEILINGS)]
+)
+def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_ceilings_at_the_end(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: object, ceilings: Ceilings
 ) -> None:
     monkeypatch.setattr(measuring, name, value)
-    asking = Asking(slower(small), ceilings=TWENTY)
-    tune(small, CPU, database, asking)
+    asking, seen = Asking(slower(small), ceilings=TWENTY), list[Progress]()
+    tune(small, CPU, database, asking, watch=seen.append)
     assert sorted(asking.asked) == sorted(space_of(small).calls)
-    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
+    assert Ceilings.from_facts(database.facts(HERE.key)) == ceilings
+    stages = [progress.stage for progress in seen]
+    last = max(place for place, stage in enumerate(stages) if stage == "measure")
+    assert "ceilings" not in stages[:last]
+    assert ("ceilings" in stages) == (ceilings != NO_CEILINGS)
+    assert "measure" not in stages[stages.index("ceilings") :] if "ceilings" in stages else True
 
 
 def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database: Database) -> None:
@@ -223,14 +230,16 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
 def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever it would decide now, and also where another model has left ceilings."""
     monkeypatch.setattr(measuring, "pays", lambda *_: False)
     known = slower(small)
     with pytest.raises(KeyboardInterrupt):
         tune(small, CPU, database, Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY))
-    rest = Asking(known, ceilings=TWENTY)
-    found = tune(small, CPU, database, rest)
+    for name, us in TWENTY.to_facts().items():
+        database.set_fact(HERE.key, name, us)
+    monkeypatch.setattr(measuring, "pays", lambda *_: True)
+    found = tune(small, CPU, database, Asking(known, ceilings=TWENTY))
     assert found.counts["unknown"] == 0
-    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
 
 
 def test_the_first_batch_is_chosen_with_ceilings(small: Model, database: Database) -> None:
