@@ -2,7 +2,7 @@
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ def _as_model(
 
 def apply(
     module: "nn.Module",
-    configuration: Configuration | str | Path | None = None,
+    configuration: Configuration | str | Path | Sequence[Configuration | str | Path] | None = None,
     *,
     server: "str | Client | None" = None,
     extents: Mapping[str, int] | None = None,
@@ -127,7 +127,8 @@ def apply(
     says why.
 
     Args:
-        configuration: tuned for the module, or the path of its file; or else
+        configuration: tuned for the module, or the path of its file; several, each for another shape of the input, of
+            which the first decides how parameters lie; or else
         server: URL of a service, or a client of it.
         extents: with a server, elements along the axes that a module does not know: `b` and `l`.
         graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
@@ -141,11 +142,9 @@ def apply(
     from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:
-        return run(
-            module,
-            configuration if isinstance(configuration, Configuration) else load_configuration(configuration),
-            graphs=graphs,
-        )
+        given = [configuration] if isinstance(configuration, Configuration | str | Path) else configuration
+        loaded = [one if isinstance(one, Configuration) else load_configuration(one) for one in given]
+        return run(module, loaded, graphs=graphs)
     if configuration is not None or server is None:
         raise InputError("give apply a configuration or a server that knows one: one of the two")
     if isinstance(server, str):

@@ -1,6 +1,7 @@
 """A configuration bound to one module: its parameters' memory, workspaces over it, and what a call must be like."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +24,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Binding:
-    """Made for one module; checks every call, which must cost microseconds, and follows parameters that move."""
+    """Made for one module; checks every call, which must cost microseconds, and follows parameters that move.
 
-    def __init__(self, module: "TunedModule", configuration: Configuration, adapter: Adapter) -> None:
-        self._adapter = adapter
+    The first of a module's bindings lays its parameters out. Where others want them to lie otherwise, they are copied
+    before each forward.
+    """
+
+    def __init__(
+        self, module: "TunedModule", configuration: Configuration, adapter: Adapter, *, is_first: bool = True
+    ) -> None:
+        self._adapter, self._is_first = adapter, is_first
         model = configuration.model
-        batch_first = adapter.batch_first(module)
-        dims = ("b", "l", "h") if batch_first else ("l", "b", "h")
+        dims = dims_of(adapter, module)
         self._ports = adapter.ports
         self._plan = make_plan(configuration, [port.members for port in adapter.ports if len(port.members) > 1])
         masks = (Port("attention_mask", ("attention_mask",), ("b", "l")),) if model.options["attention_mask"] else ()
@@ -41,7 +47,7 @@ class Binding:
         )
         self._lying = [self._plan.geometry(port) for port in adapter.ports]
         self.gradient_strides = list(self._plan.geometry(self._boundary.sources[0], "grad_").strides)
-        self._shape = torch.Size(model.extents[axis] for axis in dims)
+        self.shape = torch.Size(model.extents[axis] for axis in dims)
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
         self._graphs = Switch(module.graphs)
@@ -61,9 +67,10 @@ class Binding:
         """Say why this call is not covered, or None if it is."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             return Reason("tensor", f"the input is a {type(x).__name__}, no plain tensor")
-        if x.is_nested or x.shape != self._shape:
+        if x.is_nested or x.shape != self.shape:
             given = "nested" if x.is_nested else str(tuple(x.shape))
-            return Reason("shape", f"the input's shape is {given}, and it was tuned for {tuple(self._shape)}")
+            shapes = " and ".join(str(tuple(shape)) for shape in module.shapes)
+            return Reason("shape", f"the input's shape is {given}, and it was tuned for {shapes}")
         if x.device != self._device:
             self._follow(module, x.device)
         if x.dtype is not self._dtype or x.device != self._device:
@@ -100,7 +107,7 @@ class Binding:
     def fits(self, module: nn.Module, x: Tensor, mask: Tensor | None) -> bool:
         """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""
         return (
-            x.shape == self._shape
+            x.shape == self.shape
             and x.dtype is self._dtype
             and x.device == self._device
             and (mask is None or mask.device == self._device)
@@ -165,31 +172,37 @@ class Binding:
         self._device = wanted
         parameters: list[nn.Parameter] = [parameter for parameter in found if parameter is not None]
         with torch.inference_mode(False), torch.no_grad():
-            relaid = [self._lay_out(number, parameters) for number in {lies.buffer for lies in self._lying}]
+            lacking = self._lacking(parameters)
+            if self._is_first:
+                for number, members in lacking.items():
+                    self._lay_out(number, members)
+            copied = {} if self._is_first else lacking
             views = dict(
                 view for port, lies, parameter in zip(self._ports, self._lying, parameters, strict=True)
-                for view in self._views(port, lies, parameter)
+                if lies.buffer not in copied for view in self._views(port, lies, parameter)
             )  # fmt: skip
-        if any(relaid) and self.parameters:
+        if lacking and self._is_first and self.parameters:
             module.relayed()
         self.parameters = parameters
         self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in parameters]
-        self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs)
+        sources = {number: [(lies, p.data) for lies, p in members] for number, members in copied.items()}
+        self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, sources)
         return None
 
-    def _lay_out(self, number: int, parameters: list[nn.Parameter]) -> bool:
-        """Give a buffer's parameters memory of the planned strides and distances; say whether they lacked it."""
-        members = [(g, p) for g, p in zip(self._lying, parameters, strict=True) if g.buffer == number]
-        starts = {(p.untyped_storage().data_ptr(), p.storage_offset() - g.offset) for g, p in members}
-        if len(starts) == 1 and all(_strides_fit(g, p) for g, p in members):
-            return False
-        buffer = self._plan.buffers[number]
-        base = torch.empty(buffer.elements, dtype=self._dtype, device=members[0][1].device)
+    def _lacking(self, parameters: Sequence[nn.Parameter]) -> dict[int, list[tuple[Geometry, nn.Parameter]]]:
+        """Return the parameters of those buffers that have not the planned strides and distances."""
+        found: dict[int, list[tuple[Geometry, nn.Parameter]]] = defaultdict(list)
+        for lies, parameter in zip(self._lying, parameters, strict=True):
+            found[lies.buffer].append((lies, parameter))
+        return {number: members for number, members in found.items() if not _lie_as_planned(members)}
+
+    def _lay_out(self, number: int, members: Iterable[tuple[Geometry, nn.Parameter]]) -> None:
+        """Give a buffer's parameters memory of the planned strides and distances."""
+        base = torch.empty(self._plan.buffers[number].elements, dtype=self._dtype, device=self._device)
         for lies, parameter in members:
             view = base.as_strided(lies.shape, lies.strides, lies.offset)
             view.copy_(parameter)
             parameter.data = view
-        return True
 
     def _views(self, port: Port, lies: Geometry, parameter: nn.Parameter) -> list[tuple[str, Tensor]]:
         """Return the graph's parameters over the memory of a module's parameter."""
@@ -202,6 +215,17 @@ class Binding:
             )
             found.append((member, view))
         return found
+
+
+def dims_of(adapter: Adapter, module: nn.Module) -> tuple[str, str, str]:
+    """Return the axes of a module's input and output, in their order."""
+    return ("b", "l", "h") if adapter.batch_first(module) else ("l", "b", "h")
+
+
+def _lie_as_planned(members: Iterable[tuple[Geometry, Tensor]]) -> bool:
+    found = list(members)
+    starts = {(p.untyped_storage().data_ptr(), p.storage_offset() - lies.offset) for lies, p in found}
+    return len(starts) == 1 and all(_strides_fit(lies, p) for lies, p in found)
 
 
 def _strides_fit(lies: Geometry, parameter: Tensor) -> bool:

@@ -8,10 +8,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotuner.runtime.reason import Reason
 
+MaskShape = tuple[tuple[int, int], torch.dtype]
+"""Batch and sequence extents of a mask over keys, and its dtype."""
 
-def additive_key_mask(
-    mask: Tensor, expected: tuple[tuple[int, int], torch.dtype] | None, *, keeps: bool
-) -> Tensor | Reason:
+
+def additive_key_mask(mask: Tensor, expected: MaskShape | None, *, keeps: bool) -> Tensor | Reason:
     """Return what is added to the scores of each key, or the reason why a mask is not one over keys.
 
     Keys that do not count get the lowest finite number: next to any key that counts, their weight is 0, as with -inf.
@@ -24,7 +25,7 @@ def additive_key_mask(
 
     Args:
         mask: (b, l), or with `keeps` (b, 1, 1 or more, l) with equal rows; boolean, or floating point and additive.
-        expected: batch and sequence extents and dtype of a configuration with a mask, None for one without.
+        expected: of a configuration with a mask, None for one without.
         keeps: a boolean mask is true where a key counts, rather than where it does not.
     """
     if expected is None:

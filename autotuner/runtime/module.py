@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +13,9 @@ from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
 from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
-from autotuner.runtime.binding import Binding
+from autotuner.runtime.binding import Binding, dims_of
 from autotuner.runtime.function import TunedStep, run_forward
+from autotuner.runtime.masks import MaskShape
 from autotuner.runtime.opaque import key_of, new_place, tuned_layer
 from autotuner.runtime.reason import Reason, TunedWarning
 from autotuner.runtime.workspace import Lease
@@ -25,21 +26,43 @@ Original = Callable[[Tensor], Tensor]
 class TunedModule(nn.Module):
     """What every drop-in shares. A subclass also derives from the framework's class and calls `run` in its forward.
 
-    `calls` counts calls that ran the configuration, `fallbacks` those that ran the original, by reason, and `relaid`
+    `calls` counts calls that ran a configuration, `fallbacks` those that ran the original, by reason, and `relaid`
     how often parameters had to be laid out again because somebody had replaced their memory. `graphs` says whether
-    CUDA graphs are made.
+    CUDA graphs are made. `shapes` are those of x that the configurations are for, `configuration` is the first.
     """
 
     original: ClassVar[type[nn.Module]]
-    configuration: Configuration
-    expects_mask: tuple[tuple[int, int], torch.dtype] | None
+    configurations: tuple[Configuration, ...]
+    shapes: tuple[torch.Size, ...]
     calls: int
     fallbacks: Counter[str]
     relaid: int
     graphs: bool = True
     key: Tensor  # by which compiled code knows the module
     names: tuple[str, ...]  # of its parameters, in the order of the ports
-    _binding: Binding | None
+    _bindings: tuple[Binding, ...]
+    _masks: tuple[MaskShape | None, ...]
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.configurations[0]
+
+    def expects_mask(self, x: Tensor) -> MaskShape | None:
+        """Return what a mask over keys is like where the input is x, None where there is none in the configuration."""
+        return self._masks[self._place(x)]
+
+    def binding_for(self, x: Tensor) -> Binding:
+        """Return the binding for x's shape, the first one where there is none."""
+        if not self._bindings:
+            self.bind()
+        return self._bindings[self._place(x)]
+
+    def _place(self, x: Tensor) -> int:
+        if len(self.shapes) > 1 and isinstance(x, Tensor) and not x.is_nested:
+            for place, shape in enumerate(self.shapes):
+                if x.shape == shape:
+                    return place
+        return 0
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
         """Run the configuration if it covers this call, or else the original.
@@ -49,16 +72,15 @@ class TunedModule(nn.Module):
             mask: additive, over keys, or why the configuration does not cover the call's arguments.
             original: the framework's forward with all other arguments bound.
         """
-        binding = self._binding
         if torch.compiler.is_compiling():
+            binding = self._bindings[self._place(x)] if self._bindings else None
             if binding is None or isinstance(mask, Reason) or not binding.fits(self, x, mask):
                 return _outside_the_compiled_graph(self, x, mask, original)
             parameters = [self.get_parameter(name) for name in self.names]
             made: tuple[Tensor, Tensor]
             made = tuned_layer(self.key, new_place(), x, mask, parameters, binding.gradient_strides)
             return made[0]
-        if binding is None:
-            binding = self.bind()
+        binding = self.binding_for(x)
         reason = binding.uncovered(self, x, mask)
         if reason is not None:
             return self._fall_back(reason, original, x)
@@ -81,11 +103,14 @@ class TunedModule(nn.Module):
         return original(x)
 
     def bind(self) -> Binding:
-        """Lay parameters out as the configuration says and plan its memory; done anew after copying and loading."""
+        """Lay parameters out as the first configuration says and plan memory; done anew after copying and loading."""
         adapter = adapter_for(self)
-        binding = Binding(self, self.configuration, adapter)
-        self.__dict__.update(_binding=binding, key=key_of(self), names=tuple(port.name for port in adapter.ports))
-        return binding
+        bindings = tuple(
+            Binding(self, configuration, adapter, is_first=not place)
+            for place, configuration in enumerate(self.configurations)
+        )
+        self.__dict__.update(_bindings=bindings, key=key_of(self), names=tuple(port.name for port in adapter.ports))
+        return bindings[0]
 
     def relayed(self) -> None:
         """Count that parameters were laid out again; warn once."""
@@ -97,7 +122,7 @@ class TunedModule(nn.Module):
             )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_binding": None}
+        return {**self.__dict__, "_bindings": ()}
 
 
 @_disable_dynamo
@@ -153,37 +178,68 @@ def check_fit(module: nn.Module, configuration: Configuration) -> None:
         )
 
 
-def apply(module: nn.Module, configuration: Configuration, *, graphs: bool = True) -> nn.Module:
-    """Return a drop-in for a framework module that runs a configuration.
+def check_alike(configurations: Sequence[Configuration]) -> None:
+    """Check that configurations can stand in for one module, each for calls of its own shape.
+
+    Raises:
+        ConfigurationError: there is none, two are for one shape, or only some are for calls with a mask.
+    """
+    if not configurations:
+        raise ConfigurationError("no configuration is given: give one, or one for each shape of the input")
+    shapes = Counter((c.model.extents["b"], c.model.extents["l"]) for c in configurations)
+    (batch, length), count = shapes.most_common(1)[0]
+    if count > 1:
+        raise ConfigurationError(f"{count} configurations are for b={batch} l={length}: give one for each shape")
+    if len({bool(c.model.options["attention_mask"]) for c in configurations}) > 1:
+        raise ConfigurationError(
+            "some configurations were tuned with attention_mask=true and some without: give those with it, which run "
+            "calls without a mask, too"
+        )
+
+
+def apply(
+    module: nn.Module, configuration: Configuration | Sequence[Configuration], *, graphs: bool = True
+) -> nn.Module:
+    """Return a drop-in for a framework module that runs a configuration, or several, each for inputs of its shape.
 
     It shares parameters and submodules with the module; the parameters keep their values and shapes, and get the
-    strides that the configuration asks for.
+    strides that the first configuration asks for. Where another one asks for others, its parameters are copied before
+    each of its forwards.
 
     Args:
         module: nn.TransformerEncoderLayer or transformers' BertLayer, on the device that the configuration is for.
-        configuration: tuned for its extents, options and dtype.
+        configuration: tuned for its extents, options and dtype; of several, each for another `b` or `l`.
         graphs: on CUDA, capture forward and backward as CUDA graphs when they run for the second time, and replay them
             from then on. Ignored on the CPU.
 
     Raises:
-        ConfigurationError: it was tuned for another layer; the message lists what differs.
+        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for one shape.
     """
-    check_fit(module, configuration)
+    configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
+    check_alike(configurations)
+    for one in configurations:
+        check_fit(module, one)
     kind: type[TunedModule] = load(adapter_for(module).tuned)
     tuned = kind.__new__(kind)
     tuned.__dict__.update(
         {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
     )
-    extents, options = configuration.model.extents, configuration.model.options
-    with_mask = bool(options["attention_mask"])
+    models = [one.model for one in configurations]
+    dims = dims_of(adapter_for(module), module)
     tuned.__dict__.update(
-        configuration=configuration,
-        expects_mask=((extents["b"], extents["l"]), getattr(torch, configuration.model.dtype)) if with_mask else None,
+        configurations=configurations,
+        shapes=tuple(torch.Size(model.extents[axis] for axis in dims) for model in models),
         calls=0,
         fallbacks=Counter(),
         relaid=0,
         graphs=graphs,
-        _binding=None,
+        _bindings=(),
+        _masks=tuple(
+            ((model.extents["b"], model.extents["l"]), getattr(torch, model.dtype))
+            if model.options["attention_mask"]
+            else None
+            for model in models
+        ),
     )
     tuned.bind()
     return tuned

@@ -79,7 +79,7 @@ def tuned_layer(
     """
     module = _KEYED[int(key.item())]
     name = module.original.__name__
-    binding = module._binding or module.bind()
+    binding = module.binding_for(x)
     reason = binding.uncovered(module, x, mask)
     if reason is not None:
         raise RuntimeError(
@@ -115,7 +115,7 @@ def _(
 def tuned_layer_backward(
     ticket: Tensor,
     grad: Tensor,
-    parameters: Sequence[Tensor],  # noqa: ARG001
+    parameters: Sequence[Tensor],
     strides: Sequence[int],  # noqa: ARG001
     wanted: Sequence[bool],
 ) -> list[Tensor]:
@@ -135,8 +135,18 @@ def tuned_layer_backward(
         RuntimeError: an earlier backward has consumed what forward saved.
     """
     workspace = _TICKETS[int(ticket.item())].lease.workspace
-    found = workspace.backward([grad], tuple(wanted), keeps=_get_current_graph_task_keep_graph())
-    return [gradient for gradient in found if gradient is not None]
+    of_x, *others = workspace.backward([grad], tuple(wanted), keeps=_get_current_graph_task_keep_graph())
+    lying = [of_x, *(_as(parameter, gradient) for parameter, gradient in zip(parameters, others, strict=True))]
+    return [gradient for gradient in lying if gradient is not None]
+
+
+def _as(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient with its parameter's strides, as the compiler expects it; a copied parameter's lacks them."""
+    if gradient is None or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device).copy_(
+        gradient
+    )
 
 
 @tuned_layer_backward.register_fake

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from autotuner.kernels import KERNELS
 from autotuner.placement.plan import Place, Plan
-from autotuner.placement.port import Port, Ports
+from autotuner.placement.port import Geometry, Port, Ports
 from autotuner.runtime.cuda import Cuda
 from autotuner.runtime.graphs import Graphs, Row, Switch
 
 Run = Callable[[], Any]
+Copied = Mapping[int, Sequence[tuple[Geometry, Tensor]]]
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -45,6 +46,7 @@ class Workspace:
         parameters: Mapping[str, Tensor],
         device: torch.device = CPU,
         graphs: Switch | None = None,
+        copied: Copied | None = None,
     ) -> None:
         """Allocate and build.
 
@@ -54,6 +56,8 @@ class Workspace:
             parameters: a view of each, declared axes in order, strides as the plan says.
             device: where all of it lies; the parameters' own.
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
+            copied: parameters that lie otherwise than the plan says, by the plan's buffer, with how they lie there:
+                they have no views, and are copied there before each forward.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self._cuda = Cuda(device) if device.type == "cuda" else None
@@ -67,6 +71,9 @@ class Workspace:
                 if buffer.role == "arena":
                     start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
                     self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
+            self._copies: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for number, members in (copied or {}).items():
+                self._lay_out(number, members)
             self._inside = {
                 number: self._built(number, self.views)
                 for number, step in enumerate(plan.steps)
@@ -93,6 +100,8 @@ class Workspace:
                 stage.zero_()
             else:
                 stage.copy_(tensor)
+        if self._copies[0]:
+            torch._foreach_copy_(*self._copies)
         made = self._set("forward")
         self._run(made.row)
         return self._handed(made, made.handed)
@@ -149,6 +158,7 @@ class Workspace:
     def _own(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
         yield self._arena
+        yield from self._copies[0]
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
@@ -194,6 +204,15 @@ class Workspace:
             views[place] = base.as_strided(
                 self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
             )
+
+    def _lay_out(self, number: int, members: Iterable[tuple[Geometry, Tensor]]) -> None:
+        """Allocate a buffer for parameters that are copied there."""
+        buffer = self.plan.buffers[number]
+        base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
+        self._show(number, base, self.views)
+        for lies, parameter in members:
+            self._copies[0].append(base.as_strided(lies.shape, lies.strides, lies.offset))
+            self._copies[1].append(parameter)
 
     def _built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
         """Build a step on operands declared as its record declares them, over the same elements."""
@@ -282,8 +301,9 @@ class Pool:
         parameters: Mapping[str, Tensor],
         device: torch.device = CPU,
         graphs: Switch | None = None,
+        copied: Copied | None = None,
     ) -> None:
-        self._arguments = (plan, ports, parameters, device, graphs)
+        self._arguments = (plan, ports, parameters, device, graphs, copied)
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
         self.made = 0

@@ -44,7 +44,11 @@ def tuned(layer: nn.Module, found: Configuration, graphs: bool = True) -> TunedM
 def batch(seed: int = 0, dtype: torch.dtype = torch.float64, sequence_first: bool = False) -> Tensor:
     """Return a random input of the tiny model."""
     shape = (TINY["l"], TINY["b"], TINY["h"]) if sequence_first else (TINY["b"], TINY["l"], TINY["h"])
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randn(shape, generator=_generator(seed), dtype=dtype)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def gradients(module: nn.Module, x: Tensor, **arguments: Any) -> dict[str, Tensor]:
@@ -53,7 +57,7 @@ def gradients(module: nn.Module, x: Tensor, **arguments: Any) -> dict[str, Tenso
         parameter.grad = None
     x = x.detach().clone().requires_grad_()
     y = module(x, **arguments)
-    torch.autograd.backward(y, batch(99, y.dtype).reshape(y.shape).to(y.device))
+    torch.autograd.backward(y, torch.randn(y.shape, generator=_generator(99), dtype=y.dtype).to(y.device))
     found = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
     assert x.grad is not None
     return {"y": y.detach().clone(), "x": x.grad} | found

@@ -27,8 +27,8 @@ STEPS = 5
 
 def replays(layer: TunedModule) -> int:
     """Return how many graphs a layer's idle workspace has."""
-    assert layer._binding is not None
-    pool = layer._binding.pool
+    assert layer._bindings
+    pool = layer._bindings[0].pool
     workspace = pool.take()
     sets = [*workspace._sets["forward"], *workspace._sets["backward"], *workspace._spare.values()]
     found = sum(len(row.graphs) for made in sets for row in (made.row, *made._chosen.values()))
@@ -326,9 +326,9 @@ def test_gradients_are_handed_over_without_a_copy_and_memory_stays_the_same() ->
         layer(x).backward(grad)
         allocated.append(torch.cuda.memory_allocated())
     assert len(set(allocated[4:])) == 1
-    assert layer._binding is not None
-    assert layer._binding.pool.made == 1
-    (made,) = layer._binding.pool.take()._sets["backward"]
+    assert layer._bindings
+    assert layer._bindings[0].pool.made == 1
+    (made,) = layer._bindings[0].pool.take()._sets["backward"]
     handed = {tensor.data_ptr() for tensor in made.handed}
     found: list[Any] = [parameter.grad for parameter in layer.parameters()]
     assert all(tensor.data_ptr() in handed for tensor in found)

@@ -141,8 +141,8 @@ def test_a_workspace_that_a_callers_graph_writes_to_is_not_taken_again() -> None
     device.capturing = True
     layer(batch()).sum().backward()
     device.capturing = False
-    assert layer._binding is not None
-    assert layer._binding.pool.take() is not workspace
+    assert layer._bindings
+    assert layer._bindings[0].pool.take() is not workspace
 
 
 def test_without_gradients_a_workspace_in_a_callers_graph_is_not_taken_again_either() -> None:
@@ -152,15 +152,15 @@ def test_without_gradients_a_workspace_in_a_callers_graph_is_not_taken_again_eit
     device.capturing = True
     with torch.no_grad():
         layer(batch())
-    assert layer._binding is not None
-    assert layer._binding.pool.take() is not workspace
+    assert layer._bindings
+    assert layer._bindings[0].pool.take() is not workspace
 
 
 def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
     layer, _ = tuned_layer()
     layer(batch()).sum().backward()
-    assert layer._binding is not None
-    made = layer._binding.pool.take()._set("backward")
+    assert layer._bindings
+    made = layer._bindings[0].pool.take()._set("backward")
     count = len(made.handed)
     choices = [tuple(place == number for place in range(count)) for number in range(5)]
     assert [made.row_for(wanted).replays for wanted in choices] == [True, True, True, True, False]

@@ -128,8 +128,8 @@ def test_a_workspace_is_given_back_when_nobody_can_ask_for_a_backward() -> None:
     with torch.no_grad():
         net(batch())
     assert not _TICKETS
-    assert layer._binding is not None
-    assert layer._binding.pool.made == 1
+    assert layer._bindings
+    assert layer._bindings[0].pool.made == 1
 
 
 def test_a_mask_over_keys_is_an_input_of_the_operator() -> None:
@@ -258,8 +258,8 @@ def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_compiler_is_told_the_shapes_and_strides_that_it_gets(seed: int) -> None:
     layer, _ = tuned_layer(seed=seed)
-    assert layer._binding is not None
-    parameters, strides = [*layer.parameters()], layer._binding.gradient_strides
+    assert layer._bindings
+    parameters, strides = [*layer.parameters()], layer._bindings[0].gradient_strides
     x, forward, backward = batch(), torch.ops.autotuner.tuned_layer, torch.ops.autotuner.tuned_layer_backward
     wanted = [True] * (1 + len(parameters))
     own = [layer.get_parameter(name) for name in layer.names]

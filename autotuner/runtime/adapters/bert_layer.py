@@ -117,7 +117,7 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
         if unknown:
             mask = Reason(unknown[0], f"{unknown[0]} is given, and no configuration has it")
         elif attention_mask is not None:
-            mask = additive_key_mask(attention_mask, self.expects_mask, keeps=True)
+            mask = additive_key_mask(attention_mask, self.expects_mask(hidden_states), keeps=True)
         return self.run(hidden_states, mask, original)
 
 

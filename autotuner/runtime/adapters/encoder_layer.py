@@ -115,7 +115,7 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
                 "src_mask", "src_mask or is_causal is given, and no configuration has a mask between positions"
             )
         elif src_key_padding_mask is not None:
-            mask = additive_key_mask(src_key_padding_mask, self.expects_mask, keeps=False)
+            mask = additive_key_mask(src_key_padding_mask, self.expects_mask(src), keeps=False)
         return self.run(src, mask, original)
 
 
