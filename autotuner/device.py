@@ -80,10 +80,10 @@ def cuda_uuid(index: int) -> str:
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-def holds_cuda_memory(index: int) -> bool:
-    """Say whether this process has memory on a CUDA device, as one whose model lies there; torch is not imported."""
+def computes_on_cuda(index: int) -> bool:
+    """Say whether this process has a context on a CUDA device, as one whose model lies there; torch is not imported."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved(index) > 0
+    return torch is not None and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index)
 
 
 def cuda_l2_bytes(index: int) -> int:

@@ -102,15 +102,16 @@ def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.Monkey
     assert management.processes("GPU-1") is None
 
 
-@pytest.mark.parametrize(("begun", "reserved_bytes", "holds"), [(True, 1, True), (True, 0, False), (False, 1, False)])
-def test_a_process_holds_memory_of_a_device_where_its_allocator_reserved_some(
-    monkeypatch: pytest.MonkeyPatch, begun: bool, reserved_bytes: int, holds: bool
+@pytest.mark.parametrize(("begun", "index", "computes"), [(True, 1, True), (True, 0, False), (False, 1, False)])
+def test_a_process_computes_on_a_device_where_it_has_a_context(
+    monkeypatch: pytest.MonkeyPatch, begun: bool, index: int, computes: bool
 ) -> None:
-    cuda = SimpleNamespace(is_initialized=lambda: begun, memory_reserved={0: 0, 1: reserved_bytes}.__getitem__)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert device.holds_cuda_memory(1) is holds
+    contexts = SimpleNamespace(_cuda_hasPrimaryContext=[False, True].__getitem__)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: begun), _C=contexts)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert device.computes_on_cuda(index) is computes
     monkeypatch.delitem(sys.modules, "torch")
-    assert not device.holds_cuda_memory(1)
+    assert not device.computes_on_cuda(index)
 
 
 def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

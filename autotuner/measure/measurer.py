@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from autotuner.ceilings import Ceilings
-from autotuner.device import cores, environment, holds_cuda_memory, usable_threads
+from autotuner.device import computes_on_cuda, cores, environment, usable_threads
 from autotuner.errors import InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
@@ -69,7 +69,7 @@ class Measurer:
             "modules": list(modules),
             "policy": policy.facts(),
             "device_index": device_index,
-            "parent_computes": device_type == "cuda" and holds_cuda_memory(device_index),
+            "parent_computes": False,
             "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None
@@ -221,7 +221,8 @@ class Measurer:
 
     def _alive(self) -> Child:
         if self._child is None:
-            child = Child(self._start)
+            computes = self._environment.device_type == "cuda" and computes_on_cuda(self._start["device_index"])
+            child = Child({**self._start, "parent_computes": computes})
             child.started()
             self._child = child
         return self._child

@@ -31,9 +31,9 @@ class Binding:
     """
 
     def __init__(
-        self, module: "TunedModule", configuration: Configuration, adapter: Adapter, *, is_first: bool = True
+        self, module: "TunedModule", configuration: Configuration, adapter: Adapter, graphs: Switch, *, is_first: bool
     ) -> None:
-        self._adapter, self._is_first = adapter, is_first
+        self._adapter, self._graphs, self._is_first = adapter, graphs, is_first
         model = configuration.model
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
@@ -50,7 +50,6 @@ class Binding:
         self.shape = torch.Size(model.extents[axis] for axis in dims)
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
-        self._graphs = Switch(module.graphs)
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
         self.repeatable = not any(self._settings[:4])
         self._parts: Any = None
@@ -104,7 +103,7 @@ class Binding:
                 return self._rebind(module)
         return None
 
-    def fits(self, module: nn.Module, x: Tensor, mask: Tensor | None) -> bool:
+    def fits(self, module: nn.Module, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> bool:
         """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""
         return (
             x.shape == self.shape
@@ -115,6 +114,7 @@ class Binding:
             and self._adapter.parts(module) == self._parts
             and self._adapter.settings(self._parts) == self._settings
             and not any(self._hooks)
+            and [parameter.stride() for parameter in parameters] == self._strides
         )
 
     def owns(self, parameters: Sequence[Tensor]) -> bool:
@@ -184,6 +184,7 @@ class Binding:
         if lacking and self._is_first and self.parameters:
             module.relayed()
         self.parameters = parameters
+        self._strides = [parameter.stride() for parameter in parameters]
         self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in parameters]
         sources = {number: [(lies, p.data) for lies, p in members] for number, members in copied.items()}
         self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, sources)

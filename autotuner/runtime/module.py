@@ -15,6 +15,7 @@ from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
 from autotuner.runtime.binding import Binding, dims_of
 from autotuner.runtime.function import TunedStep, run_forward
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import MaskShape
 from autotuner.runtime.opaque import key_of, new_place, tuned_layer
 from autotuner.runtime.reason import Reason, TunedWarning
@@ -73,10 +74,12 @@ class TunedModule(nn.Module):
             original: the framework's forward with all other arguments bound.
         """
         if torch.compiler.is_compiling():
-            binding = self._bindings[self._place(x)] if self._bindings else None
-            if binding is None or isinstance(mask, Reason) or not binding.fits(self, x, mask):
+            if not self._bindings or isinstance(mask, Reason):
                 return _outside_the_compiled_graph(self, x, mask, original)
+            binding = self._bindings[self._place(x)]
             parameters = [self.get_parameter(name) for name in self.names]
+            if not binding.fits(self, x, mask, parameters):
+                return _outside_the_compiled_graph(self, x, mask, original)
             made: tuple[Tensor, Tensor]
             made = tuned_layer(self.key, new_place(), x, mask, parameters, binding.gradient_strides)
             return made[0]
@@ -104,9 +107,9 @@ class TunedModule(nn.Module):
 
     def bind(self) -> Binding:
         """Lay parameters out as the first configuration says and plan memory; done anew after copying and loading."""
-        adapter = adapter_for(self)
+        adapter, graphs = adapter_for(self), Switch(self.graphs)
         bindings = tuple(
-            Binding(self, configuration, adapter, is_first=not place)
+            Binding(self, configuration, adapter, graphs, is_first=not place)
             for place, configuration in enumerate(self.configurations)
         )
         self.__dict__.update(_bindings=bindings, key=key_of(self), names=tuple(port.name for port in adapter.ports))
@@ -178,14 +181,21 @@ def check_fit(module: nn.Module, configuration: Configuration) -> None:
         )
 
 
-def check_alike(configurations: Sequence[Configuration]) -> None:
-    """Check that configurations can stand in for one module, each for calls of its own shape.
+def check_all_fit(module: nn.Module, configurations: Sequence[Configuration]) -> None:
+    """Check that configurations were made for modules like this one, each for inputs of its own shape.
 
     Raises:
-        ConfigurationError: there is none, two are for one shape, or only some are for calls with a mask.
+        ConfigurationError: there is none; one is of another layer; two are for one shape; some know masks, some do not.
     """
     if not configurations:
         raise ConfigurationError("no configuration is given: give one, or one for each shape of the input")
+    for number, configuration in enumerate(configurations, 1):
+        try:
+            check_fit(module, configuration)
+        except ConfigurationError as error:
+            if len(configurations) == 1:
+                raise
+            raise ConfigurationError(f"number {number} of {len(configurations)}: {error}") from None
     shapes = Counter((c.model.extents["b"], c.model.extents["l"]) for c in configurations)
     (batch, length), count = shapes.most_common(1)[0]
     if count > 1:
@@ -216,9 +226,7 @@ def apply(
         ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for one shape.
     """
     configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
-    check_alike(configurations)
-    for one in configurations:
-        check_fit(module, one)
+    check_all_fit(module, configurations)
     kind: type[TunedModule] = load(adapter_for(module).tuned)
     tuned = kind.__new__(kind)
     tuned.__dict__.update(

@@ -1,6 +1,7 @@
 """Which calls of a space are measured, in which races, and when results are stored."""
 
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from uuid import uuid4
 
 from autotuner.ceilings import Ceilings, work_of
 from autotuner.database import Database, this_process
-from autotuner.errors import InfeasibleError
+from autotuner.errors import InfeasibleError, MeasureError
 from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
@@ -143,7 +144,10 @@ class _Measuring:
             if not self._confirm():
                 break
         if not lazy and len(self._space.calls) >= FEW and self.result().complete:
-            self._with_ceilings(known)
+            try:
+                self._with_ceilings(known)
+            except MeasureError as error:  # this answer needs none
+                warnings.warn(f"ceilings were not measured: {error}", stacklevel=2)
 
     def _lazy(self, *, has_ceilings: bool) -> bool:
         """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
@@ -152,7 +156,7 @@ class _Measuring:
         of it is kept, so that a walk goes on as it began.
         """
         standing = self._standing
-        if len(self._missing) < FEW and not has_ceilings:
+        if not self._missing or (len(self._missing) < FEW and not has_ceilings):
             return False
         if standing.gap is not None or standing.estimated_gap is not None or standing.limits != Limits():
             return True

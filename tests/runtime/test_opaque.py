@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autotuner.runtime import TunedModule, TunedWarning
+from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.opaque import _TICKETS
 from tests.runtime.layers import assert_equal, batch, gradients, tuned_layer
 from tests.runtime.plans import MASKED, WITH_DROPOUT, model
@@ -46,6 +47,21 @@ def test_a_whole_model_compiles_as_one_graph_and_trains_as_the_framework_does(ba
     for step in range(STEPS):
         assert_equal(gradients_of(net, batch(step)), gradients_of(whole, batch(step)), 1e-10)
     assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_parameters_of_another_layout_were_loaded_the_graph_breaks_once(backend: str) -> None:
+    layer, _ = tuned_layer(seed=1)
+    net: Any = torch.compile(nn.Sequential(layer), backend=backend)
+    gradients(net, batch())
+    fresh = encoder_layer(model(), 5)
+    layer.load_state_dict(copy.deepcopy(fresh.state_dict()), assign=True)
+    with pytest.warns(TunedWarning, match="laid out again"):
+        found = gradients_of(net, batch(0))
+    for step in range(1, STEPS):
+        assert_equal(found, gradients_of(nn.Sequential(fresh), batch(step - 1)), 1e-10)
+        found = gradients_of(net, batch(step))
+    assert (layer.calls, layer.relaid, dict(layer.fallbacks)) == (1 + STEPS, 1, {})
 
 
 def test_two_layers_in_a_row_keep_their_own() -> None:

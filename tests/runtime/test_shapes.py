@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import autotuner
 from autotuner.configuration import Configuration, save_configuration
 from autotuner.errors import ConfigurationError
+from autotuner.models import load_model
 from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.layers import CUDA, assert_equal, gradients
@@ -151,7 +153,7 @@ def test_dropout_draws_of_either_shape_are_those_of_the_generators_seed() -> Non
         ([], "no configuration is given"),
         ([(LONG, {}), (SHORT, {}), (LONG, {})], "2 configurations are for b=2 l=6: give one for each shape"),
         ([(LONG, {}), (SHORT, {"attention_mask": True})], "some configurations were tuned with attention_mask=true"),
-        ([(LONG, {}), (SHORT | {"f": 16}, {})], "extent f is 12, the configuration's 16"),
+        ([(LONG, {}), (SHORT | {"f": 16}, {})], "number 2 of 2: .* extent f is 12, the configuration's 16"),
     ],
 )
 def test_configurations_that_cannot_share_a_layer_are_refused(
@@ -159,6 +161,13 @@ def test_configurations_that_cannot_share_a_layer_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         apply(encoder_layer(model()), [configuration(model(extents, **options)) for extents, options in given])
+
+
+def test_a_configuration_of_another_model_is_refused_as_one() -> None:
+    other = replace(configuration(model()), model=load_model("gpt-block").instantiate(extents=TINY, dtype="float64"))
+    for given in (other, [configuration(model()), other]):
+        with pytest.raises(ConfigurationError, match="model is 'bert-encoder', the configuration's 'gpt-block'"):
+            apply(encoder_layer(model()), given)
 
 
 def test_files_of_several_shapes_can_be_given(tmp_path: Path) -> None:

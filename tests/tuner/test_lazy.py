@@ -8,6 +8,7 @@ import pytest
 
 from autotuner.ceilings import NO_CEILINGS, Ceilings, Ladder
 from autotuner.database import Database, open_database
+from autotuner.errors import MeasureError
 from autotuner.kernels import KERNELS
 from autotuner.models import Model
 from autotuner.problem.formulate import formulate
@@ -149,6 +150,22 @@ def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_cei
     assert "ceilings" not in stages[:last]
     assert ("ceilings" in stages) == (ceilings != NO_CEILINGS)
     assert "measure" not in stages[stages.index("ceilings") :] if "ceilings" in stages else True
+
+
+def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Model, database: Database) -> None:
+    class Lost(Asking):
+        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+            raise MeasureError(f"lost at {dtypes}")
+
+    with pytest.warns(UserWarning, match=r"ceilings were not measured: lost at \['float32'\]"):
+        found = tune(small, CPU, database, Lost(slower(small)), exhaustive=True)
+    assert found.counts["unknown"] == 0
+
+
+def test_a_walk_that_stopped_at_its_limits_measures_no_ceilings_at_its_end(small: Model, database: Database) -> None:
+    limits = Limits(measurements=3 + len(space_of(small).graph.operators))
+    tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY), exhaustive=True, limits=limits)
+    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
 
 
 def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database: Database) -> None:
