@@ -117,24 +117,25 @@ def apply(
     configuration: Configuration | str | Path | Sequence[Configuration | str | Path] | None = None,
     *,
     server: "str | Client | None" = None,
-    extents: Mapping[str, int] | None = None,
+    extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None,
     graphs: bool = True,
 ) -> "nn.Module":
     """Return a drop-in for a module that runs a configuration; see `autotuner.runtime.apply`.
 
     With a server, the configuration is the best that it knows for the module and these extents on this machine's
-    device. Where it knows none that fits, or cannot be reached, the module itself is returned, and a `TunedWarning`
-    says why.
+    device; of several extents, each that it knows. Where it knows none that fits, or cannot be reached, the module
+    itself is returned, and a `TunedWarning` says why.
 
     Args:
         configuration: tuned for the module, or the path of its file; several, each for another shape of the input, of
             which the first decides how parameters lie; or else
         server: URL of a service, or a client of it.
-        extents: with a server, elements along the axes that a module does not know: `b` and `l`.
+        extents: with a server, elements along the axes that a module does not know: `b` and `l`; several for several
+            shapes of the input.
         graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
 
     Raises:
-        InputError: neither configuration nor server is given, or both, or `server` is no URL.
+        InputError: neither configuration nor server is given, or both, or `server` is no URL, or extents is empty.
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
@@ -149,20 +150,35 @@ def apply(
         raise InputError("give apply a configuration or a server that knows one: one of the two")
     if isinstance(server, str):
         server_url(server)
+    shapes = [extents] if extents is None or isinstance(extents, Mapping) else extents
+    if not shapes:
+        raise InputError("extents is empty: give those of each shape of the input, a mapping of b and l for each")
     try:
-        model = _as_model(module, extents, None, None)
+        models = [_as_model(module, shape, None, None) for shape in shapes]
     except ModelError:
         raise
     except AutotunerError as error:
         warnings.warn(f"the module stays as it is: {error}", TunedWarning, stacklevel=2)
         return module
+    found: list[Configuration] = []
+    notes: list[str] = []
+    tuned = module
     try:
-        found, note = _best_known(module, model, server)
-        tuned = run(module, found, graphs=graphs)
+        for model in models:
+            try:
+                best, note = _best_known(module, model, server)
+            except NotFoundError as error:
+                notes.append(str(error))
+            else:
+                found.append(best)
+                notes += [note] if note else []
+        if found:
+            tuned = run(module, found, graphs=graphs)
     except AutotunerError as error:
-        note = f"the module stays as it is: {error}"
-        tuned = module
-    if note:
+        notes = [str(error)]
+    if tuned is module:
+        notes[:1] = [f"the module stays as it is: {notes[0]}"]
+    for note in notes:
         warnings.warn(note, TunedWarning, stacklevel=2)
     return tuned
 

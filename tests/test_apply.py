@@ -93,6 +93,33 @@ def test_the_real_service_is_asked_and_answers(tmp_path: Path) -> None:
     assert tuned.configuration == found
 
 
+def test_of_several_extents_those_that_the_service_knows_are_applied_and_the_others_named(tmp_path: Path) -> None:
+    here = environment("cpu")
+    known = [PLAIN, model(TINY | {"b": 3, "l": 4})]
+    shapes = [{axis: found.extents[axis] for axis in "bl"} for found in known]
+    with open_database(tmp_path / "service.sqlite") as database:
+        database.remember(here)
+        for number, found in enumerate(known):
+            database.configurations.save(
+                request_key=f"{number:064}", environment_key=here.key, family_key=found.family, dtype=found.dtype,
+                extents=found.extents, complete=True, document=configuration(found).to_json(), total_us=1.0,
+            )  # fmt: skip
+        served = Served(database)
+        try:
+            with pytest.warns(TunedWarning, match=r"knows no configuration of bert-encoder float64 b=1 l=1") as warned:
+                tuned = autotuner.apply(layer(), server=served.url, extents=[shapes[1], {"b": 1, "l": 1}, shapes[0]])
+        finally:
+            served.stop()
+    assert isinstance(tuned, TunedModule)
+    assert [(found.model.extents["b"], found.model.extents["l"]) for found in tuned.configurations] == [(3, 4), (2, 6)]
+    assert [found.filename for found in warned] == [__file__]
+
+
+def test_no_extents_at_all_are_the_callers_mistake() -> None:
+    with pytest.raises(InputError, match="extents is empty: give those of each shape of the input"):
+        autotuner.apply(layer(), server="http://service", extents=[])
+
+
 def test_what_is_asked_for_is_the_module_on_this_machines_device() -> None:
     service = Service("exact")
     autotuner.apply(layer(), server=service.client, extents=SHAPE)
