@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
 from autotuner.placement.planning import make_plan
 from autotuner.placement.port import Geometry, Port, Ports
@@ -30,10 +29,9 @@ class Binding:
     before each forward.
     """
 
-    def __init__(
-        self, module: "TunedModule", configuration: Configuration, adapter: Adapter, graphs: Switch, *, is_first: bool
-    ) -> None:
-        self._adapter, self._graphs, self._is_first = adapter, graphs, is_first
+    def __init__(self, module: "TunedModule", place: int, adapter: Adapter, graphs: Switch) -> None:
+        self._adapter, self._graphs, self._is_first = adapter, graphs, place == 0
+        configuration = module.configurations[place]
         model = configuration.model
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
@@ -47,7 +45,7 @@ class Binding:
         )
         self._lying = [self._plan.geometry(port) for port in adapter.ports]
         self.gradient_strides = list(self._plan.geometry(self._boundary.sources[0], "grad_").strides)
-        self.shape = torch.Size(model.extents[axis] for axis in dims)
+        self._shape = module.shapes[place]
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
@@ -66,7 +64,7 @@ class Binding:
         """Say why this call is not covered, or None if it is."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             return Reason("tensor", f"the input is a {type(x).__name__}, no plain tensor")
-        if x.is_nested or x.shape != self.shape:
+        if x.is_nested or x.shape != self._shape:
             given = "nested" if x.is_nested else str(tuple(x.shape))
             shapes = " and ".join(str(tuple(shape)) for shape in module.shapes)
             return Reason("shape", f"the input's shape is {given}, and it was tuned for {shapes}")
@@ -106,7 +104,7 @@ class Binding:
     def fits(self, module: nn.Module, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> bool:
         """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""
         return (
-            x.shape == self.shape
+            x.shape == self._shape
             and x.dtype is self._dtype
             and x.device == self._device
             and (mask is None or mask.device == self._device)

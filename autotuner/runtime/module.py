@@ -42,7 +42,6 @@ class TunedModule(nn.Module):
     key: Tensor  # by which compiled code knows the module
     names: tuple[str, ...]  # of its parameters, in the order of the ports
     _bindings: tuple[Binding, ...]
-    _masks: tuple[MaskShape | None, ...]
 
     @property
     def configuration(self) -> Configuration:
@@ -50,7 +49,10 @@ class TunedModule(nn.Module):
 
     def expects_mask(self, x: Tensor) -> MaskShape | None:
         """Return what a mask over keys is like where the input is x, None where there is none in the configuration."""
-        return self._masks[self._place(x)]
+        model = self.configurations[self._place(x)].model
+        if not model.options["attention_mask"]:
+            return None
+        return (model.extents["b"], model.extents["l"]), getattr(torch, model.dtype)
 
     def binding_for(self, x: Tensor) -> Binding:
         """Return the binding for x's shape, the first one where there is none."""
@@ -108,10 +110,7 @@ class TunedModule(nn.Module):
     def bind(self) -> Binding:
         """Lay parameters out as the first configuration says and plan memory; done anew after copying and loading."""
         adapter, graphs = adapter_for(self), Switch(self.graphs)
-        bindings = tuple(
-            Binding(self, configuration, adapter, graphs, is_first=not place)
-            for place, configuration in enumerate(self.configurations)
-        )
+        bindings = tuple(Binding(self, place, adapter, graphs) for place in range(len(self.configurations)))
         self.__dict__.update(_bindings=bindings, key=key_of(self), names=tuple(port.name for port in adapter.ports))
         return bindings[0]
 
@@ -227,27 +226,21 @@ def apply(
     """
     configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
     check_all_fit(module, configurations)
-    kind: type[TunedModule] = load(adapter_for(module).tuned)
+    adapter = adapter_for(module)
+    kind: type[TunedModule] = load(adapter.tuned)
     tuned = kind.__new__(kind)
     tuned.__dict__.update(
         {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
     )
-    models = [one.model for one in configurations]
-    dims = dims_of(adapter_for(module), module)
+    dims = dims_of(adapter, module)
     tuned.__dict__.update(
         configurations=configurations,
-        shapes=tuple(torch.Size(model.extents[axis] for axis in dims) for model in models),
+        shapes=tuple(torch.Size(one.model.extents[axis] for axis in dims) for one in configurations),
         calls=0,
         fallbacks=Counter(),
         relaid=0,
         graphs=graphs,
         _bindings=(),
-        _masks=tuple(
-            ((model.extents["b"], model.extents["l"]), getattr(torch, model.dtype))
-            if model.options["attention_mask"]
-            else None
-            for model in models
-        ),
     )
     tuned.bind()
     return tuned

@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -14,8 +14,9 @@ from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.answer import is_declared, solved
+from autotuner.tuner.answer import solved
 from autotuner.tuner.asked import Asked, Progress, Result
+from autotuner.tuner.races import openers, races
 from autotuner.tuner.standing import Standing
 
 STORE_AFTER_RESULTS = 32
@@ -29,10 +30,10 @@ SPARED_SHARE = 0.35
 """Of all calls, about as many can be left unmeasured where the best plan is to be proven (a small layer on a CPU)."""
 LOOKS = 30
 """How often it takes to look for what matters until then."""
-DECIDED = "looks for what matters in"
-"""With a digest of a space's calls, the fact whether it does, 1 or 0."""
 TOGETHER = 3.0
 """A call alone takes so many times as long to set up and time as one that races others for the same work."""
+DECIDED = "looks for what matters in"
+"""With a digest of a space's calls, the fact whether it does, 1 or 0."""
 
 
 @dataclass(frozen=True)
@@ -216,11 +217,11 @@ class _Measuring:
         self._compile(self._missing.values())
         keys = {key for key in self._missing if key not in self._known}
         first = list(openers(self._space, keys))
-        races = list(_races(self._space, keys - {race[0].key for race in first}))
+        others = list(races(self._space, keys - {race[0].key for race in first}))
         self._total = self._done + len(keys)
         self._standing.tell(Progress("measure", self._done, self._total))
         waiting: list[list[Call]] = []
-        for number, race in enumerate(first + races):
+        for number, race in enumerate(first + others):
             if first and number == len(first):
                 self._look()
             if self._standing.enough():
@@ -250,7 +251,7 @@ class _Measuring:
             standing.tell(Progress("measure", self._done, self._total))
             pace_s = self._measuring_s / max(1, len(self._fresh))
             batch = set(standing.batch(wanted, len(self._known), pace_s))
-            self._measured(list(_races(self._space, batch)))
+            self._measured(list(races(self._space, batch)))
 
     def _measured(self, races: Sequence[Sequence[Call]]) -> None:
         """Compile and measure some races; what somebody else has in hand is waited for."""
@@ -370,34 +371,3 @@ def pays(left: int, alone_s: float, look_s: float) -> bool:
         look_s: what looking once takes.
     """
     return SPARED_SHARE * left * alone_s / TOGETHER > LOOKS * look_s
-
-
-def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
-    """Yield one call for each operator alone, in declared layouts: with them there is a plan, soon after the start."""
-    opened: set[tuple[str, ...]] = set()
-    yielded: set[str] = set()
-    for choice in space.choices:
-        operators = choice.cover.operators
-        if len(operators) == 1 and operators not in opened and is_declared(space.graph, choice):
-            opened.add(operators)
-            if choice.call.key in keys - yielded:
-                yielded.add(choice.call.key)
-                yield [choice.call]
-
-
-def _races(space: Space, keys: set[str]) -> Iterator[list[Call]]:
-    """Yield calls that compute the same thing, declared layouts first, so that the incumbent is good early."""
-    races: dict[object, dict[str, Call]] = defaultdict(dict)
-    for choice in space.choices:
-        if choice.call.key in keys:
-            kinds = (choice.call.subgraph.kinds, choice.cover.operators)
-            races[kinds].setdefault(choice.call.key, choice.call)
-    for conversion in space.conversions:
-        if conversion.call.key in keys:
-            races["conversion", space.graph.shape(conversion.tensor)].setdefault(conversion.call.key, conversion.call)
-    seen: set[str] = set()
-    for race in races.values():
-        fresh = [call for key, call in race.items() if key not in seen]
-        seen |= race.keys()
-        if fresh:
-            yield fresh
