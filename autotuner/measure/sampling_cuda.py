@@ -206,7 +206,8 @@ class CudaTiming:
         others = foreign(self._management.processes(self._uuid), {os.getpid(), os.getppid()}, self._computing)
         if not others:
             return None
-        return f"{others} other processes compute on CUDA device {self._uuid}: timings may suffer"
+        who = "another process computes" if others == 1 else f"{others} other processes compute"
+        return f"{who} on CUDA device {self._uuid}: timings may suffer"
 
 
 def first_line(error: BaseException) -> str:

@@ -1,12 +1,10 @@
 """Measuring on a CUDA device, for real: planted kernels end as their status, their neighbours are timed."""
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from autotuner.ceilings import LINKS, work_of
 from autotuner.kernels.registry import KERNELS
@@ -149,14 +147,3 @@ def test_the_environment_knows_the_device_and_the_lock_which_one(measurer: Measu
     assert dict(measurer.environment.policy)["name"] == "cuda"
     assert "GPU-" in lock_path("cuda")
     assert "GPU-" not in str(facts)
-
-
-def test_a_process_that_computes_on_the_device_itself_is_not_somebody_else(
-    planted_cuda: list[str], add: MakeCall, tmp_path: Path
-) -> None:
-    held = torch.zeros(1, device="cuda")
-    with warnings.catch_warnings(), Measurer(device_type="cuda", cache_dir=tmp_path, modules=planted_cuda) as measurer:
-        warnings.filterwarnings("error", message=".*other processes compute")
-        ((_, found),) = measurer.measure([[add("good")]])
-    assert found.status == "ok"
-    assert held.is_cuda
