@@ -2,51 +2,20 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from autotuner.analysis import moved_bytes, operator_flop, reduction
+from autotuner.ceilings import Ceilings, Ladder
 from autotuner.configuration import Configuration, save_configuration, tensor_of
 from autotuner.runtime.peers import Timing, as_measured, overhead_us, time_on_cuda
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
 from scripts import layer_cuda_dram
 from scripts.pages import mib, table, title
 
-PRODUCT_EXTENT = 8192
-COPIED_BYTES = 1 << 30
-REPEATS = 10
-
-
-def timed_us(run: Any) -> float:
-    """Return the median of a few runs between events, in microseconds, after three untimed ones."""
-    found = []
-    for number in range(REPEATS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        if number >= 3:
-            found.append(start.elapsed_time(end) * 1e3)
-    return float(median(found))
-
-
-def product_tflop_per_s(dtype: str) -> float:
-    """Return the rate of the library's product of two large square matrices of random numbers."""
-    shape = (PRODUCT_EXTENT, PRODUCT_EXTENT)
-    a, b = (torch.randn(shape, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
-    out = torch.empty_like(a)
-    return 2 * PRODUCT_EXTENT**3 / timed_us(lambda: torch.mm(a, b, out=out)) / 1e6
-
-
-def copy_gb_per_s() -> float:
-    """Return the rate of a plain copy that is much larger than the caches, read and written bytes together."""
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / timed_us(lambda: target.copy_(source)) / 1e3
+FLOORS = {"floor": "floor_us", "of products": "compute_floor_us", "of bytes": "bytes_floor_us"}
 
 
 def case(
@@ -67,7 +36,6 @@ def case(
     overhead = overhead_us(found, samples)
     measured = as_measured(timings, samples, overhead)
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
-    tflop, copies = product_tflop_per_s(dtype), copy_gb_per_s()
     dram = counted(found, timings) if profiler else None
     graph = found.graph()
     flop = sum(operator_flop(graph, operator) for operator in graph.operators if operator.kind == "contraction")
@@ -83,8 +51,7 @@ def case(
                 "phase": step.phase,
                 "predicted_us": step.predicted_us,
                 "bound_us": step.bound_us,
-                "compute_floor_us": step_flop / tflop / 1e6,
-                "dram_floor_us": step_bytes / copies / 1e3,
+                "flop": step_flop,
                 "counted_bytes": step_bytes,
                 "dram_bytes": dram["steps"].get(number) if dram else None,
             }
@@ -103,11 +70,7 @@ def case(
         "predicted_over_measured": measured.predicted_over_measured(found.certificate.predicted_us),
         "lower_bound_us": found.certificate.lower_bound_us,
         "default_us": found.certificate.default_us,
-        "product_tflop_per_s": tflop,
-        "copy_gb_per_s": copies,
         "contraction_flop": flop,
-        "compute_floor_us": flop / tflop / 1e6,
-        "dram_floor_us": found.bytes_moved["chosen"] / copies / 1e3,
         "bytes_moved": dict(found.bytes_moved),
         "bytes_reduction_percent": reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"]),
         "planned_peak_bytes": found.memory.peak_bytes if found.memory else None,
@@ -155,7 +118,7 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "host's clock, from idle to idle; their peak is XLA's plan of results and temporaries.",
         "",
         *table(
-            ("case", "tuned", "fastest peer", "", "ratio", "predicted", "compute floor", "DRAM floor", "bytes moved"),
+            ("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
             (
                 (
                     title(row),
@@ -164,8 +127,7 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                     row["best_peer"],
                     f"**{row['ratio_to_best_peer']:.2f}**",
                     f"{row['predicted_over_measured']:+.1%}",
-                    ms(row["compute_floor_us"]),
-                    ms(row["dram_floor_us"]),
+                    *(ms(row[name]) for name in FLOORS.values()),
                     f"{-row['bytes_reduction_percent']:+.1f} %",
                 )
                 for row in cases
@@ -174,10 +136,12 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "",
         "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Where load "
         "that lasts brings the device to its power limit, its clock falls, and steps take longer than kernels that "
-        "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Compute floor: "
-        "the flop of the contractions at the rate of the library's product of two 8192 x 8192 matrices. DRAM floor: "
-        "the bytes that the chosen steps read and write, counted, at the rate of a copy of 1 GiB; what stays in the "
-        "second-level cache is faster. Bytes moved: against every operator alone.",
+        "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Bytes moved: "
+        "against every operator alone.",
+        "",
+        "Floor: what the plan's steps take at least, each for its products or for the bytes that it reads and writes, "
+        "whichever is more; the sums of either alone beside it. These are the device's ceilings, measured as kernels "
+        f"are, and lowered where a step took less; at the largest amounts: {rates(about['ceilings'])}.",
     ]
     for row in cases:
         ran = row["run"]
@@ -206,12 +170,12 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         lines += ["", *dram(row)]
         lines += ["", "Steps of the plan, microseconds. Best: the fastest measured for the same work in any forms.", ""]
         lines += table(
-            ("step", "kernel", "predicted", "best", "compute floor", "DRAM floor", "counted, MiB", "DRAM, MiB"),
+            ("step", "kernel", "predicted", "best", *FLOORS, "counted, MiB", "DRAM, MiB"),
             (
                 (
                     " + ".join(step["operators"]),
                     step["kernel"],
-                    *(f"{step[k]:.1f}" for k in ("predicted_us", "bound_us", "compute_floor_us", "dram_floor_us")),
+                    *(f"{step[name]:.1f}" for name in ("predicted_us", "bound_us", *FLOORS.values())),
                     *(mib(step[k]) for k in ("counted_bytes", "dram_bytes")),
                 )
                 for step in row["steps"]
@@ -252,12 +216,24 @@ def mhz(clock: float | None) -> str:
     return "" if clock is None else f"{clock:.0f}"
 
 
+def rates(facts: dict[str, float]) -> str:
+    """Return the rates of ceilings at their largest amounts."""
+    ceilings = Ceilings.from_facts(facts)
+    products = (f"{dtype} {last_rate(ladder) / 1e6:.0f} TFLOP/s" for dtype, ladder in sorted(ceilings.products.items()))
+    return ", ".join([*products, f"bytes {last_rate(ceilings.moved) / 1e3:.0f} GB/s"])
+
+
+def last_rate(ladder: Ladder) -> float:
+    amount, us = ladder.rungs[-1]
+    return amount / us
+
+
 def extents(row: dict[str, Any]) -> str:
     sizes = ", ".join(f"{axis} {extent}" for axis, extent in row["extents"].items())
     chosen, unfused = (row["bytes_moved"][name] / 2**20 for name in ("chosen", "unfused"))
     return (
-        f"Extents {sizes}. Products {row['product_tflop_per_s']:.0f} TFLOP/s, copies {row['copy_gb_per_s']:.0f} GB/s; "
-        f"{row['contraction_flop'] / 1e9:.1f} GFLOP in contractions, {chosen:.0f} MiB moved ({unfused:.0f} unfused)."
+        f"Extents {sizes}. {row['contraction_flop'] / 1e9:.1f} GFLOP in contractions, {chosen:.0f} MiB moved "
+        f"({unfused:.0f} unfused)."
     )
 
 

@@ -1,0 +1,48 @@
+"""What the steps of a layer take at least on a device: its ceilings, for the pages of benchmarks."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotuner.ceilings import Ceilings, Work
+
+
+def measured_ceilings(known: Ceilings, dtypes: Iterable[str], cache_dir: Path) -> Ceilings:
+    """Return ceilings of the CUDA device with products of some element types, measured as far as they are not known."""
+    from autotuner.measure import Measurer
+
+    lacking = known.lacking(dtypes)
+    if not lacking:
+        return known
+    with Measurer(device_type="cuda", cache_dir=cache_dir) as measurer:
+        return known.with_products(measurer.ceilings(lacking))
+
+
+def with_floors(cases: Iterable[Mapping[str, Any]], ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Return cases with what each of their steps takes at least, in microseconds, and each case's sums of that.
+
+    The least is for the step's products, for the bytes that it reads and writes, and for the greater of both. A step
+    that was measured to take less lowers the ceilings for all cases, as in a tuning: no floor is above its step.
+    """
+    rows = list(cases)
+    lowered = ceilings.lowered((_work(row, step), step["predicted_us"]) for row in rows for step in row["steps"])
+    return [_with_floors(row, lowered) for row in rows]
+
+
+def _with_floors(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
+    steps = []
+    for step in row["steps"]:
+        work = _work(row, step)
+        products, moved = Ceilings(products=ceilings.products), Ceilings(moved=ceilings.moved)
+        floors = {
+            "compute_floor_us": products.optimistic_us(work),
+            "bytes_floor_us": moved.optimistic_us(work),
+            "floor_us": ceilings.optimistic_us(work),
+        }
+        steps.append(step | floors)
+    sums = {name: sum(step[name] for step in steps) for name in ("compute_floor_us", "bytes_floor_us", "floor_us")}
+    return {**row, **sums, "steps": steps}
+
+
+def _work(row: Mapping[str, Any], step: Mapping[str, Any]) -> Work:
+    return Work(step["counted_bytes"], {row["dtype"]: step["flop"]} if step["flop"] else {})
