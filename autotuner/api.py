@@ -135,7 +135,8 @@ def apply(
         graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
 
     Raises:
-        InputError: neither configuration nor server is given, or both, or `server` is no URL, or extents is empty.
+        InputError: neither configuration nor server is given, or both, or what is given is none; extents without a
+            server, or that are no mappings.
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
@@ -143,16 +144,16 @@ def apply(
     from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:
-        given = [configuration] if isinstance(configuration, Configuration | str | Path) else configuration
-        loaded = [one if isinstance(one, Configuration) else load_configuration(one) for one in given]
-        return run(module, loaded, graphs=graphs)
+        if extents is not None:
+            raise InputError("extents go with a server: a configuration has its own")
+        return run(module, _loaded(configuration), graphs=graphs)
     if configuration is not None or server is None:
         raise InputError("give apply a configuration or a server that knows one: one of the two")
     if isinstance(server, str):
         server_url(server)
-    shapes = [extents] if extents is None or isinstance(extents, Mapping) else extents
-    if not shapes:
-        raise InputError("extents is empty: give those of each shape of the input, a mapping of b and l for each")
+    elif not hasattr(server, "best"):
+        raise InputError(f"server is {server!r}: give the URL of a service, or an autotuner.client.Client")
+    shapes = _shapes(extents)
     try:
         models = [_as_model(module, shape, None, None) for shape in shapes]
     except ModelError:
@@ -181,6 +182,29 @@ def apply(
     for note in notes:
         warnings.warn(note, TunedWarning, stacklevel=2)
     return tuned
+
+
+def _loaded(configuration: Configuration | str | Path | Sequence[Configuration | str | Path]) -> list[Configuration]:
+    """Return configurations as `apply` takes them; those given as paths are read."""
+    loaded: list[Configuration] = []
+    for given in configuration if isinstance(configuration, list | tuple) else [configuration]:
+        if isinstance(given, str | Path):
+            loaded.append(load_configuration(given))
+        elif isinstance(given, Configuration):
+            loaded.append(given)
+        else:
+            raise InputError(f"{given!r} is no configuration: give one, the path of its file, or a list of these")
+    return loaded
+
+
+def _shapes(extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None) -> list[Mapping[str, int] | None]:
+    """Return the extents of each shape of the input; one that is not given is None."""
+    shapes: list[Any] = list(extents) if isinstance(extents, list | tuple) else [extents]
+    if not shapes or any(shape is not None and not isinstance(shape, Mapping) for shape in shapes):
+        raise InputError(
+            f"extents is {extents!r}: give a mapping of b and l, or a list of one for each shape of the input"
+        )
+    return shapes
 
 
 def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tuple[Configuration, str]:

@@ -115,9 +115,21 @@ def test_of_several_extents_those_that_the_service_knows_are_applied_and_the_oth
     assert [found.filename for found in warned] == [__file__]
 
 
-def test_no_extents_at_all_are_the_callers_mistake() -> None:
-    with pytest.raises(InputError, match="extents is empty: give those of each shape of the input"):
-        autotuner.apply(layer(), server="http://service", extents=[])
+@pytest.mark.parametrize("extents", [[], 3, [3], [SHAPE, "l=64"]])
+def test_extents_that_are_no_mappings_are_the_callers_mistake(extents: Any) -> None:
+    with pytest.raises(InputError, match=r"extents is .*: give a mapping of b and l, or a list of one for each shape"):
+        autotuner.apply(layer(), server="http://service", extents=extents)
+
+
+@pytest.mark.parametrize("given", [3, [3], {"b": 4}, [None]])
+def test_what_is_no_configuration_is_the_callers_mistake(given: Any) -> None:
+    with pytest.raises(InputError, match="is no configuration: give one, the path of its file, or a list of these"):
+        autotuner.apply(layer(), given)
+
+
+def test_extents_beside_a_configuration_are_the_callers_mistake() -> None:
+    with pytest.raises(InputError, match="extents go with a server: a configuration has its own"):
+        autotuner.apply(layer(), configuration(PLAIN), extents=SHAPE)
 
 
 def test_what_is_asked_for_is_the_module_on_this_machines_device() -> None:
@@ -188,6 +200,8 @@ def test_extents_must_say_how_large_batches_are() -> None:
 def test_a_server_that_is_no_url_is_the_callers_mistake() -> None:
     with pytest.raises(InputError, match="is no URL of a service"):
         autotuner.apply(layer(), server="service", extents=SHAPE)
+    with pytest.raises(InputError, match="server is 3: give the URL of a service, or"):
+        autotuner.apply(layer(), server=3, extents=SHAPE)  # type: ignore[arg-type]
 
 
 def test_a_configuration_or_a_server_is_given_and_not_both() -> None:

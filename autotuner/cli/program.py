@@ -1,6 +1,8 @@
 """The program: all commands as one, and an exit code for every error."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -19,6 +21,21 @@ app = typer.Typer(
 )
 for module in (tuning, solving, reporting, serving, asking):
     app.add_typer(module.commands)
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"autotuner {version('autotuner')}")
+        raise typer.Exit
+
+
+@app.callback()
+def of_all_commands(
+    _: Annotated[
+        bool, typer.Option("--version", callback=say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

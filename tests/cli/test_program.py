@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -20,6 +21,11 @@ def test_every_command_has_help(run: Run, command: str) -> None:
     assert (ran.code, ran.err) == (0, "")
     assert f"autotuner {command}" in ran.out
     assert run(command, "-h").out == ran.out
+
+
+def test_the_version_is_said(run: Run) -> None:
+    ran = run("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"autotuner {version('autotuner')}\n", "")
 
 
 def test_help_lists_the_commands_and_the_exit_codes(run: Run) -> None:
