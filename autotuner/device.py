@@ -166,15 +166,29 @@ def _cuda_facts(device: Device) -> dict[str, Scalar]:
     properties = torch.cuda.get_device_properties(device.index)
     return {
         "capability": f"{properties.major}.{properties.minor}",
+        "cublaslt": _cublaslt_version(str(torch.version.cuda)),
         "cuda": str(torch.version.cuda),
+        "cudnn": torch.backends.cudnn.version() or 0,  # type: ignore[no-untyped-call]
+        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
         "driver": Management().driver() or "unknown",
         "l2_bytes": cuda_l2_bytes(device.index),
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
+        "nvmath": _version("nvmath-python"),
         "python": ".".join(str(part) for part in sys.version_info[:2]),
         "torch": _version("torch"),
         "triton": _version("triton"),
     }
+
+
+def _cublaslt_version(cuda: str) -> int:
+    """Return the version of the cuBLASLt that torch has loaded, 0 where there is none of that name."""
+    try:
+        library = ctypes.CDLL(f"libcublasLt.so.{cuda.partition('.')[0]}")
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
+        return int(library.cublasLtGetVersion())
+    except (OSError, AttributeError):
+        return 0
 
 
 class Management:

@@ -8,7 +8,7 @@ from autotuner.ceilings import Ceilings, Work
 
 
 def measured_ceilings(known: Ceilings, dtypes: Iterable[str], cache_dir: Path) -> Ceilings:
-    """Return ceilings of the CUDA device with products of some element types, measured as far as they are not known."""
+    """Return ceilings of the CUDA device with products of some element types, measured where these are not known."""
     from autotuner.measure import Measurer
 
     lacking = known.lacking(dtypes)

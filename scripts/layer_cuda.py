@@ -1,4 +1,4 @@
-"""The encoder layer on CUDA: one case of the benchmark, the device's floors for it, and the page of results."""
+"""The encoder layer on CUDA: one case of the benchmark, and the page of results."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -140,8 +140,9 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "against every operator alone.",
         "",
         "Floor: what the plan's steps take at least, each for its products or for the bytes that it reads and writes, "
-        "whichever is more; the sums of either alone beside it. These are the device's ceilings, measured as kernels "
-        f"are, and lowered where a step took less; at the largest amounts: {rates(about['ceilings'])}.",
+        "whichever is more; the sums of either alone beside it. They follow from the device's ceilings, which were "
+        f"measured as kernels are ({about['ceilings_run']['date']}, commit {about['ceilings_run']['commit']}; at the "
+        f"largest amounts: {rates(about['ceilings'])}), lowered where a step took less.",
     ]
     for row in cases:
         ran = row["run"]

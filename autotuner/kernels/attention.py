@@ -1,10 +1,12 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
+from math import floor
 
 from autotuner.kernels.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
-from autotuner.kernels.registry import KERNELS, Kernel, Refuses
+from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.records import Candidate, Subgraph, TensorType
 
 _IMPLEMENTATION = "autotuner.kernels.on_torch.attention"
@@ -45,6 +47,28 @@ VECTOR_ELEMENTS = {**dict.fromkeys(HALVES, 8), "float32": 4}
 multiple."""
 
 
+FLASH_OFF = 0.02
+"""FlashAttention drops whole 256ths, as it does for the framework; it may miss so much of what is dropped, or kept."""
+
+
+def dropped_share(subgraph: Subgraph) -> float:
+    """Return p of attention's dropout, 0 where it has none."""
+    return next((float(dict(node.attributes)["p"]) for node in subgraph.nodes if node.kind == "dropout"), 0.0)
+
+
+def dropped_by_flash(p: float) -> float:
+    """Return the share of weights that FlashAttention drops: it keeps random bytes of at most 255 (1 - p), in float32.
+
+    Source: `p_dropout_in_uint8_t` in flash_api.cpp and dropout.h of FlashAttention 2.
+    """
+    kept = _single(1 - _single(p))
+    return 1 - (floor(255 * kept) + 1) / 256
+
+
+def _single(number: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
 def attention_letters(subgraph: Subgraph) -> str:
     """Return the axes of a head-wise operand in the order that the library wants: batch, heads, rows, features."""
     query, key, scores = operand_letters(subgraph.nodes[0])
@@ -80,7 +104,7 @@ def library_layouts(storage: str) -> Callable[[Subgraph], Iterator[tuple[str, ..
 
 def not_for_cuda(storage: str) -> Refuses:
     """Return the rule of a CUDA library's attention."""
-    unfit = _not_efficient if storage == "efficient" else _not_halves
+    unfit = {"efficient": _not_efficient, "flash": _not_flash}.get(storage, _not_halves)
 
     def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
         reason = unfit(subgraph, candidate)
@@ -108,6 +132,14 @@ def _not_halves(subgraph: Subgraph, _candidate: Candidate) -> str | None:
     if query.extents[-1] % 8 or query.extents[-1] > MOST_FEATURES:
         return f"it takes heads of 8, 16, ... {MOST_FEATURES} features; these have {query.extents[-1]}"
     return None
+
+
+def _not_flash(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    p = dropped_share(subgraph)
+    dropped = dropped_by_flash(p)
+    if abs(dropped - p) > FLASH_OFF * min(p, 1 - p):
+        return f"it drops whole 256ths of the weights: {dropped:.6g} where p is {p:g}"
+    return _not_halves(subgraph, candidate)
 
 
 def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -207,6 +239,8 @@ for _name, _storage in LIBRARY.items():
                 f"{_name}{_suffix}", (), f"{_IMPLEMENTATION}_{_storage}:{_function}", not_for_cuda(_storage),
                 consistent=_consistent, numerics="exact" if _suffix else "unbiased", layouts=library_layouts(_storage),
                 anchors=True, merges=False, pitched=True, flat=(_storage,),
+                drops=dropped_by_flash if _storage == "flash" else as_asked,
+                version=2 if (_storage, _suffix) == ("flash", "") else 1,  # until 2, its mask was held to p exactly
             )
         )  # fmt: skip
 for _name, _refuses in (

@@ -28,6 +28,11 @@ def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
     return None
 
 
+def as_asked(p: float) -> float:
+    """Return the share that is dropped where p is asked for: p."""
+    return p
+
+
 def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate one assignment: every tensor as it is declared."""
     yield tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
@@ -60,6 +65,7 @@ class Kernel:
         consistent: dotted path of a function (subgraph, inputs) -> None that fills in inputs which depend on others
             (a log-sum-exp, say) when inputs are made up for measuring; "" where any values do.
         numerics: "exact" up to rounding, or "unbiased" where it draws random numbers.
+        drops: the share that it drops where p is asked for, up to chance.
         layouts: enumerates the forms of the boundary tensors that it can take, as texts in boundary order.
         anchors: its layouts say which ones are worth having; other kernels follow the layouts that anchors leave.
         merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
@@ -75,6 +81,7 @@ class Kernel:
     compiles: bool = False
     consistent: str = ""
     numerics: str = "exact"
+    drops: Callable[[float], float] = as_asked
     layouts: Callable[[Subgraph], Iterator[tuple[str, ...]]] = declared_layouts
     anchors: bool = False
     merges: bool = True

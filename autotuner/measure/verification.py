@@ -116,7 +116,8 @@ def fault(
         if reason:
             return reason
     for number, mask in masks.items():
-        reason = implausible_mask(mask, values.drop[number])
+        p = values.drop[number]
+        reason = implausible_mask(mask, p, kernel.drops(p))
         if reason:
             return f"the dropout mask {reason}"
     if any(mask.numel() >= DISTINCT_ELEMENTS and values.drop[number] >= DISTINCT_SHARE
@@ -248,8 +249,8 @@ def moved(call: Call, outputs: Tensors) -> str | None:
     return None
 
 
-def implausible_mask(mask: Tensor, p: float) -> str | None:
-    """Say why a tensor is no dropout mask of probability p, or None if it may be one."""
+def implausible_mask(mask: Tensor, p: float, dropped: float) -> str | None:
+    """Say why a tensor is no mask that scales for p and drops such a share, up to chance; None if it may be one."""
     if mask.dtype == torch.bool:
         kept = mask
     else:
@@ -260,9 +261,9 @@ def implausible_mask(mask: Tensor, p: float) -> str | None:
         if strange.any():
             return f"holds {float(mask[strange][0]):.6g}; it may hold 0 and {factor:.6g} only"
     share, count = float(kept.double().mean()), kept.numel()
-    limit = SIGMAS * sqrt(p * (1 - p) / count) + MASK_RESOLUTION
-    if abs(share - (1 - p)) > limit:
-        return f"keeps {share:.6f} of {count} elements; p = {p} asks for {1 - p:.6f} within {limit:.6f}"
+    limit = SIGMAS * sqrt(dropped * (1 - dropped) / count) + MASK_RESOLUTION
+    if abs(share - (1 - dropped)) > limit:
+        return f"keeps {share:.6f} of {count} elements; p = {p} asks for {1 - dropped:.6f} within {limit:.6f}"
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.configuration import Configuration
+from autotuner.kernels import KERNELS
 from autotuner.kernels.on_torch.masks import decoded
 from autotuner.kernels.reference import evaluate
 from autotuner.layout import Form
@@ -97,7 +98,9 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     if masks:
         graph = configuration.graph()
         drop = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
-        kept = {name: _kept(mask, drop[name]) for name, mask in masks.items()}
+        drawing = {name: KERNELS[step.kernel] for step in configuration.steps for name in step.operators}
+        by = {o.outputs[0]: drawing[o.name] for o in graph.operators if o.kind == "dropout_mask"}
+        kept = {name: _kept(mask, by[name].drops(drop[name])) for name, mask in masks.items()}
         scaled = {n: m.double() / (1 - drop[n]) if m.dtype == torch.bool else m.double() for n, m in masks.items()}
         wanted = graph_reference(configuration, wide, call, scaled)
     else:
@@ -172,6 +175,6 @@ def _error(found: Tensor | None, wanted: Tensor) -> float:
     return float((found.detach().double() - wanted).abs().max() / wanted.abs().max())
 
 
-def _kept(mask: Tensor, p: float) -> Kept:
-    count = mask.numel()
-    return Kept(float((mask != 0).double().mean()), 1 - p, SIGMAS * sqrt(p * (1 - p) / count) + MASK_RESOLUTION)
+def _kept(mask: Tensor, dropped: float) -> Kept:
+    chance = SIGMAS * sqrt(dropped * (1 - dropped) / mask.numel())
+    return Kept(float((mask != 0).double().mean()), 1 - dropped, chance + MASK_RESOLUTION)

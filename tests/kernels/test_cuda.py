@@ -107,6 +107,7 @@ def test_epilogues_of_sums_are_offered_for_single_products_only() -> None:
 def verified(found: Sequence[Call]) -> dict[str, str]:
     """Return what is wrong with calls on the CUDA device, by call."""
     wrong = {}
+    ran = False
     device = torch.device("cuda")
     for call in found:
         kernel = KERNELS[call.candidate.kernel]
@@ -118,9 +119,11 @@ def verified(found: Sequence[Call]) -> dict[str, str]:
             if "there is no number" not in str(error):
                 wrong[f"{call.candidate.kernel} {call.candidate.forms}"] = str(error)
             continue
+        ran = True
         reason = fault(call, kernel, run, values, References(), inputs, outputs)
         if reason:
             wrong[f"{call.candidate.kernel} {call.candidate.forms}"] = reason
+    assert ran
     return wrong
 
 
@@ -146,8 +149,32 @@ def test_attention_with_an_added_mask_equals_the_reference(dtype: str, p: float)
         assert verified(found[kernel]) == {}, kernel
 
 
+@pytest.mark.parametrize(("p", "offered"), [(0.1, True), (0.25, True), (0.05, True), (0.01, False), (0.99, False)])
+def test_flash_attention_is_not_offered_where_whole_256ths_are_far_from_p(p: float, offered: bool) -> None:
+    found = calls(HEADS, "bfloat16", p=p)
+    for kernel in ("cuda_flash_attention", "cuda_flash_attention_grad"):
+        assert (kernel in found) == offered
+    assert "cudnn_attention" in found
+
+
+def test_flash_attention_says_what_it_drops_instead_of_p() -> None:
+    call = calls(HEADS, "bfloat16", p=0.1)["cuda_flash_attention"][0]
+    nodes = (replace(n, attributes=(("p", 0.01),)) if "dropout" in n.kind else n for n in call.subgraph.nodes)
+    rare = replace(call.subgraph, nodes=tuple(nodes))
+    reason = KERNELS["cuda_flash_attention"].refuses(rare, call.candidate)
+    assert reason == "it drops whole 256ths of the weights: 0.0117188 where p is 0.01"
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.6])
+def test_flash_attention_drops_the_256ths_that_are_expected_of_it(p: float) -> None:
+    found = calls(HEADS | {"l": 640}, "bfloat16", p=p)  # 3,276,800 weights: chance is below half a 256th
+    for kernel in ("cuda_flash_attention", "cuda_flash_attention_grad"):
+        assert verified(found[kernel]) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_other_kernel_equals_the_reference(dtype: str) -> None:
     for kernel, found in calls(HEADS, dtype).items():
         if kernel not in ATTENTION:

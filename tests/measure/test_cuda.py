@@ -44,7 +44,6 @@ def measurer(planted_cuda: list[str], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def results(measurer: Measurer, add: MakeCall) -> dict[str, Measurement]:
     """One race over a kernel of each fault, and the good one by transposed layout as well."""
-    pytest.importorskip("cupy")
     transposed = add("good", ("ba", "ba", "ba"))
     race = [*(add(name) for name in RACE), transposed]
     found = {
@@ -74,6 +73,8 @@ def results(measurer: Measurer, add: MakeCall) -> dict[str, Measurement]:
 def test_a_planted_fault_ends_as_its_status(
     results: dict[str, Measurement], kernel: str, status: str, sentence: str
 ) -> None:
+    if kernel == "shares_too_much":
+        pytest.importorskip("cupy")
     assert (results[kernel].status, results[kernel].message) == (status, results[kernel].message)
     assert sentence in results[kernel].message
     assert results[kernel].samples_us == ()
@@ -144,6 +145,9 @@ def test_the_environment_knows_the_device_and_the_lock_which_one(measurer: Measu
     facts = dict(measurer.environment.facts)
     print(facts)
     assert {"capability", "cuda", "driver", "l2_bytes", "multiprocessors", "torch", "triton"} <= facts.keys()
+    # Timings, and which algorithm has which number, are of a library's version.
+    assert int(facts["cublaslt"]) > 120_000
+    assert int(facts["cudnn"]) > 90_000
     assert dict(measurer.environment.policy)["name"] == "cuda"
     assert "GPU-" in lock_path("cuda")
     assert "GPU-" not in str(facts)

@@ -158,9 +158,18 @@ def test_a_byte_mask_is_verified_with_its_scale() -> None:
 def test_a_mask_may_miss_its_share_by_chance_only() -> None:
     mask = torch.ones(10_000, dtype=torch.bool)
     mask[:1000] = False
-    assert implausible_mask(mask, 0.1) is None
-    assert implausible_mask(mask, 0.12) is not None
-    assert implausible_mask(mask.float(), 0.1) is not None
+    assert implausible_mask(mask, 0.1, 0.1) is None
+    assert implausible_mask(mask, 0.12, 0.12) is not None
+    assert implausible_mask(mask.float(), 0.1, 0.1) is not None
+
+
+def test_a_kernel_that_drops_whole_256ths_is_held_to_these() -> None:
+    mask = torch.ones(1 << 22, dtype=torch.bool)
+    mask[: 26 << 14] = False  # 26 of 256, where p is 0.1
+    assert implausible_mask(mask, 0.1, 26 / 256) is None
+    assert implausible_mask(mask, 0.1, 0.1) == (
+        "keeps 0.898438 of 4194304 elements; p = 0.1 asks for 0.900000 within 0.000887"
+    )
 
 
 def test_a_conversion_must_turn_the_axes_as_its_spec_says() -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
+from autotuner.kernels.attention import dropped_share
 from autotuner.kernels.on_torch.attention import back, causal, factor, forward_operands
-from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.kernels.on_torch.streams import current_stream
 from autotuner.records import Call, Subgraph
 

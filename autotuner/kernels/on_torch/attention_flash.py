@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.kernels.attention import dropped_share
 from autotuner.kernels.on_torch.attention import causal, factor, forward_operands
-from autotuner.kernels.on_torch.attention_masks import dropped_share
 from autotuner.records import Call
 
 Run = Callable[[], Any]

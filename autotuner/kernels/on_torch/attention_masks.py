@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.kernels.attention import dropped_share
 from autotuner.kernels.on_torch.attention import added, causal, factor
 from autotuner.layout import STATE_INTEGERS
 from autotuner.records import Subgraph
@@ -21,11 +22,6 @@ FEATURES = 64
 SEED_DIGITS = 15
 
 aten = torch.ops.aten
-
-
-def dropped_share(subgraph: Subgraph) -> float:
-    """Return p of attention's dropout, 0 where it has none."""
-    return next((float(dict(node.attributes)["p"]) for node in subgraph.nodes if node.kind == "dropout"), 0.0)
 
 
 def library_seed(library: str, subgraph: Subgraph, number: int) -> Tensor:
