@@ -135,8 +135,8 @@ def apply(
         graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
 
     Raises:
-        InputError: neither configuration nor server is given, or both, or what is given is none; extents without a
-            server, or that are no mappings.
+        InputError: neither configuration nor server is given, or both; what is given is of another type; extents beside
+            a configuration.
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """

@@ -149,20 +149,17 @@ def test_attention_with_an_added_mask_equals_the_reference(dtype: str, p: float)
         assert verified(found[kernel]) == {}, kernel
 
 
-@pytest.mark.parametrize(("p", "offered"), [(0.1, True), (0.25, True), (0.05, True), (0.01, False), (0.99, False)])
-def test_flash_attention_is_not_offered_where_whole_256ths_are_far_from_p(p: float, offered: bool) -> None:
-    found = calls(HEADS, "bfloat16", p=p)
-    for kernel in ("cuda_flash_attention", "cuda_flash_attention_grad"):
-        assert (kernel in found) == offered
-    assert "cudnn_attention" in found
-
-
-def test_flash_attention_says_what_it_drops_instead_of_p() -> None:
-    call = calls(HEADS, "bfloat16", p=0.1)["cuda_flash_attention"][0]
-    nodes = (replace(n, attributes=(("p", 0.01),)) if "dropout" in n.kind else n for n in call.subgraph.nodes)
-    rare = replace(call.subgraph, nodes=tuple(nodes))
-    reason = KERNELS["cuda_flash_attention"].refuses(rare, call.candidate)
-    assert reason == "it drops whole 256ths of the weights: 0.0117188 where p is 0.01"
+@pytest.mark.parametrize(
+    ("p", "dropped"), [(0.05, None), (0.1, None), (0.25, None), (0.6, None), (0.01, "0.0117188"), (0.99, "0.988281")]
+)
+def test_flash_attention_refuses_where_whole_256ths_are_far_from_p(p: float, dropped: str | None) -> None:
+    known = calls(HEADS, "bfloat16")
+    for kernel in ("cuda_flash_attention", "cuda_flash_attention_grad", "cudnn_attention"):
+        call = known[kernel][0]
+        nodes = (replace(n, attributes=(("p", p),)) if "dropout" in n.kind else n for n in call.subgraph.nodes)
+        reason = KERNELS[kernel].refuses(replace(call.subgraph, nodes=tuple(nodes)), call.candidate)
+        whole = None if dropped is None else f"it drops whole 256ths of the weights: {dropped} where p is {p:g}"
+        assert reason == (None if kernel == "cudnn_attention" else whole)
 
 
 @pytest.mark.gpu
