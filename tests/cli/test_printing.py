@@ -20,7 +20,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no cell of a table be folded."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(printing.out, "width", 200)
 
 
 def cells(text: str) -> list[list[str]]:
