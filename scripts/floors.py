@@ -30,17 +30,15 @@ def with_floors(cases: Iterable[Mapping[str, Any]], ceilings: Ceilings) -> list[
 
 
 def _with_floors(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
-    steps = []
-    for step in row["steps"]:
-        work = _work(row, step)
-        products, moved = Ceilings(products=ceilings.products), Ceilings(moved=ceilings.moved)
-        floors = {
-            "compute_floor_us": products.optimistic_us(work),
-            "bytes_floor_us": moved.optimistic_us(work),
-            "floor_us": ceilings.optimistic_us(work),
-        }
-        steps.append(step | floors)
-    sums = {name: sum(step[name] for step in steps) for name in ("compute_floor_us", "bytes_floor_us", "floor_us")}
+    alone = {
+        "compute_floor_us": Ceilings(products=ceilings.products),
+        "bytes_floor_us": Ceilings(moved=ceilings.moved),
+        "floor_us": ceilings,
+    }
+    steps = [
+        step | {name: part.optimistic_us(_work(row, step)) for name, part in alone.items()} for step in row["steps"]
+    ]
+    sums = {name: sum(step[name] for step in steps) for name in alone}
     return {**row, **sums, "steps": steps}
 
 

@@ -263,7 +263,9 @@ def implausible_mask(mask: Tensor, p: float, dropped: float) -> str | None:
     share, count = float(kept.double().mean()), kept.numel()
     limit = SIGMAS * sqrt(dropped * (1 - dropped) / count) + MASK_RESOLUTION
     if abs(share - (1 - dropped)) > limit:
-        return f"keeps {share:.6f} of {count} elements; p = {p} asks for {1 - dropped:.6f} within {limit:.6f}"
+        return (
+            f"keeps {share:.6f} of {count} elements; where p = {p} it is to keep {1 - dropped:.6f} within {limit:.6f}"
+        )
     return None
 
 

@@ -168,7 +168,7 @@ def test_a_kernel_that_drops_whole_256ths_is_held_to_these() -> None:
     mask[: 26 << 14] = False  # 26 of 256, where p is 0.1
     assert implausible_mask(mask, 0.1, 26 / 256) is None
     assert implausible_mask(mask, 0.1, 0.1) == (
-        "keeps 0.898438 of 4194304 elements; p = 0.1 asks for 0.900000 within 0.000887"
+        "keeps 0.898438 of 4194304 elements; where p = 0.1 it is to keep 0.900000 within 0.000887"
     )
 
 
