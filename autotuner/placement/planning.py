@@ -12,13 +12,11 @@ from itertools import pairwise
 
 from autotuner.configuration import Configuration, Step, tensor_of
 from autotuner.errors import ConfigurationError
-from autotuner.fusion import stack_families
 from autotuner.graph import Graph, Tensor
 from autotuner.kernels.canonical import canonical
 from autotuner.layout import STACK_AXIS, Form
 from autotuner.placement.packing import Block, pack
 from autotuner.placement.plan import Buffer, Place, Plan, PlannedStep, Role, stored, tick_of
-from autotuner.space import given_forms
 
 # By device type, a multiple of what `packing` aligns everything to. On CUDA as torch's own allocations are used by
 # libraries, which choose kernels by the alignment of their operands: the copy engine of Hopper wants 128 bytes.
@@ -58,7 +56,6 @@ class _Planning:
         self.steps = steps
         self.together = together
         self.graph = graph
-        self.given_forms = given_forms(self.graph, stack_families(self.graph))
         self.forward = sum(step.phase == "forward" for step in steps)
         self.followers: dict[Place, Place] = {}
 
@@ -68,7 +65,7 @@ class _Planning:
             raise ConfigurationError("a forward step comes after a backward one; forward steps come first")
         made = self._made()
         parameters = self._parameters(made)
-        outputs = self._outputs(made, parameters)
+        outputs = self._outputs(made)
         steps = tuple(self._step(step) for step in self.steps)
         for group in self.together:
             self._keep_together([parameters[name] for name in group])
@@ -127,28 +124,26 @@ class _Planning:
                             f"parameter {place[0]!r} is read in forms {found[place[0]][1]} and {place[1]}, "
                             "and no step makes either; it can be stored in one only"
                         )
-                    if place[1] not in self.given_forms[place[0]]:
-                        raise ConfigurationError(
-                            f"parameter {place[0]!r} cannot be stored as {place[1]}; "
-                            f"it can as {', '.join(self.given_forms[place[0]])}"
-                        )
         missing = [n for n, t in self.graph.tensors.items() if t.role == "parameter" and n not in found]
         if missing:
             raise ConfigurationError(f"no step reads parameter {missing[0]!r} as it is stored")
         return found
 
-    def _outputs(self, made: Mapping[Place, int], parameters: Mapping[str, Place]) -> dict[str, Place]:
-        """Return the place of each output: gradients lie as their parameters do."""
+    def _outputs(self, made: Mapping[Place, int]) -> dict[str, Place]:
+        """Return the place of each output: as declared, or, of a parameter's gradient, as some step makes it."""
         found = {}
         for name in self.graph.outputs:
-            parameter = name.removeprefix("grad_")
-            index = 0
-            if parameter != name and parameter in parameters:
-                index = self.given_forms[parameter].index(parameters[parameter][1])
-            found[name] = (name, self.given_forms[name][index])
+            found[name] = self._as_declared(name)
             if found[name] not in made:
-                raise ConfigurationError(f"no step makes output {name!r} in form {found[name][1]}")
+                others = [place for place in made if place[0] == name]
+                if self._parameter_of(name) is None or not others:
+                    raise ConfigurationError(f"no step makes output {name!r} in form {found[name][1]}")
+                found[name] = others[-1]
         return found
+
+    def _parameter_of(self, gradient: str) -> str | None:
+        parameter = self.graph.tensors.get(gradient.removeprefix("grad_"))
+        return parameter.name if parameter and parameter.name != gradient and parameter.role == "parameter" else None
 
     def _step(self, step: Step) -> PlannedStep:
         operands = (*step.inputs, *step.outputs)

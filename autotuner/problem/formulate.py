@@ -13,7 +13,7 @@ from autotuner.problem.factors import Factor, Problem, Solution
 from autotuner.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.problem.offered import Offered, Place, collected
 from autotuner.problem.ordering import forward_chain, order_steps
-from autotuner.problem.rules import acyclic, handed, not_together, stored_alike, tokens
+from autotuner.problem.rules import acyclic, handed, not_together, tokens
 from autotuner.problem.states import Lies, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
@@ -127,7 +127,6 @@ def formulate(
         *links(offered, tables, held),
         *repeated_links(offered, tables, held),
         *tokens(offered),
-        *stored_alike(graph, tables, space.given),
         *handed(graph, tables, space.given),
         *acyclic(offered),
     ]

@@ -1,10 +1,10 @@
-"""Rules beside costs and forms: what one kernel covers is chosen as one, what belongs together is stored alike."""
+"""Rules beside costs and forms: what one kernel covers is chosen as one, and covers form no circle."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 
-from autotuner.fusion import Cover, Reach, stack_families
+from autotuner.fusion import Cover, Reach
 from autotuner.graph import Graph
 from autotuner.problem.factors import Factor, Problem, Row, State
 from autotuner.problem.offered import Offered, Stated
@@ -50,31 +50,6 @@ def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
         parts = [*rest, (joined, tensors)]
     order = {operator.name: place for place, operator in enumerate(graph.operators)}
     return sorted((sorted(part, key=order.__getitem__) for part, _ in parts), key=lambda part: order[part[0]])
-
-
-def stored_alike(graph: Graph, tables: Mapping[str, Table], given: Mapping[str, Sequence[str]]) -> Iterator[Factor]:
-    """Yield: a gradient exists in the form in which its parameter is stored; stacked parameters are stored alike."""
-    for name in graph.outputs:
-        parameter = name.removeprefix("grad_")
-        if name == parameter or graph.tensors[parameter].role != "parameter" or len(given[parameter]) < 2:
-            continue
-        table: dict[Row, float] = {}
-        for state, lies in tables[parameter].lies.items():
-            form = given[name][given[parameter].index(lies.form)]
-            table.update(((state, other), 0.0) for other in tables[name].holding.get(form, ()))
-        yield Factor(f"{name} lies as {parameter}", (f"tensor {parameter}", f"tensor {name}"), table)
-    for family in stack_families(graph):
-        if any(graph.tensors[name].role != "parameter" for name in family):
-            continue
-        for first, second in pairwise(family):
-            if len(given[first]) < 2:
-                continue
-            pairs: dict[Row, float] = {
-                (state, other): 0.0
-                for state, lies in tables[first].lies.items()
-                for other in tables[second].making.get(given[second][given[first].index(lies.form)], ())
-            }
-            yield Factor(f"{first} lies as {second} of {len(family)}", (f"tensor {first}", f"tensor {second}"), pairs)
 
 
 HANDED_IN, HANDED_ON = "handed in", "handed on"

@@ -3,15 +3,17 @@
 from autotuner.runtime.adapters import Description
 from autotuner.runtime.check import CheckReport, check
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.module import TunedModule, apply, describe
+from autotuner.runtime.module import TunedModule, apply, describe, restore
 from autotuner.runtime.peak import peak_bytes
 from autotuner.runtime.peers import time_peers
 from autotuner.runtime.reason import TunedWarning
+from autotuner.runtime.tally import Summary, summary
 from autotuner.runtime.training_step import TrainingStep
 
 __all__ = [
     "CheckReport",
     "Description",
+    "Summary",
     "TrainingStep",
     "TunedModule",
     "TunedWarning",
@@ -20,5 +22,7 @@ __all__ = [
     "describe",
     "encoder_layer",
     "peak_bytes",
+    "restore",
+    "summary",
     "time_peers",
 ]

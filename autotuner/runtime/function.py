@@ -11,7 +11,7 @@ from autotuner.runtime.workspace import Lease, Pool, Workspace
 
 
 class TunedStep(torch.autograd.Function):
-    """forward(pool, mask, original, x, *parameters) -> y.
+    """forward(pool, mask, original, x, *parameters) -> y. Gradients of parameters are contiguous.
 
     The workspace belongs to the node until its backward is over, or the node is gone. Parameters are saved so that
     torch notices, as for its own operators, when one was changed in place between forward and backward.
@@ -29,7 +29,7 @@ class TunedStep(torch.autograd.Function):
         ctx.lease = Lease(pool)
         ctx.original = original
         ctx.save_for_backward(x, *parameters)
-        return run_forward(ctx.lease.workspace, x, mask)
+        return run_forward(ctx.lease.workspace, x, mask, parameters)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -38,19 +38,19 @@ class TunedStep(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, None, *_differentiable(ctx.original, saved, wanted, grads[0]))
         keeps = _get_current_graph_task_keep_graph()
-        found = ctx.lease.workspace.backward(grads, wanted, keeps)
+        of_x, *found = ctx.lease.workspace.backward(grads, wanted, keeps, saved[1:])
         if not keeps:
             ctx.lease = None
-        return (None, None, None, *found)
+        return (None, None, None, of_x, *(of if of is None else of.contiguous() for of in found))
 
 
-def run_forward(workspace: Workspace, x: Tensor, mask: Tensor | None) -> Tensor:
+def run_forward(workspace: Workspace, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
     """Run forward on x and, where the graph has one, an additive mask over keys; None stands for zeros.
 
     y is contiguous, as the frameworks return it; where they put the sequence first, that takes a copy.
     """
     inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
-    return workspace.forward(*inputs)[0].contiguous()
+    return workspace.forward(*inputs, current=parameters)[0].contiguous()
 
 
 def workspace_of(y: Tensor) -> Workspace:

@@ -1,86 +1,164 @@
-"""Attention masks of the frameworks -> the graph's additive mask over keys, (b, l)."""
+"""Attention masks of the frameworks -> the graph's additive mask over keys, (b, l).
 
+Two questions depend on a mask's values: whether it masks anything, and whether it is the same for all queries. On the
+CPU they are simply asked. On CUDA an answer makes the host wait for the device, so it is asked for where it is needed,
+and once for all layers of a model: a mask that the same module gets a second time is looked at anew, since memory can
+change unnoticed. While a CUDA graph is captured nothing can be read at all: there the device asserts the answer that the
+plan relies on, in every replay.
+"""
+
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotuner.runtime.reason import Reason
+from autotuner.runtime.reason import Reason, TunedWarning
 
-MaskShape = tuple[tuple[int, int], torch.dtype]
-"""Batch and sequence extents of a mask over keys, and its dtype."""
+NOT_TUNED = "a mask is given that masks something, and the configuration was tuned without one"
+DIFFERS = "the mask differs between queries, and the configuration was tuned for one over keys"
 
 
-def additive_key_mask(mask: Tensor, expected: MaskShape | None, *, keeps: bool) -> Tensor | Reason:
-    """Return what is added to the scores of each key, or the reason why a mask is not one over keys.
+def additive_key_mask(
+    mask: Tensor, keys: tuple[int, int], dtype: torch.dtype | None, *, keeps: bool, asker: object
+) -> Tensor | Reason | None:
+    """Return what is added to the scores of each key, None for nothing, or the reason why a mask is not one over keys.
 
     Keys that do not count get the lowest finite number: next to any key that counts, their weight is 0, as with -inf.
     A sequence in which no key counts is refused, since frameworks differ in what they make of it. On CUDA nobody looks:
-    reading an answer from the device would make every call wait for it. There, such a sequence weighs all keys alike.
-
-    Rows that lie apart in memory must be compared, or a causal mask would pass for one over keys. On CUDA that waits
-    for the device, once per mask and not once per layer; a mask of shape (b, 1, 1, l), or one that was expanded from
-    it, needs no comparison.
+    there, such a sequence weighs all keys alike.
 
     Args:
-        mask: (b, l), or with `keeps` (b, 1, 1 or more, l) with equal rows; boolean, or floating point and additive.
-        expected: of a configuration with a mask, None for one without.
+        mask: (b, l), or with `keeps` 4 dimensions that broadcast to (b, heads, queries, l); boolean, or floating point
+            and additive.
+        keys: batch and sequence extents.
+        dtype: of the mask that the configuration takes; None where it was tuned without one: then only a mask that
+            masks nothing is covered.
         keeps: a boolean mask is true where a key counts, rather than where it does not.
+        asker: who is given the mask.
     """
-    if expected is None:
-        return Reason("mask", "a mask is given, and the configuration was tuned without one")
-    shape, dtype = expected
     if mask.requires_grad:
         return Reason("mask", "the mask wants a gradient, and the configuration has none for it")
-    if keeps and mask.dim() == 4 and mask.shape[1] == 1:
-        rows = mask[:, 0]
-        if rows.shape[1] > 1 and rows.stride(1) != 0:
-            if mask.is_cuda and torch.cuda.is_current_stream_capturing() and not _is_known(mask):
-                return Reason(
-                    "mask",
-                    "a graph is being captured, in which the rows of a mask cannot be compared; give (b, 1, 1, l)",
-                )
-            if not _rows_are_equal(mask, rows):
-                return Reason(
-                    "mask", "the mask differs between queries, and the configuration was tuned for one over keys"
-                )
-        mask = rows[:, 0].expand(shape[0], -1) if len(rows) == 1 else rows[:, 0]
-    elif keeps:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        return Reason("mask", f"the mask is of {mask.dtype}; a boolean or a floating point one is expected")
+    if keeps:
+        fits = mask.dim() == 4 and all(n in (1, m) for n, m in zip((mask.shape[0], mask.shape[3]), keys, strict=True))
+    else:
+        fits = tuple(mask.shape) == keys
+    if not fits:
+        wanted = "(b, 1, 1, l) or (b, 1, l, l)" if keeps else "(b, l)"
         return Reason(
-            "mask", f"the mask has shape {tuple(mask.shape)}, and one over keys is (b, 1, 1, l) or (b, 1, l, l)"
+            "mask", f"the mask has shape {tuple(mask.shape)}, and one over keys is {wanted} with (b, l) = {keys}"
         )
-    if tuple(mask.shape) != shape:
-        return Reason(
-            "mask",
-            f"the mask has shape {tuple(mask.shape)}, and the configuration was tuned for one over keys, {shape}",
-        )
+    distinct = _distinct(mask)
+    facts = _Facts(mask, distinct, keeps)
+    if dtype is None or (mask.is_cpu and facts.masks_nothing()):
+        return None if facts.masks_nothing(asker) else Reason("mask", NOT_TUNED)
+    if distinct.dim() == 4:
+        if (distinct.shape[1] > 1 or distinct.shape[2] > 1) and not facts.rows_are_equal(asker):
+            return None if facts.masks_nothing(asker) else Reason("mask", DIFFERS)
+        distinct = distinct[:, 0, 0]
+    over_keys = distinct.expand(keys)
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
-        counts = mask if keeps else ~mask
-        added = torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill_(~mask if keeps else mask, lowest)
-    elif mask.is_floating_point():
-        added = mask.to(dtype).clamp_min(lowest)
-        counts = added > lowest
+        counts = over_keys if keeps else ~over_keys
+        added = torch.zeros(keys, dtype=dtype, device=mask.device).masked_fill_(~counts, lowest)
     else:
-        return Reason("mask", f"the mask is of {mask.dtype}; a boolean or a floating point one is expected")
+        added = over_keys.to(dtype).clamp_min(lowest)
+        counts = added > lowest
     if mask.is_cpu and not bool(counts.any(1).all()):
         return Reason("mask", "a sequence has no key that counts")
     return added
 
 
-_COMPARED: Any = WeakIdKeyDictionary()  # masks on CUDA: their version, and whether their rows are equal
+def _distinct(mask: Tensor) -> Tensor:
+    """Return a mask without its repetitions: dimensions that were expanded have one element."""
+    for dim, (extent, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+        if extent > 1 and step == 0:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
 
 
-def _is_known(mask: Tensor) -> bool:
-    return not mask.is_inference() and mask in _COMPARED and _COMPARED[mask][0] == mask._version
+class _Facts:
+    """Answers that depend on a mask's values."""
+
+    def __init__(self, mask: Tensor, distinct: Tensor, keeps: bool) -> None:
+        self._mask, self._distinct, self._keeps = mask, distinct, keeps
+
+    def masks_nothing(self, asker: object = None) -> bool:
+        return self._answer("masks nothing", asker)
+
+    def rows_are_equal(self, asker: object) -> bool:
+        return self._answer("rows are equal", asker)
+
+    def _computed(self, question: str) -> Tensor:
+        mask = self._distinct
+        if question == "rows are equal":
+            return (mask == mask[:, :1, :1]).all()
+        if mask.dtype == torch.bool:
+            return mask.all() if self._keeps else ~mask.any()
+        return (mask == 0).all()
+
+    def _answer(self, question: str, asker: object) -> bool:
+        mask = self._mask
+        if not mask.is_cuda:
+            return bool(self._computed(question))
+        captures = torch.cuda.is_current_stream_capturing()
+        if mask.is_inference():  # it has no version, by which to know it again
+            known = None
+        else:
+            known = _KNOWN.get(mask)
+            if known is None or known.version != mask._version or not known.is_news_to(asker, question, captures):
+                known = _KNOWN[mask] = _Known(mask._version)
+                known.is_news_to(asker, question, captures)
+        key = (question, captures)
+        if known is not None and key in known.answers:
+            return known.answers[key]
+        answer = True
+        if captures:
+            if question == "masks nothing":
+                _warn_of_assertions()
+            torch._assert_async(self._computed(question), f"autotuner: {_BROKEN[question]}")
+        else:
+            answer = bool(self._computed(question))
+        if known is not None:
+            known.answers[key] = answer
+        return answer
 
 
-def _rows_are_equal(mask: Tensor, rows: Tensor) -> bool:
-    """Compare the rows of a mask; those of one on CUDA once for as long as nobody changes it."""
-    if _is_known(mask):
-        return bool(_COMPARED[mask][1])
-    equal = bool((rows == rows[:, :1]).all())
-    if mask.is_cuda and not mask.is_inference():
-        _COMPARED[mask] = (mask._version, equal)
-    return equal
+_BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS}
+
+
+class _Known:
+    """What is known of a mask on CUDA, and who has asked."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.answers: dict[tuple[str, bool], bool] = {}
+        self._askers: set[tuple[int, str, bool]] = set()
+
+    def is_news_to(self, asker: object, question: str, captures: bool) -> bool:
+        """Say whether somebody asks this for the first time, and note it."""
+        key = (id(asker), question, captures)
+        if key in self._askers:
+            return False
+        self._askers.add(key)
+        return True
+
+
+_KNOWN: Any = WeakIdKeyDictionary()
+_warned = False
+
+
+def _warn_of_assertions() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "a tuned layer is given a mask while a CUDA graph is captured, in which it cannot be read: the graph asserts "
+            "that it masks nothing, and a batch with padding stops the program. For such batches, give apply a "
+            "configuration tuned with attention_mask=true as well",
+            TunedWarning,
+            stacklevel=2,
+        )

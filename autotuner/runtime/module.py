@@ -1,9 +1,8 @@
 """A framework module that runs a configuration: same parameters, same calls, the original where it does not fit."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +12,44 @@ from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
 from autotuner.kernels.registry import load
 from autotuner.runtime.adapters import Description, adapter_for
+from autotuner.runtime.adapters.adapter import DROPOUTS
 from autotuner.runtime.binding import Binding, dims_of
 from autotuner.runtime.function import TunedStep, run_forward
 from autotuner.runtime.graphs import Switch
-from autotuner.runtime.masks import MaskShape
 from autotuner.runtime.opaque import key_of, new_place, tuned_layer
-from autotuner.runtime.reason import Reason, TunedWarning
+from autotuner.runtime.reason import Reason
+from autotuner.runtime.tally import TALLY, Key, count_fallback, warn
 from autotuner.runtime.workspace import Lease
 
 Original = Callable[[Tensor], Tensor]
+Kind = TypeVar("Kind", bound=nn.Module)
+
+# What a drop-in has beside what its original has.
+_OWN = (
+    "configurations", "shapes", "calls", "fallbacks", "told", "graphs", "key", "names", "_bindings",
+)  # fmt: skip
 
 
 class TunedModule(nn.Module):
     """What every drop-in shares. A subclass also derives from the framework's class and calls `run` in its forward.
 
-    `calls` counts calls that ran a configuration, `fallbacks` those that ran the original, by reason, and `relaid`
-    how often parameters had to be laid out again because somebody had replaced their memory. `graphs` says whether
-    CUDA graphs are made. `shapes` are those of x that the configurations are for, `configuration` is the first.
+    Parameters and submodules are the original's own objects, as the framework made them; see `Binding`.
+
+    Attributes:
+        configurations: what it runs, one for each shape of the input, mode, and with or without a mask over keys.
+        shapes: those of x that the configurations are for.
+        calls: how many calls ran a configuration.
+        fallbacks: how many calls ran the original, by reason; `told`, by reason and shape of x, for the summary.
+        graphs: whether CUDA graphs are made.
     """
 
     original: ClassVar[type[nn.Module]]
+    keeps: ClassVar[bool]  # whether a boolean mask is true where a key counts, or where it does not
     configurations: tuple[Configuration, ...]
     shapes: tuple[torch.Size, ...]
     calls: int
     fallbacks: Counter[str]
-    relaid: int
+    told: Counter[Key]
     graphs: bool = True
     key: Tensor  # by which compiled code knows the module
     names: tuple[str, ...]  # of its parameters, in the order of the ports
@@ -47,84 +59,111 @@ class TunedModule(nn.Module):
     def configuration(self) -> Configuration:
         return self.configurations[0]
 
-    def expects_mask(self, x: Tensor) -> MaskShape | None:
-        """Return what a mask over keys is like where the input is x, None where there is none in the configuration."""
-        model = self.configurations[self._place(x)].model
-        if not model.options["attention_mask"]:
-            return None
-        return (model.extents["b"], model.extents["l"]), getattr(torch, model.dtype)
-
-    def binding_for(self, x: Tensor) -> Binding:
-        """Return the binding for x's shape, the first one where there is none."""
-        if not self._bindings:
-            self.bind()
-        return self._bindings[self._place(x)]
-
-    def _place(self, x: Tensor) -> int:
-        if len(self.shapes) > 1 and isinstance(x, Tensor) and not x.is_nested:
-            for place, shape in enumerate(self.shapes):
-                if x.shape == shape:
-                    return place
-        return 0
+    def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Run the framework's forward with a mask over keys and no other arguments."""
+        raise NotImplementedError
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
-        """Run the configuration if it covers this call, or else the original.
+        """Run the configuration that covers this call, or else the original.
 
         Args:
             x: as the framework's forward gets it.
-            mask: additive, over keys, or why the configuration does not cover the call's arguments.
+            mask: over keys, as the framework's forward gets it, or why no configuration covers the call's arguments.
             original: the framework's forward with all other arguments bound.
         """
-        if torch.compiler.is_compiling():
-            if not self._bindings or isinstance(mask, Reason):
-                return _outside_the_compiled_graph(self, x, mask, original)
-            binding = self._bindings[self._place(x)]
-            parameters = [self.get_parameter(name) for name in self.names]
-            if not binding.fits(self, x, mask, parameters):
-                return _outside_the_compiled_graph(self, x, mask, original)
-            made: tuple[Tensor, Tensor]
-            made = tuned_layer(self.key, new_place(), x, mask, parameters, binding.gradient_strides)
-            return made[0]
-        binding = self.binding_for(x)
-        reason = binding.uncovered(self, x, mask)
-        if reason is not None:
-            return self._fall_back(reason, original, x)
-        self.__dict__["calls"] += 1
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return self._run_in_compiled_model(x, mask, original)
+        if torch.compiler.is_compiling():  # an export, for which a plan's own memory is no operator
+            return original(x)
+        found = self.covering(x, mask)
+        if isinstance(found, Reason):
+            return self._fall_back(found, original, x)
+        binding, added = found
+        assert binding.pool is not None
+        self.count_call()
+        parameters = binding.current()
         if torch.is_grad_enabled():
             again = original if binding.repeatable else None
-            y: Tensor = TunedStep.apply(binding.pool, mask, again, x, *binding.parameters)  # type: ignore[no-untyped-call]
+            y: Tensor = TunedStep.apply(binding.pool, added, again, x, *parameters)  # type: ignore[no-untyped-call]
             return y
         lease = Lease(binding.pool)
-        return run_forward(lease.workspace, x, mask)  # type: ignore[arg-type]
+        return run_forward(lease.workspace, x, added, parameters)
+
+    def covering(self, x: Tensor, mask: Tensor | Reason | None) -> "tuple[Binding, Tensor | None] | Reason":
+        """Return the binding that covers a call, with the mask that it adds to the scores; or why there is none.
+
+        Of several for one shape and mode, calls without a mask prefer one that was tuned without, and the other way
+        round.
+        """
+        if isinstance(mask, Reason):
+            return mask
+        try:
+            bindings = self._bindings or self.bind()
+        except (ConfigurationError, AttributeError) as error:  # a copy whose parameters or parts were changed
+            return Reason("parts", f"the module has changed: {error}")
+        if len(bindings) > 1 and isinstance(x, Tensor) and not x.is_nested:
+            fitting = [binding for binding in bindings if binding.shape == x.shape] or [bindings[0]]
+            bindings = tuple(sorted(fitting, key=lambda binding: binding.masked == (mask is None)))
+        reason: Reason | None = None
+        for binding in bindings:
+            found = binding.uncovered(self, x)
+            if found is None:
+                added = binding.mask_for(self, mask, self.keeps)
+                if not isinstance(added, Reason):
+                    return binding, added
+                found = added
+            reason = reason or found
+        assert reason is not None
+        return reason
+
+    def count_call(self) -> None:
+        self.__dict__["calls"] += 1
+        TALLY.calls += 1
+
+    def _run_in_compiled_model(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
+        if not isinstance(mask, Reason) and (mask is None or not mask.requires_grad):
+            for binding in self._bindings:
+                if binding.fits(self, x):
+                    parameters = [self.get_parameter(name) for name in self.names]
+                    made: tuple[Tensor, Tensor] = tuned_layer(
+                        self.key, new_place(), x, mask, parameters, binding.gradient_strides, binding.stacks
+                    )
+                    return made[0]
+        return _outside_the_compiled_graph(self, x, mask, original)
 
     def _fall_back(self, reason: Reason, original: Original, x: Tensor) -> Tensor:
         """Run the original: counted, and with one warning per reason."""
-        self.fallbacks[reason.key] += 1
-        if self.fallbacks[reason.key] == 1:
-            name = self.original.__name__
-            warnings.warn(
-                f"the original {name} runs, not the configuration: {reason.sentence}", TunedWarning, stacklevel=6
-            )
+        self.count_fallback(reason, x)
         return original(x)
 
-    def bind(self) -> Binding:
-        """Lay parameters out as the first configuration says and plan memory; done anew after copying and loading."""
+    def count_fallback(self, reason: Reason, x: Tensor) -> None:
+        name = self.original.__name__
+        self.fallbacks[reason.key] += 1
+        shape = tuple(x.shape) if isinstance(x, Tensor) and not x.is_nested else ()
+        for counter in (self.told, TALLY.fallbacks):
+            count_fallback(counter, (name, reason.key, shape))
+        if self.fallbacks[reason.key] == 1:
+            warn(f"the original {name} runs, not the configuration: {reason.sentence}")
+
+    def bind(self) -> tuple[Binding, ...]:
+        """Plan memory and build on the parameters; done anew after copying and loading.
+
+        Raises:
+            ConfigurationError: a configuration does not fit the module any more.
+        """
+        for configuration in self.configurations:
+            check_fit(self, configuration, or_eval=True)
         adapter, graphs = adapter_for(self), Switch(self.graphs)
         bindings = tuple(Binding(self, place, adapter, graphs) for place in range(len(self.configurations)))
         self.__dict__.update(_bindings=bindings, key=key_of(self), names=tuple(port.name for port in adapter.ports))
-        return bindings[0]
-
-    def relayed(self) -> None:
-        """Count that parameters were laid out again; warn once."""
-        self.__dict__["relaid"] += 1
-        if self.relaid == 1:
-            warnings.warn(
-                "parameters of a tuned module had been replaced by ones of another layout, and were laid out again",
-                TunedWarning, stacklevel=8,
-            )  # fmt: skip
+        return bindings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bindings": ()}
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return what `torch.jit.script` compiles: the original."""
+        return restore(self)
 
 
 @_disable_dynamo
@@ -157,8 +196,11 @@ def describe(module: nn.Module) -> Description:
     return adapter.describe(module)
 
 
-def check_fit(module: nn.Module, configuration: Configuration) -> None:
+def check_fit(module: nn.Module, configuration: Configuration, *, or_eval: bool = False) -> None:
     """Check that a configuration was made for modules like this one.
+
+    Args:
+        or_eval: it may also be one without any dropout, for calls in eval mode.
 
     Raises:
         ConfigurationError: the message lists what differs.
@@ -166,7 +208,8 @@ def check_fit(module: nn.Module, configuration: Configuration) -> None:
     found, model = describe(module), configuration.model
     pairs = [("model", found.model, model.name), ("dtype", found.dtype, model.dtype)]
     pairs += [(f"extent {axis}", extent, model.extents.get(axis)) for axis, extent in found.extents.items()]  # type: ignore[misc]
-    pairs += [(name, value, model.options.get(name)) for name, value in found.options.items()]  # type: ignore[misc]
+    without = DROPOUTS if or_eval and not any(model.options.get(name) for name in DROPOUTS) else ()
+    pairs += [(name, value, model.options.get(name)) for name, value in found.options.items() if name not in without]  # type: ignore[misc]
     wrong = [f"{name} is {given!r}, the configuration's {tuned!r}" for name, given, tuned in pairs if given != tuned]
     if wrong:
         raise ConfigurationError(f"the configuration is of another layer: {'; '.join(wrong)}")
@@ -181,66 +224,111 @@ def check_fit(module: nn.Module, configuration: Configuration) -> None:
 
 
 def check_all_fit(module: nn.Module, configurations: Sequence[Configuration]) -> None:
-    """Check that configurations were made for modules like this one, each for inputs of its own shape.
+    """Check that configurations were made for modules like this one, each for other calls.
 
     Raises:
-        ConfigurationError: there is none; one is of another layer; two are for one shape; some know masks, some do not.
+        ConfigurationError: there is none; one is of another layer; two are for the same calls.
     """
     if not configurations:
         raise ConfigurationError("no configuration is given: give one, or one for each shape of the input")
+    errors = []
     for number, configuration in enumerate(configurations, 1):
+        where = f"number {number} of {len(configurations)}: " if len(configurations) > 1 else ""
         try:
             check_fit(module, configuration)
         except ConfigurationError as error:
-            if len(configurations) == 1:
-                raise
-            raise ConfigurationError(f"number {number} of {len(configurations)}: {error}") from None
-    shapes = Counter((c.model.extents["b"], c.model.extents["l"]) for c in configurations)
-    (batch, length), count = shapes.most_common(1)[0]
+            errors.append(f"{where}{error}")
+            try:
+                check_fit(module, configuration, or_eval=True)
+            except ConfigurationError:
+                raise ConfigurationError(errors[-1]) from None
+    if len(errors) == len(configurations):  # all are for eval mode alone
+        raise ConfigurationError(errors[0])
+    calls = Counter(
+        (
+            *(c.model.extents[axis] for axis in "bl"),
+            "" if any(c.model.options[name] for name in DROPOUTS) else " without dropout",
+            " with attention_mask=true" if c.model.options["attention_mask"] else "",
+        )
+        for c in configurations
+    )
+    (batch, length, *which), count = calls.most_common(1)[0]
     if count > 1:
-        raise ConfigurationError(f"{count} configurations are for b={batch} l={length}: give one for each shape")
-    if len({bool(c.model.options["attention_mask"]) for c in configurations}) > 1:
         raise ConfigurationError(
-            "some configurations were tuned with attention_mask=true and some without: give those with it, which run "
-            "calls without a mask, too"
+            f"{count} configurations are for b={batch} l={length}{''.join(which)}: give one for each shape, mode (train, "
+            "eval) and kind of mask"
         )
 
 
 def apply(
     module: nn.Module, configuration: Configuration | Sequence[Configuration], *, graphs: bool = True
 ) -> nn.Module:
-    """Return a drop-in for a framework module that runs a configuration, or several, each for inputs of its shape.
+    """Return a drop-in for a framework module that runs a configuration, or several, each for other calls.
 
-    It shares parameters and submodules with the module; the parameters keep their values and shapes, and get the
-    strides that the first configuration asks for. Where another one asks for others, its parameters are copied before
-    each of its forwards.
+    It shares parameters and submodules with the module, and leaves them as they are: every parameter stays the same
+    object, in the same memory. Where a plan wants one to lie otherwise, it is copied before each forward. Gradients are
+    contiguous. `restore` is the way back.
 
     Args:
         module: nn.TransformerEncoderLayer or transformers' BertLayer, on the device that the configuration is for.
-        configuration: tuned for its extents, options and dtype; of several, each for another `b` or `l`.
+        configuration: tuned for its extents, options and dtype. Of several, each is for another `b` or `l`, for eval
+            mode (every dropout 0) beside train mode, or for calls with a mask over keys beside those without.
         graphs: on CUDA, capture forward and backward as CUDA graphs when they run for the second time, and replay them
             from then on. Ignored on the CPU.
 
     Raises:
-        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for one shape.
+        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for the same calls.
+            Or the module's own forward was replaced, and so would never run the configuration.
     """
     configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
     check_all_fit(module, configurations)
+    if "forward" in module.__dict__:
+        raise ConfigurationError(
+            f"the forward of this {type(module).__name__} was replaced on the instance, which a tuned layer would go on "
+            "running: apply the configuration first, and patch or prepare the model (accelerate) after that"
+        )
     adapter = adapter_for(module)
     kind: type[TunedModule] = load(adapter.tuned)
-    tuned = kind.__new__(kind)
-    tuned.__dict__.update(
-        {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
-    )
+    tuned = _sharing(module, kind)
     dims = dims_of(adapter, module)
     tuned.__dict__.update(
         configurations=configurations,
         shapes=tuple(torch.Size(one.model.extents[axis] for axis in dims) for one in configurations),
         calls=0,
         fallbacks=Counter(),
-        relaid=0,
+        told=Counter(),
         graphs=graphs,
         _bindings=(),
     )
     tuned.bind()
     return tuned
+
+
+def restore(module: nn.Module) -> nn.Module:
+    """Return the framework's module that a tuned one was made from, or a model with all its tuned layers restored.
+
+    Parameters, submodules and hooks are shared, as in `apply`. A tuned layer is left as it is, a new module stands for
+    the original; in any other module, tuned layers are replaced in place, and the module itself is returned.
+    """
+    if isinstance(module, TunedModule):
+        made = _sharing(module, module.original)
+        for name in _OWN:
+            made.__dict__.pop(name, None)
+        return made
+    restored: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, TunedModule):
+                if child not in restored:
+                    restored[child] = restore(child)
+                parent._modules[name] = restored[child]
+    return module
+
+
+def _sharing(module: nn.Module, kind: type[Kind]) -> Kind:
+    """Return a module of another class with the same parameters, submodules, hooks and attributes."""
+    made = kind.__new__(kind)
+    made.__dict__.update(
+        {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
+    )
+    return made

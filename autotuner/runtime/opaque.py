@@ -1,14 +1,18 @@
 """A tuned module inside a model that torch.compile compiles: one opaque operator, with a backward of its own.
 
-torch.ops.autotuner.tuned_layer(key, place, x, mask, parameters, strides) -> (y, ticket). The compiler knows shapes and
-strides and sees nothing of what runs. It takes two calls with the same arguments for one, so each place in the model
-where a module is called has a number, or two calls would share their dropout masks. Key and ticket are eight bytes on
-the host: the key names the module, and is no constant, so that modules that are compiled one by one can share their
-code; the ticket is what forward leaves for backward, and names a workspace, which is held for as long as any tensor
-over these bytes is there.
+torch.ops.autotuner.tuned_layer(key, place, x, mask, parameters, strides, stacks) -> (y, ticket). The compiler knows
+shapes and strides and sees nothing of what runs. It takes two calls with the same arguments for one, so each place in
+the model where a module is called has a number, or two calls would share their dropout masks. Key and ticket are eight
+bytes on the host: the key names the module, and is no constant, so that modules that are compiled one by one can share
+their code; the ticket is what forward leaves for backward, and names a workspace, which is held for as long as any
+tensor over these bytes is there.
+
+What a mask says is not known while a model is compiled. Where it turns out to be one that no configuration covers, the
+operator runs the original.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -18,6 +22,7 @@ from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.function import run_forward
+from autotuner.runtime.reason import Reason
 from autotuner.runtime.workspace import Lease
 
 if TYPE_CHECKING:
@@ -33,9 +38,10 @@ _numbers = count(1)
 
 
 class Ticket(bytearray):
-    """The bytes of a ticket's tensor, which torch keeps alive, and with them the workspace."""
+    """The bytes of a ticket's tensor, which torch keeps alive, and with them a workspace, or the original's graph."""
 
-    lease: Lease
+    lease: Lease | None = None
+    original: tuple[Tensor, list[Tensor]] | None = None
 
 
 def key_of(module: "TunedModule") -> Tensor:
@@ -59,6 +65,7 @@ def tuned_layer(
     mask: Tensor | None,
     parameters: Sequence[Tensor],
     strides: Sequence[int],  # noqa: ARG001
+    stacks: Sequence[int],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """Run a tuned module's forward.
 
@@ -66,9 +73,10 @@ def tuned_layer(
         key: `key_of` the module.
         place: where it is called.
         x: as the framework's forward gets it.
-        mask: additive, over keys.
+        mask: over keys, as the framework's forward gets it.
         parameters: the module's, in the order of its ports: what gradients are asked of.
         strides: of x's gradient.
+        stacks: of gradients; see `Binding`.
 
     Returns:
         y, and a ticket for backward.
@@ -79,24 +87,49 @@ def tuned_layer(
     """
     module = _KEYED[int(key.item())]
     name = module.original.__name__
-    binding = module.binding_for(x)
-    reason = binding.uncovered(module, x, mask)
-    if reason is not None:
-        raise RuntimeError(
-            f"a tuned {name} inside a compiled model has changed since it was compiled: {reason.sentence}; compile the "
-            "model anew (torch.compiler.reset())"
-        )
-    if not binding.owns(parameters):
-        raise RuntimeError(
-            f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
-            "outside of what is compiled, and call it without functional_call"
-        )
-    module.__dict__["calls"] += 1
     number = next(_numbers)
     ticket = Ticket(number.to_bytes(8, "little"))
-    ticket.lease = Lease(binding.pool)
+    found = module.covering(x, mask)
+    if isinstance(found, Reason):
+        if found.key != "mask":
+            raise RuntimeError(
+                f"a tuned {name} inside a compiled model has changed since it was compiled: {found.sentence}; compile "
+                "the model anew (torch.compiler.reset())"
+            )
+        module.count_fallback(found, x)
+        y = _original(module, ticket, x, mask, parameters)
+    else:
+        binding, added = found
+        if not binding.owns(parameters):
+            raise RuntimeError(
+                f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
+                "outside of what is compiled, and call it without functional_call"
+            )
+        assert binding.pool is not None
+        module.count_call()
+        ticket.lease = Lease(binding.pool)
+        y = run_forward(ticket.lease.workspace, x, added, parameters)
     _TICKETS[number] = ticket
-    return run_forward(ticket.lease.workspace, x, mask), torch.frombuffer(ticket, dtype=torch.int64)
+    return y, torch.frombuffer(ticket, dtype=torch.int64)
+
+
+def _original(
+    module: "TunedModule", ticket: Ticket, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]
+) -> Tensor:
+    """Run the original, and keep its autograd graph for backward."""
+    with _with_autograd():
+        leaf = x.detach().requires_grad_(x.is_floating_point())
+        y = module.call_original(leaf, mask)
+    ticket.original = (y, [leaf, *parameters])
+    return y.detach().clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def _with_autograd() -> Iterator[None]:
+    """Record an autograd graph inside an operator, where torch leaves autograd out."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @tuned_layer.register_fake
@@ -107,6 +140,7 @@ def _(
     mask: Tensor | None,  # noqa: ARG001
     parameters: Sequence[Tensor],  # noqa: ARG001
     strides: Sequence[int],  # noqa: ARG001
+    stacks: Sequence[int],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(key)
 
@@ -116,37 +150,71 @@ def tuned_layer_backward(
     ticket: Tensor,
     grad: Tensor,
     parameters: Sequence[Tensor],
-    strides: Sequence[int],  # noqa: ARG001
+    strides: Sequence[int],
+    stacks: Sequence[int],
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Run a tuned module's backward.
+
+    What an operator returns must not share memory, and the gradients of query, key and value weights often do: a plan
+    makes them in one product. So what lies in one stack is returned as one tensor.
 
     Args:
         ticket: of the forward.
         grad: y's gradient.
         parameters: the module's, so that torch notices one that was changed in place since forward.
-        strides: of x's gradient; those of parameters lie as these do.
+        strides: of x's gradient; those of parameters are contiguous.
+        stacks: for each parameter, the first one in its stack.
         wanted: for x and each parameter, whether its gradient is.
 
     Returns:
-        The wanted gradients.
+        The wanted gradient of x, and for each stack of which something is wanted a tensor with one more dimension, the
+        first, or the gradient itself where the stack has one member.
 
     Raises:
         RuntimeError: an earlier backward has consumed what forward saved.
     """
-    workspace = _TICKETS[int(ticket.item())].lease.workspace
-    of_x, *others = workspace.backward([grad], tuple(wanted), keeps=_get_current_graph_task_keep_graph())
-    lying = [of_x, *(_as(parameter, gradient) for parameter, gradient in zip(parameters, others, strict=True))]
-    return [gradient for gradient in lying if gradient is not None]
+    found = _TICKETS[int(ticket.item())]
+    keeps = _get_current_graph_task_keep_graph()
+    if found.original is not None:
+        y, leaves = found.original
+        asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+        with _with_autograd():
+            given = torch.autograd.grad(y, asked, grad, retain_graph=keeps, allow_unused=True)
+        grads = iter(given)
+        of_x, *others = (next(grads) if want else None for want in wanted)
+        of_x = None if of_x is None else torch.empty_strided(
+            grad.shape, tuple(strides), dtype=grad.dtype, device=grad.device
+        ).copy_(of_x)  # fmt: skip
+    else:
+        assert found.lease is not None
+        of_x, *others = found.lease.workspace.backward([grad], tuple(wanted), keeps, parameters)
+    made = [] if of_x is None else [of_x]
+    for members in _members(stacks):
+        if any(wanted[1 + i] for i in members):
+            made.append(_stacked([others[i] for i in members], parameters[members[0]]))
+    return made
 
 
-def _as(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient with its parameter's strides, as the compiler expects it; a copied parameter's lacks them."""
-    if gradient is None or gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device).copy_(
-        gradient
-    )
+def _members(stacks: Sequence[int]) -> list[list[int]]:
+    """Return the parameters of each stack, in the order of their first ones."""
+    return [[i for i, first in enumerate(stacks) if first == number] for number in dict.fromkeys(stacks)]
+
+
+def _stacked(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return gradients as one tensor, those that are not there as anything; without a copy where they lie so."""
+    first, *rest = (None if one is None else one.contiguous() for one in gradients)
+    if not rest:
+        assert first is not None
+        return first
+    if first is not None and all(
+        one is not None
+        and one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and one.storage_offset() == first.storage_offset() + (number + 1) * first.numel()
+        for number, one in enumerate(rest)
+    ):
+        return first.as_strided((len(gradients), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack([torch.zeros_like(like) if one is None else one for one in (first, *rest)])
 
 
 @tuned_layer_backward.register_fake
@@ -155,27 +223,39 @@ def _(
     grad: Tensor,
     parameters: Sequence[Tensor],
     strides: Sequence[int],
+    stacks: Sequence[int],
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    lying = [(grad.shape, strides), *((parameter.shape, parameter.stride()) for parameter in parameters)]
-    return [
-        torch.empty_strided(shape, tuple(steps), dtype=grad.dtype, device=grad.device)
-        for (shape, steps), want in zip(lying, wanted, strict=True)
-        if want
-    ]
+    made = []
+    if wanted[0]:
+        made.append(torch.empty_strided(grad.shape, tuple(strides), dtype=grad.dtype, device=grad.device))
+    for members in _members(stacks):
+        if any(wanted[1 + i] for i in members):
+            shape = parameters[members[0]].shape
+            made.append(grad.new_empty((len(members), *shape) if len(members) > 1 else shape))
+    return made
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.strides = inputs[5]
+    ctx.strides, ctx.stacks = inputs[5:]
     ctx.save_for_backward(output[1], *inputs[4])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     ticket, *parameters = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[2], *ctx.needs_input_grad[4]]
-    found = iter(torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, wanted))
-    of_x, *others = (next(found) if want else None for want in wanted)
-    return None, None, of_x, None, others, None
+    found = iter(
+        torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, ctx.stacks, wanted)
+    )
+    of_x = next(found) if wanted[0] else None
+    of_parameters: list[Tensor | None] = [None] * len(parameters)
+    for members in _members(ctx.stacks):
+        if any(wanted[1 + i] for i in members):
+            stack = next(found)
+            for number, i in enumerate(members):
+                if wanted[1 + i]:
+                    of_parameters[i] = stack[number] if len(members) > 1 else stack
+    return None, None, of_x, None, of_parameters, None, None
 
 
 tuned_layer.register_autograd(_backward, setup_context=_remember)

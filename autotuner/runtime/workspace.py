@@ -2,7 +2,9 @@
 
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
 storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
-frees the caller to change them and lets them have any strides.
+frees the caller to change them and lets them have any strides. So are parameters that lie otherwise than the plan says,
+before each forward; all others are read where the caller keeps them. Where those have moved by the time of a call, the
+workspace copies them from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
@@ -24,7 +26,6 @@ from autotuner.runtime.cuda import Cuda
 from autotuner.runtime.graphs import Graphs, Row, Switch
 
 Run = Callable[[], Any]
-Copied = Mapping[int, Sequence[tuple[Geometry, Tensor]]]
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -46,18 +47,21 @@ class Workspace:
         parameters: Mapping[str, Tensor],
         device: torch.device = CPU,
         graphs: Switch | None = None,
-        copied: Copied | None = None,
+        lying: Sequence[Geometry] = (),
+        apart: frozenset[int] = frozenset(),
+        current: Sequence[Tensor] = (),
     ) -> None:
         """Allocate and build.
 
         Args:
             plan: where everything lies.
             ports: how the caller sees inputs and outputs.
-            parameters: a view of each, declared axes in order, strides as the plan says.
+            parameters: a view of each that is read where it is, declared axes in order, strides as the plan says.
             device: where all of it lies; the parameters' own.
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
-            copied: parameters that lie otherwise than the plan says, by the plan's buffer, with how they lie there:
-                they have no views, and are copied there before each forward.
+            lying: for each of the caller's parameters, where it lies in the plan's buffers.
+            apart: the buffers of parameters that have no views: they are copied there before each forward.
+            current: the caller's parameters, in the order of `lying`.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self._cuda = Cuda(device) if device.type == "cuda" else None
@@ -71,14 +75,11 @@ class Workspace:
                 if buffer.role == "arena":
                     start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
                     self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
-            self._copies: tuple[list[Tensor], list[Tensor]] = ([], [])
-            for number, members in (copied or {}).items():
-                self._lay_out(number, members)
-            self._inside = {
-                number: self._built(number, self.views)
-                for number, step in enumerate(plan.steps)
-                if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
-            }
+            self._lying = lying
+            self._copies: list[tuple[int, Tensor]] = []
+            self._where: list[tuple[int, int]] = []
+            self._hold(apart, current)
+            self._inside = self._built_inside()
             self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
             self._inputs = [self._port_view(port, "") for port in ports.inputs]
             self._given = [self._port_view(port, "grad_") for port in ports.given]
@@ -88,28 +89,47 @@ class Workspace:
         self._consumed = True
         self.skips_kernels = False  # for timing what a step costs beside them
 
-    def forward(self, *inputs: Tensor | None) -> list[Tensor]:
-        """Run forward on inputs, in the order of the ports; None stands for zeros."""
-        with self._turn():
-            return self._forward(*inputs)
+    def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Run forward on inputs, in the order of the ports; None stands for zeros.
 
-    def _forward(self, *inputs: Tensor | None) -> list[Tensor]:
+        Args:
+            inputs: any strides.
+            current: the caller's parameters, in the order of `lying`.
+        """
+        with self._turn():
+            return self._forward(inputs, current)
+
+    def _forward(self, inputs: Sequence[Tensor | None], current: Sequence[Tensor]) -> list[Tensor]:
         self._consumed = False
         for stage, tensor in zip(self._inputs, inputs, strict=True):
             if tensor is None:
                 stage.zero_()
             else:
                 stage.copy_(tensor)
-        if self._copies[0]:
-            torch._foreach_copy_(*self._copies)
+        if self._have_moved(current):
+            self._copy_from_now_on(current)
+        elif self._copies:
+            self._copy(current)
         made = self._set("forward")
         self._run(made.row)
         return self._handed(made, made.handed)
 
-    def backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], keeps: bool = False) -> list[Tensor | None]:
+    def backward(
+        self,
+        given: Sequence[Tensor],
+        wanted: tuple[bool, ...],
+        keeps: bool = False,
+        current: Sequence[Tensor] = (),
+    ) -> list[Tensor | None]:
         """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others.
 
         Backward writes over what forward saved for it once that is read. With `keeps`, a copy is put back afterwards.
+
+        Args:
+            given: gradients of the outputs.
+            wanted: which gradients of the ports' sources.
+            keeps: whether it may be called again for the same forward.
+            current: the caller's parameters, in the order of `lying`, with the values that forward saw.
 
         Raises:
             RuntimeError: an earlier backward has consumed what forward saved.
@@ -120,6 +140,8 @@ class Workspace:
                 "it saved: retain_graph=True, or keeps=True in the earlier backward"
             )
         with self._turn():
+            if self._have_moved(current):
+                self._copy_from_now_on(current)
             copies = [tensor.clone() for tensor in self._saved] if keeps else None
             try:
                 return self._backward(given, wanted)
@@ -158,7 +180,7 @@ class Workspace:
     def _own(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
         yield self._arena
-        yield from self._copies[0]
+        yield from (tensor for _, tensor in self._copies)
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
@@ -205,14 +227,42 @@ class Workspace:
                 self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
             )
 
-    def _lay_out(self, number: int, members: Iterable[tuple[Geometry, Tensor]]) -> None:
-        """Allocate a buffer for parameters that are copied there."""
-        buffer = self.plan.buffers[number]
-        base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
-        self._show(number, base, self.views)
-        for lies, parameter in members:
-            self._copies[0].append(base.as_strided(lies.shape, lies.strides, lies.offset))
-            self._copies[1].append(parameter)
+    def _hold(self, apart: Iterable[int], current: Sequence[Tensor]) -> None:
+        """Allocate these buffers for copies of parameters, and note where all others are."""
+        for number in apart:
+            buffer = self.plan.buffers[number]
+            base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
+            self._show(number, base, self.views)
+            for index, lies in enumerate(self._lying):
+                if lies.buffer == number:
+                    self._copies.append((index, base.as_strided(lies.shape, lies.strides, lies.offset)))
+        copied = {index for index, _ in self._copies}
+        self._where = [(i, tensor.data_ptr()) for i, tensor in enumerate(current) if i not in copied]
+
+    def _have_moved(self, current: Sequence[Tensor]) -> bool:
+        """Say whether a parameter that is read where it was has other memory by now."""
+        return any(current[index].data_ptr() != pointer for index, pointer in self._where)
+
+    def _copy_from_now_on(self, current: Sequence[Tensor]) -> None:
+        """Take parameters as copies from now on, and build all calls anew on these."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._hold({self._lying[index].buffer for index, _ in self._where}, current)
+            self._inside = self._built_inside()
+        self._sets = {"forward": [], "backward": []}
+        self._spare = {}
+        self._copy(current)
+
+    def _copy(self, current: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_([copy for _, copy in self._copies], [current[index] for index, _ in self._copies])
+
+    def _built_inside(self) -> dict[int, Run]:
+        """Build the steps that touch nothing which is handed out."""
+        return {
+            number: self._built(number, self.views)
+            for number, step in enumerate(self.plan.steps)
+            if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
+        }
 
     def _built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
         """Build a step on operands declared as its record declares them, over the same elements."""
@@ -301,12 +351,20 @@ class Pool:
         parameters: Mapping[str, Tensor],
         device: torch.device = CPU,
         graphs: Switch | None = None,
-        copied: Copied | None = None,
+        lying: Sequence[Geometry] = (),
+        apart: frozenset[int] = frozenset(),
+        current: Sequence[Tensor] = (),
     ) -> None:
-        self._arguments = (plan, ports, parameters, device, graphs, copied)
+        self._arguments = (plan, ports, parameters, device, graphs, lying, apart, current)
+        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if lying[i].buffer not in apart]
+        self._read = (device, apart)
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
         self.made = 0
+
+    def reads_where(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor]) -> bool:
+        """Say whether its workspaces read parameters on this device, these as copies, and all others where they are."""
+        return self._read == (device, apart) and all(current[i].data_ptr() == at for i, at in self._where)
 
     def take(self) -> Workspace:
         try:

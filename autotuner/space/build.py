@@ -27,7 +27,7 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained:
     kernels = tuple(name for name in file.kernels if saving or not set(KERNELS[name].flat) & set(SAVING))
     found = tuple(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
-    given = given_forms(graph, families, chained=chained)
+    given = given_forms(graph, chained=chained)
     enumerated = Enumeration(graph, file, families, given)
     anchored = [choice for cover in found for choice in enumerated.choices(cover, anchors=True)]
     domains = form_domains(graph, anchored, given)

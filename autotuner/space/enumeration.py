@@ -179,18 +179,14 @@ def _pitches(
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return, per tensor and dense form, the forms in which it lies pitched among its siblings.
 
-    Activations and their gradients lie as rows, stack, features; weights as their storable form says.
+    Activations and their gradients lie as rows, stack, features. Parameters and what the caller gets are dense.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for family in families:
         for index, name in enumerate(family):
             tensor = graph.tensors[name]
             suffix = f"@{index}/{len(family)}#{'+'.join(family)}"
-            if name in given:
-                for text in given[name]:
-                    if text.endswith(suffix):
-                        found[name, text.split("@")[0].replace(STACK_AXIS, "")].append(text)
-            elif len(tensor.axes) == 4:
+            if name not in given and len(tensor.axes) == 4:
                 layout = f"{tensor.axes[:2]}{STACK_AXIS}{tensor.axes[2:]}"
                 found[name, tensor.axes].append(layout + suffix)
     return {key: tuple(texts) for key, texts in found.items()}

@@ -36,16 +36,6 @@ def _order(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[S
     for name in graph.outputs:
         if not there.get(name, set()) & set(given[name]):
             yield f"the caller gets {name} as one of {given[name]}, it lies as {sorted(there.get(name, ()))}"
-        parameter = name.removeprefix("grad_")
-        if parameter in stored and parameter != name:
-            place = given[parameter].index(stored[parameter])
-            if given[name][place] not in there.get(name, ()):
-                lies = sorted(there.get(name, ()))
-                yield f"{parameter} is stored as {stored[parameter]}, its gradient lies as {lies}"
-    for family in stack_families(graph):
-        places = {given[name].index(stored[name]) for name in family if name in stored}
-        if len(places) > 1:
-            yield f"{family} are stored differently: {[stored[name] for name in family]}"
 
 
 def _coverage(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:

@@ -56,6 +56,7 @@ SETTINGS = (
     "epsilon",
     "epsilon",
 )
+DROPOUTS = SETTINGS[:4]
 
 
 def linear(name: str, members: tuple[str, ...], output: str, summed: str) -> tuple[Port, Port]:

@@ -8,7 +8,6 @@ from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
 from transformers.models.bert.modeling_bert import BertLayer
 
 from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
-from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.module import TunedModule
 from autotuner.runtime.reason import Reason
 
@@ -91,6 +90,11 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
     """Runs a configuration where it covers the call, and the layer that it was made from elsewhere."""
 
     original = BertLayer
+    keeps = True
+
+    def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        made: Tensor = BertLayer.forward(self, x, attention_mask=mask)
+        return made
 
     def forward(
         self,
@@ -116,8 +120,8 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
             unknown.append("past_key_values")
         if unknown:
             mask = Reason(unknown[0], f"{unknown[0]} is given, and no configuration has it")
-        elif attention_mask is not None:
-            mask = additive_key_mask(attention_mask, self.expects_mask(hidden_states), keeps=True)
+        else:
+            mask = attention_mask
         return self.run(hidden_states, mask, original)
 
 

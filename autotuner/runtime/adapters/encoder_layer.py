@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
-from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.module import TunedModule
 from autotuner.runtime.reason import Reason
 
@@ -94,6 +93,10 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
     """Runs a configuration where it covers the call, and the layer that it was made from elsewhere."""
 
     original = nn.TransformerEncoderLayer
+    keeps = False
+
+    def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return nn.TransformerEncoderLayer.forward(self, x, src_key_padding_mask=mask)
 
     def forward(
         self,
@@ -114,8 +117,8 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
             mask = Reason(
                 "src_mask", "src_mask or is_causal is given, and no configuration has a mask between positions"
             )
-        elif src_key_padding_mask is not None:
-            mask = additive_key_mask(src_key_padding_mask, self.expects_mask(src), keeps=False)
+        else:
+            mask = src_key_padding_mask
         return self.run(src, mask, original)
 
 

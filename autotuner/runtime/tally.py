@@ -1,0 +1,127 @@
+"""Which share of the calls of tuned modules ran a configuration, why the others did not, and what to do about it."""
+
+import atexit
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import autotuner
+
+from autotuner.runtime.reason import TunedWarning
+
+if TYPE_CHECKING:
+    from autotuner.runtime.module import TunedModule
+
+Shape = tuple[int, ...]
+Key = tuple[str, str, Shape]
+"""A layer's class, the key of a reason, and the shape of the input."""
+
+SHAPES = 64
+"""Of calls that fell back, so many shapes are told apart; all further ones are counted as one."""
+TOLD_FROM = 0.05
+"""Where a larger share of a process's calls fell back, that is said when it ends."""
+LINES = 8
+
+_INSIDE = tuple(str(Path(module.__file__ or "").parent) for module in (autotuner, torch))
+
+_REMEDIES = {
+    "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",
+    "mask": 'tune with options={"attention_mask": True}, and give apply both: apply(layer, [plain, masked])',
+    "settings": 'for evaluation tune with mode="eval", and give apply both: apply(layer, [train, eval])',
+    "dtype": "call it with inputs of the configuration's dtype on its device, or tune for these",
+    "autocast": "convert the layer to the dtype that autocast computes in and call it outside of autocast",
+    "hooks": "remove the hooks of its submodules, or restore this layer",
+    "forward": "leave the forward of its submodules as it is, or restore this layer",
+    "parameters": "keep plain parameters of the shapes and the dtype that it was tuned for, or restore this layer",
+    "parts": "keep its submodules as they were, tune the changed layer anew, or restore it",
+}
+
+
+@dataclass
+class Tally:
+    """Calls that ran a configuration, and those that fell back to the original."""
+
+    calls: int = 0
+    fallbacks: Counter[Key] = field(default_factory=Counter)
+
+
+TALLY = Tally()
+"""Of all tuned modules of this process."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How the calls of tuned modules ran; `str` gives sentences.
+
+    Args:
+        calls: those that ran a configuration.
+        fallbacks: those that ran the original, by layer class, reason and shape of the input.
+    """
+
+    calls: int
+    fallbacks: Counter[Key]
+
+    @property
+    def tuned_share(self) -> float:
+        """The share of calls that ran a configuration; 1 where there was no call."""
+        total = self.calls + self.fallbacks.total()
+        return self.calls / total if total else 1.0
+
+    def __str__(self) -> str:
+        total = self.calls + self.fallbacks.total()
+        lines = [f"{self.tuned_share:.0%} of {total:,} calls of tuned layers ran a configuration"]
+        rows = self.fallbacks.most_common()
+        for (name, reason, shape), count in rows[:LINES]:
+            where = f" with an input of shape {shape}" if shape else ""
+            remedy = _REMEDIES.get(reason)
+            advice = f"; to run it tuned, {remedy}" if remedy else ""
+            lines.append(f"{count:,} ran the original {name}{where} (reason: {reason}){advice}")
+        if len(rows) > LINES:
+            rest = sum(count for _, count in rows[LINES:])
+            lines.append(f"{rest:,} more, of {len(rows) - LINES} other reasons and shapes")
+        return "\n".join(lines)
+
+
+def summary(module: nn.Module | None = None) -> Summary:
+    """Return how the calls of the tuned layers in a model ran; without a model, of all in this process."""
+    if module is None:
+        return Summary(TALLY.calls, Counter(TALLY.fallbacks))
+    from autotuner.runtime.module import TunedModule
+
+    found: Iterable[TunedModule] = [part for part in module.modules() if isinstance(part, TunedModule)]
+    fallbacks: Counter[Key] = Counter()
+    for part in found:
+        fallbacks.update(part.told)
+    return Summary(sum(part.calls for part in found), fallbacks)
+
+
+def count_fallback(counter: Counter[Key], key: Key) -> None:
+    """Count a call by layer class, reason and shape; of many shapes, further ones as one without a shape."""
+    name, reason, _ = key
+    counter[key if key in counter or len(counter) < SHAPES else (name, reason, ())] += 1
+
+
+def warn(message: str) -> None:
+    """Warn, at the line outside of torch and this package that led here."""
+    warnings.warn(message, TunedWarning, stacklevel=_stacklevel())
+
+
+def _stacklevel() -> int:
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+@atexit.register
+def _tell() -> None:
+    found = summary()
+    if found.tuned_share < 1 - TOLD_FROM:
+        warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)
