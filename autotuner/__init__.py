@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from autotuner.api import apply as apply
     from autotuner.api import check as check
     from autotuner.api import load_configuration as load_configuration
+    from autotuner.api import restore as restore
     from autotuner.api import save_configuration as save_configuration
+    from autotuner.api import summary as summary
     from autotuner.api import tune as tune
     from autotuner.client import Client as Client
 
-__all__ = ["Client", "apply", "check", "load_configuration", "save_configuration", "tune"]
+__all__ = ["Client", "apply", "check", "load_configuration", "restore", "save_configuration", "summary", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autotuner.client import Client
+    from autotuner.runtime import Summary
 
-__all__ = ["Limits", "Progress", "apply", "check", "load_configuration", "load_model", "save_configuration", "tune"]
+__all__ = [
+    "Limits", "Progress", "apply", "check", "load_configuration", "load_model", "restore", "save_configuration",
+    "summary", "tune",
+]  # fmt: skip
 
 ASKED_S = 5.0
 """A service that takes longer does not keep `apply` waiting."""
@@ -263,3 +267,17 @@ def check(configuration: Configuration, seed: int = 0) -> Any:
     from autotuner.runtime import check as run
 
     return run(configuration, seed)
+
+
+def restore(module: "nn.Module") -> "nn.Module":
+    """Return the module that a tuned one was made from, or a model with all its tuned layers restored in place."""
+    from autotuner.runtime import restore as run
+
+    return run(module)
+
+
+def summary(module: "nn.Module | None" = None) -> "Summary":
+    """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do."""
+    from autotuner.runtime import summary as run
+
+    return run(module)

@@ -118,12 +118,13 @@ class _Planning:
         found: dict[str, Place] = {}
         for step in self.steps:
             for place in step.inputs:
-                if self._tensor(place).role == "parameter" and place not in made:
-                    if found.setdefault(place[0], place) != place:
-                        raise ConfigurationError(
-                            f"parameter {place[0]!r} is read in forms {found[place[0]][1]} and {place[1]}, "
-                            "and no step makes either; it can be stored in one only"
-                        )
+                if self._tensor(place).role != "parameter" or place in made:
+                    continue
+                if found.setdefault(place[0], place) != place:
+                    raise ConfigurationError(
+                        f"parameter {place[0]!r} is read in forms {found[place[0]][1]} and {place[1]}, "
+                        "and no step makes either; it can be stored in one only"
+                    )
         missing = [n for n, t in self.graph.tensors.items() if t.role == "parameter" and n not in found]
         if missing:
             raise ConfigurationError(f"no step reads parameter {missing[0]!r} as it is stored")

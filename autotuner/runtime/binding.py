@@ -61,7 +61,8 @@ class Binding:
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
         self.repeatable = not any(self._settings[:4])
         self._moves = 0
-        self.pool: Pool | None = None
+        self.pool: Pool
+        self._is_bound = False
         self._look_at_parts(module)
         problem = self._rebind(self.current())
         if problem is not None:
@@ -93,7 +94,7 @@ class Binding:
                 return problem
         if self._adapter.settings(self._parts) != self._settings:
             return self._other_settings(module)
-        if any(self._hooks) or _has_any_global_hook():
+        if any(self._hooks) or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return Reason("hooks", "a submodule has hooks, which only the original calls")
         for attributes in self._attributes:
             if "forward" in attributes:
@@ -191,18 +192,19 @@ class Binding:
                     f"{port.name} is {dtype_name(parameter.dtype)} {tuple(parameter.shape)} on {parameter.device}, and "
                     f"it was tuned for {dtype_name(self._dtype)} {lies.shape} on {wanted}",
                 )
-        if self.pool is not None and wanted == self._device:
+        if self._is_bound and wanted == self._device:
             self._moves += 1
         self._device, self._seen = wanted, list(current)
         self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in current]
         apart = self._apart(current)
-        if self.pool is None or not self.pool.reads_where(wanted, apart, current):
+        if not self._is_bound or not self.pool.reads_where(wanted, apart, current):
             with torch.inference_mode(False), torch.no_grad():
                 views = dict(
                     view for port, lies, parameter in zip(self._ports, self._lying, current, strict=True)
                     if lies.buffer not in apart for view in self._views(port, lies, parameter)
                 )  # fmt: skip
             self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, current)
+            self._is_bound = True
         return None
 
     def _apart(self, current: Sequence[Tensor]) -> frozenset[int]:

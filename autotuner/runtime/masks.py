@@ -1,20 +1,20 @@
 """Attention masks of the frameworks -> the graph's additive mask over keys, (b, l).
 
-Two questions depend on a mask's values: whether it masks anything, and whether it is the same for all queries. On the
-CPU they are simply asked. On CUDA an answer makes the host wait for the device, so it is asked for where it is needed,
-and once for all layers of a model: a mask that the same module gets a second time is looked at anew, since memory can
-change unnoticed. While a CUDA graph is captured nothing can be read at all: there the device asserts the answer that the
-plan relies on, in every replay.
+Two questions depend on a mask's values: does it mask anything, and is it the same for all queries. On the CPU they are
+answered for every call. On CUDA an answer makes the host wait for the device, so it is asked for only where it is needed,
+and once for all layers of a model. A mask that the same module gets a second time is read anew, since memory can change
+unnoticed. While a CUDA graph is captured nothing can be read: the graph asserts on the device, in every replay, the
+answer that the plan relies on.
 """
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotuner.runtime.reason import Reason, TunedWarning
+from autotuner.runtime.reason import Reason
+from autotuner.runtime.tally import warn
 
 NOT_TUNED = "a mask is given that masks something, and the configuration was tuned without one"
 DIFFERS = "the mask differs between queries, and the configuration was tuned for one over keys"
@@ -114,7 +114,7 @@ class _Facts:
                 known.is_news_to(asker, question, captures)
         key = (question, captures)
         if known is not None and key in known.answers:
-            return known.answers[key]
+            return bool(known.answers[key])
         answer = True
         if captures:
             if question == "masks nothing":
@@ -155,10 +155,8 @@ def _warn_of_assertions() -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
-            "a tuned layer is given a mask while a CUDA graph is captured, in which it cannot be read: the graph asserts "
-            "that it masks nothing, and a batch with padding stops the program. For such batches, give apply a "
-            "configuration tuned with attention_mask=true as well",
-            TunedWarning,
-            stacklevel=2,
+        warn(
+            "a tuned layer is given a mask while a CUDA graph is captured, in which it cannot be read: the graph "
+            "asserts that it masks nothing, and a batch with padding stops the program. For such batches, give apply a "
+            "configuration tuned with attention_mask=true as well"
         )

@@ -79,7 +79,6 @@ class TunedModule(nn.Module):
         if isinstance(found, Reason):
             return self._fall_back(found, original, x)
         binding, added = found
-        assert binding.pool is not None
         self.count_call()
         parameters = binding.current()
         if torch.is_grad_enabled():
@@ -105,16 +104,19 @@ class TunedModule(nn.Module):
             fitting = [binding for binding in bindings if binding.shape == x.shape] or [bindings[0]]
             bindings = tuple(sorted(fitting, key=lambda binding: binding.masked == (mask is None)))
         reason: Reason | None = None
+        spare: tuple[Binding, None] | None = None
         for binding in bindings:
             found = binding.uncovered(self, x)
             if found is None:
                 added = binding.mask_for(self, mask, self.keeps)
-                if not isinstance(added, Reason):
+                if added is None and mask is not None and binding.masked:  # it masks nothing: better without
+                    spare = spare or (binding, None)
+                elif not isinstance(added, Reason):
                     return binding, added
-                found = added
+                else:
+                    found = added
             reason = reason or found
-        assert reason is not None
-        return reason
+        return spare or reason  # type: ignore[return-value]  # one of both, since there is a binding
 
     def count_call(self) -> None:
         self.__dict__["calls"] += 1
@@ -139,7 +141,8 @@ class TunedModule(nn.Module):
     def count_fallback(self, reason: Reason, x: Tensor) -> None:
         name = self.original.__name__
         self.fallbacks[reason.key] += 1
-        shape = tuple(x.shape) if isinstance(x, Tensor) and not x.is_nested else ()
+        plain = reason.key != "tracing" and isinstance(x, Tensor) and not x.is_nested
+        shape = tuple(x.shape) if plain else ()
         for counter in (self.told, TALLY.fallbacks):
             count_fallback(counter, (name, reason.key, shape))
         if self.fallbacks[reason.key] == 1:
@@ -246,17 +249,18 @@ def check_all_fit(module: nn.Module, configurations: Sequence[Configuration]) ->
         raise ConfigurationError(errors[0])
     calls = Counter(
         (
-            *(c.model.extents[axis] for axis in "bl"),
+            c.model.extents["b"],
+            c.model.extents["l"],
             "" if any(c.model.options[name] for name in DROPOUTS) else " without dropout",
             " with attention_mask=true" if c.model.options["attention_mask"] else "",
         )
         for c in configurations
     )
-    (batch, length, *which), count = calls.most_common(1)[0]
+    (batch, length, dropout, mask), count = calls.most_common(1)[0]
     if count > 1:
         raise ConfigurationError(
-            f"{count} configurations are for b={batch} l={length}{''.join(which)}: give one for each shape, mode (train, "
-            "eval) and kind of mask"
+            f"{count} configurations are for b={batch} l={length}{dropout}{mask}: give one for each shape, mode "
+            "(train, eval) and kind of mask"
         )
 
 
@@ -277,15 +281,15 @@ def apply(
             from then on. Ignored on the CPU.
 
     Raises:
-        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for the same calls.
-            Or the module's own forward was replaced, and so would never run the configuration.
+        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for the same
+            calls. Or the module's own forward was replaced, and so would never run the configuration.
     """
     configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
     check_all_fit(module, configurations)
     if "forward" in module.__dict__:
         raise ConfigurationError(
-            f"the forward of this {type(module).__name__} was replaced on the instance, which a tuned layer would go on "
-            "running: apply the configuration first, and patch or prepare the model (accelerate) after that"
+            f"the forward of this {type(module).__name__} was replaced on the instance, which a tuned layer would go "
+            "on running: apply the configuration first, and patch or prepare the model (accelerate) after that"
         )
     adapter = adapter_for(module)
     kind: type[TunedModule] = load(adapter.tuned)

@@ -105,7 +105,6 @@ def tuned_layer(
                 f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
                 "outside of what is compiled, and call it without functional_call"
             )
-        assert binding.pool is not None
         module.count_call()
         ticket.lease = Lease(binding.pool)
         y = run_forward(ticket.lease.workspace, x, added, parameters)
@@ -244,9 +243,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     ticket, *parameters = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[2], *ctx.needs_input_grad[4]]
-    found = iter(
-        torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, ctx.stacks, wanted)
-    )
+    found = iter(torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, ctx.stacks, wanted))
     of_x = next(found) if wanted[0] else None
     of_parameters: list[Tensor | None] = [None] * len(parameters)
     for members in _members(ctx.stacks):

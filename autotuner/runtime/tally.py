@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import autotuner
-
 from autotuner.runtime.reason import TunedWarning
 
 if TYPE_CHECKING:
-    from autotuner.runtime.module import TunedModule
+    pass
 
 Shape = tuple[int, ...]
 Key = tuple[str, str, Shape]
@@ -29,7 +27,7 @@ TOLD_FROM = 0.05
 """Where a larger share of a process's calls fell back, that is said when it ends."""
 LINES = 8
 
-_INSIDE = tuple(str(Path(module.__file__ or "").parent) for module in (autotuner, torch))
+_INSIDE = tuple(str(path) for path in (Path(__file__).parents[1], Path(torch.__file__).parent))
 
 _REMEDIES = {
     "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotuner.configuration import Step, tensor_of
-from autotuner.fusion import stack_families
 from autotuner.graph import Graph
 
 

@@ -41,6 +41,40 @@ def test_masks_over_keys_in_the_librarys_forms_run_tuned(mask: Tensor) -> None:
     assert (made.calls, dict(made.fallbacks)) == (1, {})
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.zeros(2, 1, 1, 6, dtype=torch.float64),
+        torch.zeros(1, 1, 6, 6, dtype=torch.float64),
+        torch.zeros(2, 2, 6, 6, dtype=torch.float32),
+        torch.ones(2, 1, 1, 6, dtype=torch.bool).expand(2, 1, 6, 6),
+        torch.ones(2, 1, 6, 6, dtype=torch.bool),
+    ],
+    ids=["additive", "square", "heads", "expanded", "boolean"],
+)
+def test_a_mask_that_masks_nothing_runs_tuned_with_and_without_masks(mask: Tensor, masked: bool) -> None:
+    layer = bert_layer(hidden_act="gelu_new")
+    twin = copy.deepcopy(layer)
+    made = tuned(layer, configuration(MASKED if masked else model(activation="gelu_tanh"), 1))
+    wanted = gradients(twin, batch(), attention_mask=mask.to(torch.float64) if mask.is_floating_point() else mask)
+    assert_equal(gradients(made, batch(), attention_mask=mask), wanted)
+    assert (made.calls, dict(made.fallbacks)) == (1, {})
+
+
+def test_a_plan_for_calls_without_a_mask_and_one_for_calls_with_it_share_a_layer() -> None:
+    layer = bert_layer(hidden_act="gelu_new")
+    twin = copy.deepcopy(layer)
+    made: Any = apply(layer, [configuration(model(activation="gelu_tanh"), 1), configuration(MASKED, 1)])
+    plain, masked = made.bind()
+    for mask, binding in ((None, plain), (additive(KEEPS), masked), (torch.zeros(2, 1, 1, 6).double(), plain)):
+        before = binding.pool.made
+        assert_equal(gradients(made, batch(), attention_mask=mask), gradients(twin, batch(), attention_mask=mask))
+        assert made.covering(batch(), mask)[0] is binding
+        assert binding.pool.made == max(1, before)
+    assert (made.calls, dict(made.fallbacks)) == (3, {})
+
+
 def test_a_mask_that_differs_between_queries_runs_the_original() -> None:
     layer = bert_layer(hidden_act="gelu_new")
     twin = copy.deepcopy(layer)

@@ -1,6 +1,7 @@
 """The runtime on a CUDA device, with and without CUDA graphs."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.peers import time_on_cuda
 from autotuner.runtime.peers.on_cuda import OURS
 from autotuner.runtime.reason import Reason
+from tests.runtime.kinds import pair
 from tests.runtime.layers import CUDA, assert_equal, gradients, on_cuda, x_on
 from tests.runtime.plans import MASKED, SITES, WITH_DROPOUT, configuration, model
 
@@ -299,21 +301,64 @@ def test_operands_in_the_arena_lie_at_multiples_of_256_bytes() -> None:
     assert not any((workspace._arena.data_ptr() + start) % 256 for start in starts)
 
 
-def test_rows_of_a_mask_that_lie_apart_are_compared_once_and_others_never() -> None:
+def over_keys(mask: Tensor, asker: object, dtype: torch.dtype | None = torch.float32) -> Tensor | Reason | None:
+    return additive_key_mask(mask, (2, 6), dtype, keeps=True, asker=asker)
+
+
+def test_rows_of_a_mask_that_lie_apart_are_compared_once_for_all_layers_and_others_never() -> None:
     keeps = (torch.arange(6) < torch.tensor([[4], [6]])).to(CUDA)[:, None, None]
-    expected = ((2, 6), torch.float32)
     with without_waiting():
         for mask in (keeps, keeps.expand(2, 1, 6, 6)):
-            assert isinstance(additive_key_mask(mask, expected, keeps=True), Tensor)
+            assert isinstance(over_keys(mask, "one"), Tensor)
     apart = keeps.expand(2, 1, 6, 6).contiguous()
-    first = additive_key_mask(apart, expected, keeps=True)
+    first = over_keys(apart, "one")
     with without_waiting():
-        again = additive_key_mask(apart, expected, keeps=True)
+        again = over_keys(apart, "other")
     assert isinstance(first, Tensor)
     assert isinstance(again, Tensor)
     assert torch.equal(first, again)
     apart[0, 0, 3, 0] = False
-    assert isinstance(additive_key_mask(apart, expected, keeps=True), Reason)
+    assert isinstance(over_keys(apart, "third"), Reason)
+
+
+def test_whether_a_mask_masks_anything_is_asked_once_for_all_layers_and_again_by_the_same_layer() -> None:
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool, device=CUDA)
+    assert over_keys(mask, "one", None) is None
+    with without_waiting():
+        assert over_keys(mask, "other", None) is None
+    mask.data[0, 0, :, 5] = False  # its version stays
+    assert isinstance(over_keys(mask, "one", None), Reason)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "bert"])
+def test_in_a_whole_step_that_a_caller_captures_a_mask_costs_no_fallback(kind: str) -> None:
+    layer, twin = pair(kind, device=CUDA)
+    name = "attention_mask" if kind == "bert" else "src_key_padding_mask"
+    none = torch.zeros(2, 6, dtype=torch.bool, device=CUDA)
+    x, grad = x_on().requires_grad_(), x_on(1)
+
+    def step() -> Tensor:
+        mask = none | False  # made inside, as models make it
+        y: Tensor = layer(x, **{name: ~mask[:, None, None].expand(2, 1, 6, 6) if kind == "bert" else mask})
+        torch.autograd.backward(y, grad)
+        return y
+
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            layer.zero_grad()
+            step()
+        layer.zero_grad()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(), torch.cuda.graph(graph, stream=side):
+        warnings.simplefilter("ignore", TunedWarning)
+        y = step()
+    for seed in range(3):
+        with torch.no_grad():
+            x.copy_(x_on(seed))
+        graph.replay()
+        torch.testing.assert_close(y, twin(x), rtol=1e-10, atol=1e-10)
+    assert not layer.fallbacks
 
 
 def test_gradients_are_handed_over_without_a_copy_and_memory_stays_the_same() -> None:

@@ -116,7 +116,6 @@ def on(device: Device, layer: TunedModule) -> Workspace:
     """Return a layer's workspace, which takes the CPU for such a device."""
     layer(batch())
     pool = layer.bind()[0].pool
-    assert pool is not None
     workspace = pool.take()
     workspace._cuda = device  # type: ignore[assignment]
     pool.give_back(workspace)
@@ -176,4 +175,4 @@ def test_a_configuration_of_another_device_is_refused_with_what_to_do() -> None:
 def test_on_the_cpu_graphs_are_ignored() -> None:
     layer, _ = tuned_layer(graphs=True)
     layer(batch())
-    assert layer.bind()[0].pool.take()._graphs is None  # type: ignore[union-attr]
+    assert layer.bind()[0].pool.take()._graphs is None

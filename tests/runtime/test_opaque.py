@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from autotuner.runtime import TunedModule, TunedWarning
+from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.opaque import _TICKETS
+from tests.runtime.kinds import KINDS, pair
 from tests.runtime.layers import assert_equal, batch, gradients, tuned_layer
-from tests.runtime.plans import MASKED, WITH_DROPOUT, model
+from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model
 
 BACKENDS = ("aot_eager", "inductor")
 STEPS = 3
@@ -59,6 +60,28 @@ def test_parameters_that_were_loaded_in_place_of_others_are_followed_without_a_b
     for step in range(STEPS):
         assert_equal(gradients_of(net, batch(step)), gradients_of(nn.Sequential(fresh), batch(step)), 1e-10)
     assert (layer.calls, dict(layer.fallbacks)) == (1 + STEPS, {})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_each_kind_and_plan_train_compiled_with_ordinary_gradients(kind: str, backend: str) -> None:
+    layer, twin = pair(kind)
+    net = compiled(layer, backend=backend)
+    optimizers = [torch.optim.AdamW(module.parameters(), lr=0.01, fused=True) for module in (layer, twin)]
+    for step in range(STEPS):
+        assert_equal(gradients_of(net, batch(step)), gradients_of(nn.Sequential(twin), batch(step)), 1e-9)
+        assert all(p.grad is not None and p.grad.is_contiguous() for p in layer.parameters())
+        for optimizer in optimizers:
+            optimizer.step()
+    assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
+
+
+def test_one_weight_of_a_stack_can_be_frozen() -> None:
+    layer, twin = pair("bert")
+    for module in (layer, twin):
+        module.get_parameter("attention.self.key.weight").requires_grad_(False)
+    net = compiled(layer)
+    assert_equal(gradients_of(net, batch()), gradients_of(nn.Sequential(twin), batch()), 1e-9)
 
 
 def test_two_layers_in_a_row_keep_their_own() -> None:
@@ -142,7 +165,6 @@ def test_a_workspace_is_given_back_when_nobody_can_ask_for_a_backward() -> None:
         net(batch())
     assert not _TICKETS
     (binding,) = layer._bindings
-    assert binding.pool is not None
     assert binding.pool.made == 1
 
 
@@ -151,12 +173,50 @@ def test_a_mask_over_keys_is_an_input_of_the_operator() -> None:
     mask = torch.zeros(2, 6, dtype=torch.float64)
     mask[0, 4:] = torch.finfo(torch.float64).min
 
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def run(x: Tensor) -> Tensor:
-        y: Tensor = layer.run(x, mask, lambda _: pytest.fail("the original runs"))
-        return y
+    run: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for step in range(STEPS):
+        found, wanted = (gradients(net, batch(step), src_key_padding_mask=mask) for net in (run, twin))
+        assert_equal({n.removeprefix("_orig_mod."): g for n, g in found.items()}, wanted, 1e-10)
+    assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
 
-    torch.testing.assert_close(run(batch()), twin(batch(), src_key_padding_mask=mask), rtol=1e-10, atol=1e-10)
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_that_masks_something_runs_the_original_inside_the_operator_if_no_plan_has_it(backend: str) -> None:
+    layer, twin = pair("bert")
+    run: Any = torch.compile(layer, backend=backend, fullgraph=True)
+    keeps = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    for step, kept in enumerate((True, False, True, False)):
+        keeps[0, :, :, 4:] = kept
+        found, wanted = (gradients(net, batch(step), attention_mask=keeps) for net in (run, twin))
+        assert_equal({n.removeprefix("_orig_mod."): g for n, g in found.items()}, wanted, 1e-9)
+    assert (layer.calls, dict(layer.fallbacks)) == (2, {"mask": 2})
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_that_always_gives_a_mask_runs_tuned_where_nothing_is_masked(
+    backend: str, attention: str
+) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=2, vocab_size=11,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=1e-5, attn_implementation=attention,
+    )  # fmt: skip
+    whole: Any = BertModel(config, add_pooling_layer=False).double()
+    twin = copy.deepcopy(whole)
+    for number in range(2):
+        whole.encoder.layer[number] = apply(whole.encoder.layer[number], configuration(model(), number))
+    net: Any = torch.compile(whole, backend=backend, fullgraph=True)
+    words, keeps = torch.arange(12).view(2, 6) % 11, torch.ones(2, 6, dtype=torch.long)
+    for _ in range(STEPS):
+        for module in (whole, twin):
+            module.zero_grad()
+        net(words, attention_mask=keeps).last_hidden_state.square().sum().backward()
+        twin(words, attention_mask=keeps).last_hidden_state.square().sum().backward()
+        for (name, one), other in zip(whole.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9, msg=name)
+    assert [(layer.calls, dict(layer.fallbacks)) for layer in whole.encoder.layer] == [(STEPS, {})] * 2
 
 
 def test_what_the_configuration_does_not_cover_runs_the_original_behind_a_break_of_the_graph() -> None:

@@ -139,11 +139,32 @@ def test_dropout_draws_of_either_shape_are_those_of_the_generators_seed() -> Non
     assert not any(torch.equal(one, other) for one, other in zip(runs[0], runs[2], strict=True))
 
 
+def test_train_and_eval_mode_each_run_their_own_configuration() -> None:
+    layer = encoder_layer(model(p=WITH_DROPOUT))
+    twin = copy.deepcopy(layer).eval()
+    made: Any = apply(layer, [configuration(model(p=WITH_DROPOUT)), configuration(model())])
+    x = inputs(0)[1]
+    assert not torch.equal(made(x), made(x))
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(made.eval()(x), twin(x), rtol=1e-10, atol=1e-10)
+        made.train()(x).sum().backward()
+    assert (made.calls, dict(made.fallbacks)) == (6, {})
+
+
+def test_a_configuration_for_eval_mode_alone_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"attention_dropout is 0\.3, the configuration's 0\.0"):
+        apply(encoder_layer(model(p=WITH_DROPOUT)), configuration(model()))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ([], "no configuration is given"),
-        ([(LONG, {}), (SHORT, {}), (LONG, {})], "2 configurations are for b=2 l=6 without dropout: give one for each shape, mode"),
+        (
+            [(LONG, {}), (SHORT, {}), (LONG, {})],
+            "2 configurations are for b=2 l=6 without dropout: give one for each shape, mode",
+        ),
         ([(LONG, {}), (SHORT | {"f": 16}, {})], "number 2 of 2: .* extent f is 12, the configuration's 16"),
     ],
 )

@@ -114,14 +114,12 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
             past_key_values=past_key_values,
             **kwargs,
         )
-        mask: Tensor | Reason | None = None
+        mask: Tensor | Reason | None = attention_mask
         unknown = [n for n, value in kwargs.items() if value is not None and value is not False and n not in HARMLESS]
         if past_key_values is not None:
             unknown.append("past_key_values")
         if unknown:
             mask = Reason(unknown[0], f"{unknown[0]} is given, and no configuration has it")
-        else:
-            mask = attention_mask
         return self.run(hidden_states, mask, original)
 
 

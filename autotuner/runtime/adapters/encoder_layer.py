@@ -112,13 +112,11 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
             src_key_padding_mask=src_key_padding_mask,
             is_causal=is_causal,
         )
-        mask: Tensor | Reason | None = None
+        mask: Tensor | Reason | None = src_key_padding_mask
         if src_mask is not None or is_causal:
             mask = Reason(
                 "src_mask", "src_mask or is_causal is given, and no configuration has a mask between positions"
             )
-        else:
-            mask = src_key_padding_mask
         return self.run(src, mask, original)
 
 
