@@ -1,8 +1,8 @@
 """Attention masks of the frameworks -> the graph's additive mask over keys, (b, l).
 
 Two questions depend on a mask's values: does it mask anything, and is it the same for all queries. On the CPU they are
-answered for every call. On CUDA an answer makes the host wait for the device, so it is asked for only where it is needed,
-and once for all layers of a model. A mask that the same module gets a second time is read anew, since memory can change
+answered for every call. On CUDA an answer makes the host wait for the device, so it is read only where it is needed,
+once for all layers of a model. A mask that the same module gets a second time is read anew, since memory can change
 unnoticed. While a CUDA graph is captured nothing can be read: the graph asserts on the device, in every replay, the
 answer that the plan relies on.
 """

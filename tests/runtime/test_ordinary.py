@@ -19,13 +19,15 @@ from autotuner.errors import ConfigurationError
 from autotuner.runtime import TunedModule, TunedWarning, apply, restore
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.kinds import KINDS, interleaved, pair
-from tests.runtime.layers import assert_equal, batch, gradients
+from tests.runtime.layers import CUDA, assert_equal, batch, gradients
 from tests.runtime.plans import configuration, model
 
 STEPS = 3
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 OPTIMIZERS = [f"{kind} {how}" for kind in ("SGD", "Adam", "AdamW", "Adagrad") for how in ("plain", "foreach", "fused")]
+
+CAPTURABLE = ["Adam capturable", "AdamW capturable"]
 
 
 def optimizer_of(module: nn.Module, name: str) -> torch.optim.Optimizer:
@@ -37,9 +39,9 @@ def optimizer_of(module: nn.Module, name: str) -> torch.optim.Optimizer:
     return made
 
 
-def step(module: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, number: int, device: str = "cpu") -> None:
     optimizer.zero_grad()
-    module(batch(number)).square().mean().backward()
+    module(batch(number).to(device)).square().mean().backward()
     optimizer.step()
 
 
@@ -68,12 +70,18 @@ def test_parameters_are_the_same_objects_in_the_same_memory_and_gradients_are_co
 
 
 @kinds
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_train_as_with_the_framework(kind: str, name: str) -> None:
-    pairs = [(module, optimizer_of(module, name)) for module in pair(kind)]
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *((name, "cpu") for name in OPTIMIZERS),
+        *(pytest.param(name, CUDA, marks=pytest.mark.gpu) for name in (*OPTIMIZERS, *CAPTURABLE)),
+    ],
+)
+def test_optimizers_train_as_with_the_framework(kind: str, name: str, device: str) -> None:
+    pairs = [(module, optimizer_of(module, name)) for module in pair(kind, device=device)]
     for number in range(STEPS):
         for module, optimizer in pairs:
-            step(module, optimizer, number)
+            step(module, optimizer, number, device)
         assert_same_parameters(*(module for module, _ in pairs))
 
 
