@@ -17,10 +17,11 @@ COPY search_spaces search_spaces
 COPY autotuner autotuner
 RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[torch,postgresql]'
 
-# The user has a number, so that Kubernetes can tell that it is not root.
-RUN useradd --create-home --uid 10001 autotuner \
+# By numbers, so that Kubernetes can tell that it is not root.
+RUN groupadd --gid 10001 autotuner \
+    && useradd --create-home --uid 10001 --gid 10001 autotuner \
     && install --directory --owner autotuner --group autotuner /data
-USER 10001
+USER 10001:10001
 WORKDIR /home/autotuner
 VOLUME /data
 
