@@ -71,9 +71,13 @@ async def _not_valid(request: Request, error: Exception) -> Response:
     return await _refused(request, not_valid(error.errors()))
 
 
-def not_valid(found: Fields) -> Refusal:
-    """Return the refusal of what Pydantic found not valid: three errors in its sentence, a hundred in its list."""
-    errors = [{"field": _place(e["loc"]), "message": _message(e)} for e in found[:LISTED_MAX]]
+def not_valid(found: Fields, *, within: tuple[str, ...] = ()) -> Refusal:
+    """Return the refusal of what Pydantic found not valid: three errors in its sentence, a hundred in its list.
+
+    Args:
+        within: where in a request all of it is.
+    """
+    errors = [{"field": _place((*within, *e["loc"])), "message": _message(e)} for e in found[:LISTED_MAX]]
     named = "; ".join(f"{e['field']}: {e['message']}" for e in errors[:NAMED_MAX])
     more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     # What Pydantic calls a value error is a rule of ours about a whole whose every field is well formed.

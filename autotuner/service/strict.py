@@ -29,6 +29,9 @@ BODY_MAX_BYTES = 2**20
 VALUES_MAX = 20_000
 """Above what the largest model has; each one that is not valid takes 50 us and 2 kB to refuse. Counted by commas."""
 
+KEYS_MAX = 1024
+"""Of one object: as many as a model may have tensors."""
+
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -74,7 +77,8 @@ class StrictRoute(APIRoute):
         try:
             self._type.validate_python(value)
         except ValidationError as error:
-            raise not_valid([{**e, "loc": ("body", *e["loc"])} for e in error.errors(include_url=False)]) from None
+            found = error.errors(include_url=False, include_context=False)
+            raise not_valid(found, within=("body",)) from None
         return value
 
     @cached_property
@@ -148,8 +152,8 @@ def read_json(body: bytes) -> Any:
     """Return what a JSON text says. An integer beyond 64 bits becomes the nearest float, as in most readers of JSON.
 
     Raises:
-        Refusal: it is no JSON (NaN and Infinity are none), no UTF-8, too deep, too many values, has a key twice, a
-            number beyond the range of floats, or a NUL character, which databases do not keep.
+        Refusal: it is no JSON (NaN and Infinity are none), no UTF-8, too deep, too many values or keys, a key twice,
+            a number beyond the range of floats, or a NUL character, which databases do not keep.
     """
     if body.count(b",") > VALUES_MAX:
         raise Refusal(422, f"the body has more than {VALUES_MAX} values, and so more than any job can have")
@@ -188,6 +192,8 @@ def _float(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > KEYS_MAX:
+        raise ValueError(f"an object has {len(pairs)} keys: give at most {KEYS_MAX}")
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
