@@ -42,7 +42,9 @@ class Hosts:
         for given in allowed:
             named = _read(given if given.count(":") < 2 or given.startswith("[") else f"[{given}]")
             if named is None:
-                raise InputError(f"--allow-host {given!r}: write a name or an address, such as tuning.example")
+                raise InputError(
+                    f"--allow-host (AUTOTUNER_ALLOWED_HOSTS) {given!r}: write a name, such as tuning.example"
+                )
             self._names.add(named[0])
 
     def __contains__(self, name: str) -> bool:
