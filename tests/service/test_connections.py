@@ -212,7 +212,7 @@ def process(database: Path, descriptors: int, most: int) -> Iterator[tuple[str, 
 def test_a_service_without_file_descriptors_says_so_once_and_goes_on_when_there_are_some(
     tmp_path: Path, most: int
 ) -> None:
-    """Where connections are bounded below the descriptors, it stays answering, too."""
+    """Whether connections are bounded below the descriptors or not."""
     file = tmp_path / "served.sqlite"
     with open_database(file):
         pass
