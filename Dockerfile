@@ -15,9 +15,22 @@ RUN pip install --no-cache-dir $(grep -E '^(setuptools|torch)==' constraints.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY search_spaces search_spaces
 COPY autotuner autotuner
-RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[torch]'
+RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[torch,postgresql]'
 
-RUN useradd --create-home autotuner
-USER autotuner
+# By numbers, so that Kubernetes can tell that it is not root.
+RUN groupadd --gid 10001 autotuner \
+    && useradd --create-home --uid 10001 --gid 10001 autotuner \
+    && install --directory --owner autotuner --group autotuner /data
+USER 10001:10001
 WORKDIR /home/autotuner
+VOLUME /data
+
+# All addresses of the container: `-p` reaches no other.
+ENV AUTOTUNER_HOST=0.0.0.0 \
+    AUTOTUNER_DATABASE=/data/autotuner.sqlite
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=10s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=8)"]
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["autotuner"]
+CMD ["serve"]

@@ -13,6 +13,7 @@ DEFAULT_DATABASE = "sqlite:///autotuner.sqlite"
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CACHE = "~/.cache/autotuner"
 DEFAULT_SERVER = "http://127.0.0.1:8000"
+DEFAULT_HOST = "127.0.0.1"
 DATABASE_KINDS = ("sqlite", "postgresql")
 
 
@@ -26,6 +27,8 @@ class Settings:
         timeout_s: `AUTOTUNER_TIMEOUT_S`, after which a candidate is given up.
         cache_dir: `AUTOTUNER_CACHE`, where compiled kernels are kept; made by whoever first writes to it.
         server_url: `AUTOTUNER_SERVER`, the service that clients ask.
+        host: `AUTOTUNER_HOST`, the address that a service listens at.
+        allowed_hosts: `AUTOTUNER_ALLOWED_HOSTS`, names that clients may ask it under, separated by commas.
     """
 
     database_url: str = DEFAULT_DATABASE
@@ -33,6 +36,8 @@ class Settings:
     timeout_s: float = DEFAULT_TIMEOUT_S
     cache_dir: Path = Path(os.path.expanduser(DEFAULT_CACHE))
     server_url: str = DEFAULT_SERVER
+    host: str = DEFAULT_HOST
+    allowed_hosts: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
@@ -51,6 +56,8 @@ class Settings:
             timeout_s=_timeout_s(given.get("AUTOTUNER_TIMEOUT_S", str(DEFAULT_TIMEOUT_S))),
             cache_dir=_cache_dir(given.get("AUTOTUNER_CACHE", DEFAULT_CACHE)),
             server_url=_server(given.get("AUTOTUNER_SERVER", DEFAULT_SERVER)),
+            host=given.get("AUTOTUNER_HOST", DEFAULT_HOST),
+            allowed_hosts=tuple(given.get("AUTOTUNER_ALLOWED_HOSTS", "").replace(",", " ").split()),
         )
 
 

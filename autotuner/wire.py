@@ -110,12 +110,17 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _said(description: str) -> Any:
+    """Describe a query parameter."""
+    return Field(description=description)
+
+
 class JobsQuery(Query):
     """Which jobs: all, or those of one state; those with a lesser id than `before`."""
 
-    state: JobStateName | None = None
-    limit: PageLimit = PAGE
-    before: Cursor | None = None
+    state: Annotated[JobStateName | None, _said("Only jobs of this state.")] = None
+    limit: Annotated[PageLimit, _said("At most so many jobs.")] = PAGE
+    before: Annotated[Cursor | None, _said("Only jobs with a lesser id, as `next` of a page has it.")] = None
 
 
 class BestQuery(Query):
@@ -126,17 +131,26 @@ class BestQuery(Query):
     `budget_bytes` asks for what was tuned with this budget, and without it for what was tuned with none.
     """
 
-    model: Annotated[Text | None, Field(examples=["bert-encoder:base"])] = None
-    family: Key | None = None
-    extent: Annotated[list[Annotated[str, Field(pattern=r"^[a-z]=[1-9][0-9]{0,9}$")]], Field(max_length=26)] = []
+    model: Annotated[
+        Text | None,
+        Field(examples=["bert-encoder:base"], description="A model of the service, with or without a preset."),
+    ] = None
+    family: Annotated[Key | None, _said("In place of `model`: the family of a job, as `GET /v1/jobs` has it.")] = None
+    extent: Annotated[
+        list[Annotated[str, Field(pattern=r"^[a-z]=[1-9][0-9]{0,9}$")]],
+        Field(max_length=26, description="Elements along an axis, such as `l=128`; once for each axis."),
+    ] = []
     option: Annotated[
         list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f]+$", max_length=300)]],
-        Field(max_length=OPTIONS_MAX),
+        Field(max_length=OPTIONS_MAX, description="An option of the model, such as `activation=relu`; once for each."),
     ] = []
-    dtype: Dtype | None = None
-    device_type: Text = "cpu"
-    device_name: Text | None = None
-    budget_bytes: Annotated[int, Field(ge=1, le=INTEGER_MAX)] | None = None
+    dtype: Annotated[Dtype | None, _said("Of inputs, parameters and activations; by default the model's.")] = None
+    device_type: Annotated[Text, _said("What it shall run on, such as `cpu` or `cuda`.")] = "cpu"
+    device_name: Annotated[Text | None, _said("One device, as `GET /v1/devices` names it; by default any.")] = None
+    budget_bytes: Annotated[
+        Annotated[int, Field(ge=1, le=INTEGER_MAX)] | None,
+        _said("The memory budget that it was tuned with; by default it was tuned without one."),
+    ] = None
 
 
 class MeasurementsQuery(Query):
@@ -145,15 +159,20 @@ class MeasurementsQuery(Query):
     `kinds` are those of all operators of a call in their order, such as `contraction` or `bias+gelu_erf`.
     """
 
-    environment_key: Key | None = None
-    device_type: Text | None = None
-    signature: Key | None = None
-    kernel: Text | None = None
-    kinds: Annotated[str, Field(pattern=r"^[a-z_]+(\+[a-z_]+)*$", max_length=1000)] | None = None
-    status: Status | None = None
-    limit: PageLimit = PAGE
-    after: Cursor | None = None
-    statistics: Annotated[bool, BeforeValidator(_truth)] = False
+    environment_key: Annotated[Key | None, _said("Only of this environment, as `GET /v1/devices` has it.")] = None
+    device_type: Annotated[Text | None, _said("Only of devices of this type.")] = None
+    signature: Annotated[Key | None, _said("Only of this operator, or of these fused ones.")] = None
+    kernel: Annotated[Text | None, _said("Only of this kernel.")] = None
+    kinds: Annotated[
+        Annotated[str, Field(pattern=r"^[a-z_]+(\+[a-z_]+)*$", max_length=1000)] | None,
+        _said("Only of operators of these kinds in this order, such as `bias+gelu_erf`."),
+    ] = None
+    status: Annotated[Status | None, _said("Only those that ended so.")] = None
+    limit: Annotated[PageLimit, _said("At most so many measurements.")] = PAGE
+    after: Annotated[Cursor | None, _said("Only those with a greater id, as `next` of a page has it.")] = None
+    statistics: Annotated[
+        bool, BeforeValidator(_truth), _said("Count all that the filters admit, not only this page.")
+    ] = False
 
 
 class Answer(BaseModel):

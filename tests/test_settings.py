@@ -27,10 +27,18 @@ def test_each_variable_is_read() -> None:
             "AUTOTUNER_TIMEOUT_S": "0.5",
             "AUTOTUNER_CACHE": "/var/cache/kernels",
             "AUTOTUNER_SERVER": "https://tuning:8443/",
+            "AUTOTUNER_HOST": "0.0.0.0",
+            "AUTOTUNER_ALLOWED_HOSTS": "tuning.example, tuner-1",
         }
     )
     assert settings == Settings(
-        "postgresql+psycopg://me@host/tunings", 2, 0.5, Path("/var/cache/kernels"), "https://tuning:8443"
+        "postgresql+psycopg://me@host/tunings",
+        2,
+        0.5,
+        Path("/var/cache/kernels"),
+        "https://tuning:8443",
+        "0.0.0.0",
+        ("tuning.example", "tuner-1"),
     )
 
 

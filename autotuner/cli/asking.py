@@ -100,11 +100,11 @@ def submit(
         if as_json:
             emit(job.model_dump(mode="json"))
         elif not wait:
-            out.print(f"job {job.id}: {job.model}, {job.state}; `autotuner jobs {job.id}` shows it", highlight=False)
+            out.print(f"job {job.id}: {job.model}, {job.state}; `autotuner jobs {job.id}` shows it")
         elif job.configuration_id is not None:
             print_configuration(asked.configuration(job.configuration_id), as_json=False)
         if wait and job.configuration_id is None:
-            err.print(f"job {job.id} {job.state}: {job.message}", markup=False, highlight=False, soft_wrap=True)
+            err.print(f"job {job.id} {job.state}: {job.message}", soft_wrap=True)
             raise typer.Exit(1)
 
 
@@ -122,7 +122,7 @@ def _warn_if_nobody(asked: "Client", job: "JobView", *, quiet: bool) -> None:
     up = "; ".join(f"{device.name} ({device.type})" for device in devices) or "none at all"
     err.print(
         f"job {job.id} waits: no worker is up for {wanted}; up: {up}. `autotuner worker` starts one.",
-        markup=False, highlight=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
 
 
@@ -136,7 +136,6 @@ def _followed(asked: "Client", job: "JobView", *, quiet: bool) -> "JobView":
     except KeyboardInterrupt:
         err.print(
             f"job {job.id} goes on; `autotuner jobs {job.id}` shows it, `autotuner cancel {job.id}` ends it",
-            highlight=False,
         )
         raise typer.Exit(130) from None
     return last
@@ -187,7 +186,7 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
     if as_json:
         emit(job.model_dump(mode="json"))
     else:
-        out.print(f"job {job.id}: {'running, and about to end' if not job.ended else job.state}", highlight=False)
+        out.print(f"job {job.id}: {'running, and about to end' if not job.ended else job.state}")
 
 
 @commands.command()
@@ -248,7 +247,7 @@ def _print_best(found: "BestView") -> None:
     table.add_row("measured end to end", "no" if view.measured_us is None else f"{view.measured_us:,.1f} us")
     out.print(table)
     if found.message:
-        out.print(found.message, markup=False, highlight=False, soft_wrap=True)
+        out.print(found.message, soft_wrap=True)
 
 
 def _print_jobs(found: "list[JobView]") -> None:
@@ -289,7 +288,7 @@ def _print_job(job: "JobView") -> None:
     for name, text in rows:
         if text:
             table.add_row(name, text)
-    out.print(table, highlight=False)
+    out.print(table)
 
 
 def _progress_rows(job: "JobView") -> list[tuple[str, str]]:

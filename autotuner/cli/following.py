@@ -3,9 +3,8 @@
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from autotuner.cli.printing import STAGES, err
+from autotuner.cli.plain import plain
+from autotuner.cli.printing import STAGES, err, progress_bars
 
 if TYPE_CHECKING:
     from autotuner.wire import JobView, ProgressView
@@ -19,10 +18,7 @@ class Followed:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self.bars = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"), console=err,
-        )  # fmt: skip
+        self.bars = progress_bars()
         self._live = err.is_terminal and not quiet
         self._context = self.bars if self._live else nullcontext()
         self._task: Any = None
@@ -37,7 +33,7 @@ class Followed:
 
     def __call__(self, job: "JobView") -> None:
         """Show a job as it is now."""
-        stage = stage_of(job)
+        stage = plain(stage_of(job))
         note = "" if job.progress is None else note_of(job.progress)
         if self._live:
             if self._task is None:
@@ -46,7 +42,7 @@ class Followed:
             self.bars.update(self._task, description=stage, completed=done, total=total or None, note=note)
         elif not self._quiet and stage != self._told:
             self._told = stage
-            err.print("; ".join(text for text in (stage, note) if text), markup=False, highlight=False, soft_wrap=True)
+            err.print("; ".join(text for text in (stage, note) if text), soft_wrap=True)
 
 
 def stage_of(job: "JobView") -> str:

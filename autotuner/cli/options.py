@@ -22,10 +22,15 @@ Option = Annotated[list[str] | None, typer.Option("--option", help="A model opti
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; by default the model's.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the configuration here.")]
 DatabaseOption = Annotated[
-    str | None, typer.Option("--database", help="URL, or path of an SQLite file. [default: $AUTOTUNER_DATABASE]")
+    str | None,
+    typer.Option(
+        "--database",
+        help="URL, or path of an SQLite file.",
+        show_default="$AUTOTUNER_DATABASE, or else autotuner.sqlite",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="Device type to tune for; see `devices`.")]
-Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use. [default: all cores]")]
+Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use.", show_default="all cores")]
 Again = Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")]
 EndToEnd = Annotated[bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")]

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
+from autotuner.cli.plain import PlainConsole, lines, plain
 from autotuner.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from autotuner.runtime import CheckReport
     from autotuner.tuner import Progress as Walked
 
-out = Console()
-err = Console(stderr=True)
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 OVERTAKING_MAX = 10
 COVERED_SETS = {"inductor": "connected sets"}
@@ -58,14 +59,19 @@ def write(path: Path, text: str) -> None:
         raise InputError(f"{path}: cannot be written ({error.strerror}); name a file in a folder that can") from error
 
 
+def progress_bars() -> Progress:
+    """Return bars on standard error: what is done, how far, for how long, and a note."""
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False), console=err,
+    )  # fmt: skip
+
+
 class Shown:
     """A progress bar that a walk calls; nothing where the output is for a program."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.bars = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"), console=err,
-        )  # fmt: skip
+        self.bars = progress_bars()
         self.context = nullcontext() if quiet else self.bars
         self.tasks: dict[str, Any] = {}
 
@@ -93,8 +99,8 @@ def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = 
         return
     model = found.model
     extents = " ".join(f"{axis}={extent}" for axis, extent in model.extents.items())
-    out.print(f"[bold]{model.reference}[/bold] {model.dtype}  {extents}", highlight=False)
-    out.print(f"on {found.environment['device_name']}, {found.created_at}", highlight=False)
+    out.print(Text.assemble((plain(model.reference), "bold"), plain(f" {model.dtype}  {extents}")))
+    out.print(f"on {found.environment['device_name']}, {found.created_at}")
     _print_steps(found, steps)
     if steps:
         _print_fusions(found)
@@ -160,9 +166,9 @@ def print_explanation(explained: "OperatorExplanation | TensorExplanation", *, a
 
 
 def _print_words(title: str, sentences: Iterable[str]) -> None:
-    out.print(title, style="bold", markup=False, highlight=False)
+    out.print(title, style="bold")
     for sentence in sentences:
-        out.print(f"  {sentence}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"  {sentence}", soft_wrap=True)
 
 
 def _print_totals(found: "Configuration") -> None:
@@ -263,21 +269,24 @@ def print_solution(solution: "Solution", *, as_json: bool) -> None:
         f"{solution.solver}: {solution.total_us:.1f} us, bound {solution.lower_bound_us:.1f}, gap {solution.gap:.2%}"
     )
     if solution.statistics:
-        out.print(_statistics_words(solution.statistics), highlight=False)
+        out.print(_statistics_words(solution.statistics))
     for name, state in solution.states.items():
-        out.print(f"  {name}: {state}", markup=False, highlight=False)
+        out.print(f"  {name}: {state}")
 
 
 def print_check(report: "CheckReport") -> None:
     """Print how far each result and each mask is from the framework's."""
     table = Table("result", "largest relative error", "allowed", "", title="against the framework, in float64")
     for name, error in report.errors.items():
-        verdict = "ok" if error <= report.tolerance else "[red]WRONG"
-        table.add_row(name, f"{error:.1e}", f"{report.tolerance:.1e}", verdict)
+        table.add_row(name, f"{error:.1e}", f"{report.tolerance:.1e}", _verdict(error <= report.tolerance))
     for name, mask in report.masks.items():
         kept = f"keeps {mask.share:.4f}"
-        table.add_row(name, kept, f"{mask.expected:.4f} +- {mask.allowed:.4f}", "ok" if mask.ok else "[red]WRONG")
+        table.add_row(name, kept, f"{mask.expected:.4f} +- {mask.allowed:.4f}", _verdict(mask.ok))
     out.print(table)
+
+
+def _verdict(ok: bool) -> Text:
+    return Text("ok") if ok else Text("WRONG", "red")
 
 
 def print_devices(devices: "Iterable[Device]") -> None:
@@ -291,9 +300,9 @@ def print_models(definitions: "Mapping[str, Definition]") -> None:
     """Print the presets and options of models, by name."""
     models = Table("model", "presets", "options", title="models")
     for name, definition in definitions.items():
-        presets = "\n".join(f"{p}: {' '.join(f'{a}={n}' for a, n in e.items())}" for p, e in definition.presets.items())
-        options = "\n".join(f"{o}={v.default}" for o, v in definition.options.items())
-        models.add_row(name, presets, options)
+        presets = [f"{p}: {' '.join(f'{a}={n}' for a, n in e.items())}" for p, e in definition.presets.items()]
+        options = [f"{o}={v.default}" for o, v in definition.options.items()]
+        models.add_row(name, lines(presets), lines(options))
     out.print(models)
 
 

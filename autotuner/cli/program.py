@@ -5,8 +5,10 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from autotuner.cli import asking, reporting, serving, solving, tuning
+from autotuner.cli.plain import plain
 from autotuner.cli.printing import err
 from autotuner.errors import AutotunerError
 
@@ -43,6 +45,6 @@ def main() -> None:
     try:
         app()
     except AutotunerError as error:
-        err.print(f"[bold red]error[/bold red] {type(error).__name__}: ", end="")
-        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        err.print(Text.assemble(("error", "bold red"), f" {type(error).__name__}: "), end="")
+        err.print(Text("\n  ".join(plain(line) for line in str(error).splitlines())), soft_wrap=True)
         sys.exit(error.exit_code)

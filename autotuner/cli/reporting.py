@@ -49,7 +49,7 @@ def report(
     rows, counts = (None, None) if database is None else _measured(found, database, space)
     page = path.with_suffix(".html") if output is None else output
     write(page, render(found, rows, counts=counts))
-    out.print(f"Report written to {page}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"Report written to {page}", soft_wrap=True)
 
 
 def _measured(found: "Configuration", database: str, space: Path | None) -> "tuple[Sequence[Row], Mapping[str, int]]":

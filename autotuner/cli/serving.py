@@ -23,12 +23,26 @@ ServedDevice = Annotated[str, typer.Option(help="Device type that the worker tak
 @commands.command()
 def serve(
     database: DatabaseOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen at; 0.0.0.0 for all of this machine.",
+            show_default="$AUTOTUNER_HOST, or else 127.0.0.1",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen at; 0 for any free one.", min=0, max=65535)] = 8000,
     with_worker: Annotated[
         bool, typer.Option("--with-worker", help="Run a worker for this machine as well, and keep it running.")
     ] = False,
     device: ServedDevice = "cpu",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            help="A name that clients may ask the service under, beside localhost and that of --host. Repeatable.",
+            show_default="$AUTOTUNER_ALLOWED_HOSTS",
+        ),
+    ] = None,
 ) -> None:
     """Serve the HTTP API under http://HOST:PORT/v1 until Ctrl-C or SIGTERM.
 
@@ -38,7 +52,8 @@ def serve(
     from autotuner.service import serve as run
     from autotuner.settings import Settings
 
-    url = database or Settings.from_environment().database_url
+    settings = Settings.from_environment()
+    url = database or settings.database_url
     with ExitStack() as beside:
         if with_worker:
             from autotuner.cli.supervisor import Supervisor
@@ -47,7 +62,7 @@ def serve(
             environment(device)
             beside.enter_context(_ending_on_sigterm())
             beside.enter_context(Supervisor(_worker_command(database, device), tell))
-        run(url, host=host, port=port)
+        run(url, host=host or settings.host, port=port, allowed_hosts=allow_host or settings.allowed_hosts)
 
 
 def _worker_command(database: str | None, device: str) -> list[str]:

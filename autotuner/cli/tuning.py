@@ -58,7 +58,7 @@ def tune(
     database: DatabaseOption = None,
     device: Device = "cpu",
     threads: Threads = None,
-    space: Annotated[Path | None, typer.Option(help="A search space file. [default: that of the device]")] = None,
+    space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
     again: Again = False,
     retry: Retry = False,
     end_to_end: EndToEnd = True,

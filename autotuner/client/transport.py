@@ -191,7 +191,10 @@ class Transport:
                 return ServiceError(f"the service at {self.shown} cannot answer now (status {status})", passing=True)
             return self._strange(f"status {status} for {response.request.url.path}, without saying why")
         fields = list(_fields(problem))
-        detail = re.sub(r"; and \d+ more$", "", problem.detail.rstrip(".")) if fields else problem.detail.rstrip(".")
+        detail = problem.detail.rstrip(".")
+        more = re.search(r"; and (\d+) more$", detail)
+        if more is not None and int(more[1]) <= len(fields):
+            detail = detail[: more.start()]  # they follow
         said = "; ".join([detail, *fields])
         if status == 404:
             return NotFoundError(said)

@@ -5,7 +5,7 @@ keeps it in the tables of the database. A job that its worker leaves behind goes
 worker as soon as its process is gone, elsewhere when its lease has run out, by clocks that are taken to agree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -178,6 +178,12 @@ class JobQueue:
             query = query.where(JobRow.id < before)
         with self._transactions.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
+
+    def revisions(self, job_ids: Iterable[int]) -> dict[int, int]:
+        """Return the revision of each of these jobs that is there, by id."""
+        query = select(JobRow.id, JobRow.revision).where(JobRow.id.in_(list(job_ids)))
+        with self._transactions.reading() as connection:
+            return {row.id: row.revision for row in connection.execute(query)}
 
     def waiting(self) -> dict[JobState, int]:
         """Return how many jobs have each state that is not an end."""

@@ -3,54 +3,57 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from threading import Event
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
-from starlette.responses import RedirectResponse
 
 from autotuner.database import Database
 from autotuner.service.configurations import configuration_routes
 from autotuner.service.described import DESCRIPTION, describe
-from autotuner.service.events import event_routes
+from autotuner.service.documentation import documentation_routes
+from autotuner.service.events import event_routes, render
+from autotuner.service.guard import Guard, HeadAsGet, Hosts
 from autotuner.service.jobs import job_routes
 from autotuner.service.known import known_routes
 from autotuner.service.modelfiles import ModelFiles
 from autotuner.service.problems import handle_problems
 from autotuner.service.strict import BodyLimit
+from autotuner.service.threads import READERS
+from autotuner.service.watching import Watch
 
-THREADS = 12
-"""Below the 15 connections that an engine opens, so that no request waits for one in vain."""
 
+def create_app(database: Database, hosts: Hosts | None = None) -> FastAPI:
+    """Return the service over a database, which stays open; `app.state.end_streams` ends its event streams.
 
-def create_app(database: Database) -> FastAPI:
-    """Return the service over a database, which stays open; `app.state.closing` ends its event streams."""
-    number, files, closing = version("autotuner"), ModelFiles(), Event()
+    Args:
+        hosts: that it answers to; None for this machine's own.
+    """
+    number, files, watch = version("autotuner"), ModelFiles(), Watch(database, render)
     app = FastAPI(
         title="autotuner",
         summary="Layout and algorithm autotuner for transformer training",
         description=DESCRIPTION,
         version=number,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.closing = closing
+    app.state.end_streams = watch.close
     app.include_router(job_routes(database, files))
-    app.include_router(event_routes(database, closing))
+    app.include_router(event_routes(database, watch))
     app.include_router(configuration_routes(database, files))
     app.include_router(known_routes(database, files, number))
-
-    @app.get("/", include_in_schema=False)
-    def index() -> RedirectResponse:
-        return RedirectResponse("/docs")
-
+    app.include_router(documentation_routes(app.title))
     handle_problems(app)
     describe(app)
     app.add_middleware(BodyLimit)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(Guard, hosts=hosts or Hosts())
     return app
 
 
 @asynccontextmanager
 async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    current_default_thread_limiter().total_tokens = THREADS
+    current_default_thread_limiter().total_tokens = READERS
     yield

@@ -31,10 +31,13 @@ TAGS = [
     {"name": "service", "description": "Whether the service can answer."},
 ]
 MEANINGS: Mapping[int, str] = {
+    403: "It comes from a page of another site.",
     404: "It is not there.",
+    408: "The body did not arrive in time.",
     409: "It is well formed, and contradicts the model or the state of the job.",
     413: "The body is above 1 MiB.",
     415: "The body is not said to be JSON.",
+    421: "The service does not answer to the host that is named.",
     422: "Something is not well formed.",
     500: "The service failed; its log says why.",
     503: "The database cannot be used now; try again later.",
@@ -43,7 +46,7 @@ MEANINGS: Mapping[int, str] = {
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what a route may answer in place of success: these, and what every route may."""
-    return {status: _refusal(status) for status in sorted({*statuses, 422, 500, 503})}
+    return {status: _refusal(status) for status in sorted({*statuses, 421, 422, 500, 503})}
 
 
 def _refusal(status: int) -> dict[str, Any]:

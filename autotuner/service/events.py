@@ -1,29 +1,23 @@
 """A job's changes as server-sent events."""
 
-import logging
-from collections.abc import AsyncIterator
-from threading import Event
-from time import monotonic
 from typing import Annotated, Any
 
-from anyio import sleep
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from autotuner.database import ENDED, Database, Job
-from autotuner.errors import AutotunerError
+from autotuner.service.connections import streams_max
 from autotuner.service.described import TEMPLATE, refusals
 from autotuner.service.examples import EVENTS
 from autotuner.service.jobs import JobId, find_job
+from autotuner.service.problems import RETRY_AFTER_S, Refusal
 from autotuner.service.strict import StrictRoute
 from autotuner.service.views import job_view
+from autotuner.service.watching import Watch
 from autotuner.wire import Cursor
 
-LOOK_S = 0.2
-HEARTBEAT_S = 10.0
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-log = logging.getLogger("autotuner.service")
 
 EVENT: dict[str, Any] = {
     "type": "object",
@@ -49,12 +43,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def event_routes(database: Database, closing: Event) -> APIRouter:
-    """Return the route of events.
-
-    Args:
-        closing: set when the service ends, so that no stream holds it.
-    """
+def event_routes(database: Database, watch: Watch) -> APIRouter:
+    """Return the route of events."""
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
     @routes.get(
@@ -66,42 +56,30 @@ def event_routes(database: Database, closing: Event) -> APIRouter:
     )
     async def events(
         job_id: JobId,
-        request: Request,
         last_event_id: Annotated[
             Cursor, Header(description="Id of the last event that was received: what it said is not repeated.")
         ] = 0,
     ) -> Response:
         """Send the job as it is now, then again after each change, and end when it has ended."""
-        job = await run_in_threadpool(find_job, database, job_id)
+        job, event = await run_in_threadpool(_found, database, job_id)
         if job.ended and job.revision == last_event_id:
             return Response(status_code=204)
-        stream = _changes(database, job, last_event_id, request, closing)
+        most = streams_max()
+        if watch.followers >= most:
+            detail = f"the service has {most} streams of events, and opens no more now: try again later"
+            raise Refusal(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+        stream = watch.follow(job, event, last_event_id)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     return routes
 
 
-async def _changes(database: Database, job: Job, told: int, request: Request, closing: Event) -> AsyncIterator[bytes]:
-    yield b": events of a job; a comment like this comes every 10 s\n\n"
-    spoken_at = monotonic()
-    while not closing.is_set():
-        if job.revision != told:
-            yield await run_in_threadpool(_event, job)
-            told, spoken_at = job.revision, monotonic()
-        elif monotonic() - spoken_at > HEARTBEAT_S:
-            yield b": still here\n\n"
-            spoken_at = monotonic()
-        if job.ended or await request.is_disconnected():
-            return
-        await sleep(LOOK_S)
-        try:
-            job = await run_in_threadpool(find_job, database, job.id)
-        except AutotunerError as error:
-            # The client opens a new stream, and learns from its status what is the matter.
-            log.error("events_ended", extra={"facts": {"job": job.id, "error": str(error)}})
-            return
+def _found(database: Database, job_id: int) -> tuple[Job, bytes]:
+    job = find_job(database, job_id)
+    return job, render(job)
 
 
-def _event(job: Job) -> bytes:
+def render(job: Job) -> bytes:
+    """Return the event that tells how a job is."""
     kind = job.state if job.ended else "progress"
     return f"id: {job.revision}\nevent: {kind}\ndata: {job_view(job).model_dump_json()}\n\n".encode()

@@ -180,6 +180,12 @@ MODELS: list[dict[str, Any]] = [
 HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
 
 PROBLEMS: dict[int, dict[str, Any]] = {
+    403: {
+        "detail": "POST from a page of another site is refused (`Origin` is 'http://other.example'): use a client, or "
+        "the service's own page",
+        "instance": "/v1/jobs",
+    },
+    408: {"detail": "the body did not arrive within 30 s: send it at once", "instance": "/v1/jobs"},
     404: {"detail": "no job 99: GET /v1/jobs lists those that there are", "instance": "/v1/jobs/99"},
     409: {
         "detail": "model 'bert-encoder': no axis 'z'; known: b (batch), l (position in the sequence)",
@@ -188,6 +194,11 @@ PROBLEMS: dict[int, dict[str, Any]] = {
     413: {"detail": "the body is above 1048576 bytes, and so larger than any job can be", "instance": "/v1/jobs"},
     415: {
         "detail": "the body is 'text/plain': send JSON with `Content-Type: application/json`",
+        "instance": "/v1/jobs",
+    },
+    421: {
+        "detail": "this service does not answer to the host 'tuning.example': ask it under its own address, or start "
+        "it with `autotuner serve --allow-host tuning.example` (or AUTOTUNER_ALLOWED_HOSTS=tuning.example)",
         "instance": "/v1/jobs",
     },
     422: {

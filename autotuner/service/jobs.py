@@ -2,15 +2,19 @@
 
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Body, Path, Query, Response
 
 from autotuner.database import Database, Job
 from autotuner.errors import NotFoundError
+from autotuner.request import Request
 from autotuner.service.described import refusals
 from autotuner.service.examples import SUBMISSIONS
 from autotuner.service.modelfiles import ModelFiles
 from autotuner.service.strict import StrictRoute
 from autotuner.service.submitted import Submission, request_of
+from autotuner.service.threads import CHECKERS, WRITERS
 from autotuner.service.views import job_view
 from autotuner.wire import Id, JobPage, JobsQuery, JobView
 
@@ -46,6 +50,7 @@ def find_job(database: Database, job_id: int) -> Job:
 
 def job_routes(database: Database, files: ModelFiles) -> APIRouter:
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+    checking, writing = CapacityLimiter(CHECKERS), CapacityLimiter(WRITERS)
 
     @routes.post(
         "",
@@ -59,10 +64,10 @@ def job_routes(database: Database, files: ModelFiles) -> APIRouter:
                 "headers": LOCATION,
                 "links": LINKS,
             },
-            **refusals(404, 409, 413, 415),
+            **refusals(403, 404, 408, 409, 413, 415),
         },
     )
-    def submit(
+    async def submit(
         submission: Annotated[Submission, Body(openapi_examples=SUBMISSIONS)],
         response: Response,
     ) -> JobView:
@@ -72,11 +77,8 @@ def job_routes(database: Database, files: ModelFiles) -> APIRouter:
         `extents`, `options` and `dtype` replace values of the preset and the file. `gap` ends measuring as soon as the
         best plan is proven to take at most this share longer than the best there can be.
         """
-        request = request_of(submission, files, database)
-        job = database.queue.enqueue(
-            model=request.model.reference, request=request.to_json(), device_type=request.device_type,
-            device_name=request.device_name,
-        )  # fmt: skip
+        request = await run_sync(request_of, submission, files, database, limiter=checking)
+        job = await run_sync(_enqueued, database, request, limiter=writing)
         response.headers["Location"] = f"/v1/jobs/{job.id}"
         return job_view(job)
 
@@ -106,14 +108,25 @@ def job_routes(database: Database, files: ModelFiles) -> APIRouter:
         "/{job_id}/cancel",
         operation_id="cancel_job",
         summary="Cancel a job",
-        responses={200: {"description": "The job, cancelled or about to end."}, **refusals(404, 409, 413)},
+        responses={200: {"description": "The job, cancelled or about to end."}, **refusals(403, 404, 409, 413, 415)},
     )
-    def cancel(job_id: JobId) -> JobView:
+    async def cancel(job_id: JobId) -> JobView:
         """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
 
         What was measured is kept. A job that is cancelled already stays so; one that has ended otherwise is a 409.
         """
-        find_job(database, job_id)
-        return job_view(database.queue.cancel(job_id))
+        return job_view(await run_sync(_cancelled, database, job_id, limiter=writing))
 
     return routes
+
+
+def _enqueued(database: Database, request: Request) -> Job:
+    return database.queue.enqueue(
+        model=request.model.reference, request=request.to_json(), device_type=request.device_type,
+        device_name=request.device_name,
+    )  # fmt: skip
+
+
+def _cancelled(database: Database, job_id: int) -> Job:
+    find_job(database, job_id)
+    return database.queue.cancel(job_id)

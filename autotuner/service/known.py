@@ -3,18 +3,22 @@
 from collections import defaultdict
 from typing import Annotated
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
 from autotuner.database import Database, Filter
 from autotuner.service.described import refusals
 from autotuner.service.modelfiles import ModelFiles
 from autotuner.service.strict import StrictRoute
+from autotuner.service.threads import PROBES
 from autotuner.service.views import measurement_view, model_view, statistics_view, worker_view
 from autotuner.wire import DeviceView, EnvironmentView, Health, MeasurementPage, MeasurementsQuery, ModelView
 
 
 def known_routes(database: Database, files: ModelFiles, version: str) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
+    probing = CapacityLimiter(PROBES)
 
     @routes.get(
         "/v1/measurements",
@@ -90,15 +94,17 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         responses={200: {"description": "The service reads its database."}, **refusals()},
     )
     @routes.get("/healthz", include_in_schema=False)
-    def health() -> Health:
+    async def health() -> Health:
         """Return how many jobs wait and run, and how many workers there are; 503 where the database cannot be read.
 
         The same is at /healthz, where probes look for it.
         """
-        waiting = database.queue.waiting()
-        workers = len(database.queue.workers())
-        return Health(
-            status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers
-        )
+        return await run_sync(_health, database, version, limiter=probing)
 
     return routes
+
+
+def _health(database: Database, version: str) -> Health:
+    waiting = database.queue.waiting()
+    workers = len(database.queue.workers())
+    return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)

@@ -18,6 +18,8 @@ PROBLEM_JSON = "application/problem+json"
 DETAIL_MAX = 2000
 GIVEN_MAX = 80
 NAMED_MAX = 3
+LISTED_MAX = 100
+FIELD_MAX = 200
 RETRY_AFTER_S = 5
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
@@ -28,23 +30,30 @@ log = logging.getLogger("autotuner.service")
 class Refusal(HTTPException):
     """A request that is refused, with its status and the sentence that says why."""
 
-    def __init__(self, status: int, detail: str, *, errors: Fields | None = None, **headers: str) -> None:
+    def __init__(
+        self, status: int, detail: str, *, errors: Fields | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(status, detail, headers)
         self.errors = errors
 
 
 def problem(
-    status: int, detail: str, *, instance: str, errors: Fields | None = None, headers: Mapping[str, str] | None = None
+    status: int,
+    detail: str,
+    *,
+    instance: str | None = None,
+    errors: Fields | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return a response that describes a problem.
 
     Args:
-        instance: path of the request.
+        instance: path of the request; None where it has none.
         errors: a `field` and a `message` for each field that is not valid.
     """
     detail = detail if len(detail) <= DETAIL_MAX else detail[: DETAIL_MAX - 4] + " ..."
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    body |= {"instance": instance} | ({"errors": list(errors)} if errors else {})
+    body |= ({"instance": instance} if instance is not None else {}) | ({"errors": list(errors)} if errors else {})
     # A character that UTF-8 does not have leaves as an escape.
     return Response(json.dumps(body), status, headers, PROBLEM_JSON)
 
@@ -59,19 +68,28 @@ def handle_problems(app: FastAPI) -> None:
 
 async def _not_valid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    errors = [{"field": _place(e["loc"]), "message": _message(e)} for e in found]
+    return await _refused(request, not_valid(error.errors()))
+
+
+def not_valid(found: Fields, *, within: tuple[str, ...] = ()) -> Refusal:
+    """Return the refusal of what Pydantic found not valid: three errors in its sentence, a hundred in its list.
+
+    Args:
+        within: where in a request all of it is.
+    """
+    errors = [{"field": _place((*within, *e["loc"])), "message": _message(e)} for e in found[:LISTED_MAX]]
     named = "; ".join(f"{e['field']}: {e['message']}" for e in errors[:NAMED_MAX])
-    more = f"; and {len(errors) - NAMED_MAX} more" if len(errors) > NAMED_MAX else ""
+    more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     # What Pydantic calls a value error is a rule of ours about a whole whose every field is well formed.
     status = 409 if all(e["type"] == "value_error" for e in found) else 422
-    return problem(status, named + more, instance=request.url.path, errors=errors[:100])
+    return Refusal(status, named + more, errors=errors)
 
 
 def _place(location: Sequence[int | str]) -> str:
     """Return a field's name with its place: "extents.l" in a body, "query limit" elsewhere."""
     first, *rest = [str(part) for part in location if part not in ("reference", "file")]
     where = ".".join(rest)
+    where = where if len(where) <= FIELD_MAX else where[:FIELD_MAX] + "..."
     if first == "body":
         return where or "the body"
     return f"{first} {where}".strip()
@@ -102,13 +120,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Return the methods of all routes of a path; the one that refused knows only its own."""
+    """Return the methods of all routes of a path; the one that refused knows only its own. HEAD is wherever GET is."""
     routes = request.app.router.routes
-    return [
+    found = {
         method
         for method in METHODS
         if any(route.matches(dict(request.scope) | {"method": method})[0] is Match.FULL for route in routes)
-    ]
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
 async def _explained(request: Request, error: Exception) -> Response:

@@ -1,12 +1,13 @@
 """Serving: the application behind uvicorn, with one line of a log for each request, until it is told to end."""
 
+import asyncio
 import logging
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -17,15 +18,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from autotuner.database import open_database
 from autotuner.errors import InputError
 from autotuner.service.application import create_app
+from autotuner.service.connections import Connection, handle_loop_error
+from autotuner.service.guard import Hosts
 
 GRACE_S = 10
 """For how long requests in hand may go on when the service is told to end."""
 
-BACKLOG = 2048
+BACKLOG = 128
+"""Connections that wait to be accepted. asyncio accepts as many in one go, and logs as many failures."""
+
 log = logging.getLogger("autotuner.service")
 
 
-def serve(database_url: str, host: str = "127.0.0.1", port: int = 8000, *, log_level: str = "info") -> None:
+def serve(
+    database_url: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    allowed_hosts: Iterable[str] = (),
+    log_level: str = "info",
+) -> None:
     """Serve a database over HTTP until the process is told to end (SIGTERM, SIGINT).
 
     Requests in hand are answered, open streams of events end at once. The log goes to standard error.
@@ -34,15 +46,17 @@ def serve(database_url: str, host: str = "127.0.0.1", port: int = 8000, *, log_l
         database_url: URL, or path of an SQLite file.
         host: address or name to listen at.
         port: 0 for any that is free; the log says which.
+        allowed_hosts: names that it answers to beside that of `host` and this machine's own.
         log_level: "info" for a line per request, "warning" for what goes wrong.
 
     Raises:
-        InputError: nobody can listen there.
+        InputError: nobody can listen there, or what is allowed is no host.
         DatabaseError: the database cannot be opened.
     """
     listener = listen(host, port)
     with listener, open_database(database_url) as database, _logging(log_level):
-        Server(create_app(database), listener).run()
+        hosts = Hosts((host, listener.getsockname()[0]), allowed_hosts)
+        Server(create_app(database, hosts), listener).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -84,11 +98,11 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 AccessLog(app), log_config=None, access_log=False, lifespan="on", loop="asyncio",
-                timeout_graceful_shutdown=GRACE_S, server_header=False,
+                timeout_graceful_shutdown=GRACE_S, server_header=False, http=Connection, ws="none", backlog=BACKLOG,
             )
         )  # fmt: skip
         self._listener = listener
-        self._closing: threading.Event = app.state.closing
+        self._end_streams: Callable[[], None] = app.state.end_streams
 
     @property
     def url(self) -> str:
@@ -100,11 +114,12 @@ class Server(uvicorn.Server):
         super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(handle_loop_error)
         await super().startup(sockets)
         log.info("serving", extra={"facts": {"url": self.url}})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._closing.set()
+        self._end_streams()
         log.info("ending")
         await super().shutdown(sockets)
         log.info("ended")

@@ -9,16 +9,28 @@ from math import isfinite
 from typing import Any, get_origin
 from urllib.parse import unquote_to_bytes
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Request
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotuner.service.problems import Refusal, problem
+from autotuner.service.guard import SAFE
+from autotuner.service.problems import Refusal, not_valid, problem
+from autotuner.service.threads import CHECKERS
 from autotuner.wire import INTEGER_MAX, Query
 
 BODY_MAX_BYTES = 2**20
 """A hundred times a model file of an encoder layer."""
+
+VALUES_MAX = 20_000
+"""Above what the largest model has; each one that is not valid takes 50 us and 2 kB to refuse. Counted by commas."""
+
+KEYS_MAX = 1024
+"""Of one object: as many as a model may have tensors."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -44,12 +56,40 @@ class StrictRoute(APIRoute):
         async def strict(request: Request) -> Response:
             if request.scope["query_string"]:
                 check_query(request, self.query_names)
-            if self.body_field is not None:
+            if self.body_field is not None or (request.method not in SAFE and _has_body(request)):
                 check_media_type(request)
-                request = _StrictRequest(request.scope, request.receive)
+            if self.body_field is not None:
+                request = _Checked(request, *await self._body(request))
             return await handle(request)
 
         return strict
+
+    async def _body(self, request: Request) -> tuple[bytes, Any]:
+        """Return a body and the JSON in it, once a thread has seen that it is valid: that may take long."""
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            raise Refusal(408, "the connection ended before the body did") from None
+        return body, await run_sync(self._valid, body, limiter=self._checking) if body else None
+
+    def _valid(self, body: bytes) -> Any:
+        value = read_json(body)
+        try:
+            self._type.validate_python(value)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False)
+            raise not_valid(found, within=("body",)) from None
+        return value
+
+    @cached_property
+    def _checking(self) -> CapacityLimiter:
+        return CapacityLimiter(CHECKERS)
+
+    @cached_property
+    def _type(self) -> TypeAdapter[Any]:
+        assert self.body_field is not None
+        body: Any = self.body_field.field_info.annotation
+        return TypeAdapter(body)
 
 
 def check_query(request: Request, names: Mapping[str, bool]) -> None:
@@ -91,18 +131,32 @@ def check_media_type(request: Request) -> None:
         raise Refusal(415, f"the body is {said}: send JSON with `Content-Type: application/json`")
 
 
-class _StrictRequest(Request):
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+class _Checked(Request):
+    """A request whose body was read."""
+
+    def __init__(self, request: Request, body: bytes, value: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+        self._value = value
+
     async def json(self) -> Any:
-        return read_json(await self.body())
+        return self._value
 
 
 def read_json(body: bytes) -> Any:
     """Return what a JSON text says. An integer beyond 64 bits becomes the nearest float, as in most readers of JSON.
 
     Raises:
-        Refusal: it is no JSON (NaN and Infinity are none), no UTF-8, too deep, has a key twice, a number beyond the
-            range of floats, or a NUL character, which databases do not keep.
+        Refusal: it is no JSON (NaN and Infinity are none), no UTF-8, too deep, too many values or keys, a key twice,
+            a number beyond the range of floats, or a NUL character, which databases do not keep.
     """
+    if body.count(b",") > VALUES_MAX:
+        raise Refusal(422, f"the body has more than {VALUES_MAX} values, and so more than any job can have")
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -138,6 +192,8 @@ def _float(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > KEYS_MAX:
+        raise ValueError(f"an object has {len(pairs)} keys: give at most {KEYS_MAX}")
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -178,7 +234,7 @@ class BodyLimit:
             message = await receive()
             got += len(message.get("body", b""))
             if got > BODY_MAX_BYTES:
-                raise Refusal(413, TOO_LARGE, Connection="close")
+                raise Refusal(413, TOO_LARGE, headers={"Connection": "close"})
             return message
 
         await self._app(scope, limited, send)

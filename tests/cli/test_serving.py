@@ -57,8 +57,22 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_service_is_started_where_it_was_asked_for(run: Run, served: dict[str, Any]) -> None:
-    assert run("serve", "--database", "a.sqlite", "--host", "0.0.0.0", "--port", "8123").code == 0
-    assert {**served} == {"beside": [], "database": "a.sqlite", "host": "0.0.0.0", "port": 8123}
+    given = ("--host", "0.0.0.0", "--port", "8123", "--allow-host", "a.example", "--allow-host", "b")
+    assert run("serve", "--database", "a.sqlite", *given).code == 0
+    assert {**served} == {
+        "beside": [], "database": "a.sqlite", "host": "0.0.0.0", "port": 8123, "allowed_hosts": ["a.example", "b"],
+    }  # fmt: skip
+
+
+def test_where_the_service_listens_and_its_names_come_from_the_environment_unless_given(
+    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNER_HOST", "0.0.0.0")
+    monkeypatch.setenv("AUTOTUNER_ALLOWED_HOSTS", "tuning.example,tuner-1")
+    assert run("serve").code == 0
+    assert (served["host"], served["allowed_hosts"]) == ("0.0.0.0", ("tuning.example", "tuner-1"))
+    assert run("serve", "--host", "127.0.0.1", "--allow-host", "other").code == 0
+    assert (served["host"], served["allowed_hosts"]) == ("127.0.0.1", ["other"])
 
 
 def test_the_database_of_the_settings_is_served_unless_another_is_named(run: Run, served: dict[str, Any]) -> None:

@@ -322,6 +322,13 @@ def test_jobs_are_listed_newest_first_by_state_and_in_pages(queue: JobQueue) -> 
     assert queue.jobs(before=first) == []
 
 
+def test_revisions_of_several_jobs_are_read_at_once(queue: JobQueue) -> None:
+    first, second = enqueued(queue), enqueued(queue)
+    queue.cancel(second.id)
+    assert queue.revisions([first.id, second.id, 99]) == {first.id: 1, second.id: 2}
+    assert queue.revisions([]) == {}
+
+
 def test_jobs_that_wait_and_run_are_counted(queue: JobQueue) -> None:
     assert queue.waiting() == {"queued": 0, "running": 0}
     for _ in range(4):

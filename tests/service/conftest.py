@@ -35,5 +35,6 @@ def filled(database: Database, configuration: Configuration) -> Database:
 @pytest.fixture
 def asked(database: Database) -> Iterator[TestClient]:
     """Asks the service without a network."""
-    with TestClient(create_app(database), raise_server_exceptions=False, follow_redirects=False) as client:
+    app = create_app(database)
+    with TestClient(app, "http://localhost", raise_server_exceptions=False, follow_redirects=False) as client:
         yield client

@@ -2,16 +2,18 @@
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 
 import httpx2
 import pytest
 
 from autotuner.database import Database, Job, this_process
-from autotuner.service import events
+from autotuner.service import watching
 from autotuner.service.serving import Server
 from tests.service.filled import HERE, PROGRESS, enqueue
-from tests.service.listening import PATIENCE_S, listening
+from tests.service.listening import PATIENCE_S, listening, wait_until
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_a_last_event_that_is_none_is_refused(database: Database, client: httpx2
 def test_a_stream_on_which_nothing_happens_is_kept_alive_by_comments(
     database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(watching, "HEARTBEAT_S", 0.0)
     job = enqueue(database)
     with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
         lines = response.iter_lines()
@@ -99,23 +101,77 @@ def test_other_requests_are_answered_while_many_streams_are_open(database: Datab
         stream.__exit__(None, None, None)
 
 
+def counted_looks(database: Database, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Return a semaphore that each look for changes releases."""
+    looks, look = threading.Semaphore(0), database.queue.revisions
+
+    def counted(job_ids: Iterable[int]) -> dict[int, int]:
+        looks.release()
+        return look(job_ids)
+
+    monkeypatch.setattr(database.queue, "revisions", counted)
+    return looks
+
+
+def test_one_look_at_a_time_feeds_all_streams_and_without_streams_there_is_none(
+    database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    looks, jobs = counted_looks(database, monkeypatch), [enqueue(database) for _ in range(4)]
+    assert not looks.acquire(timeout=1)
+    reads: list[int] = []
+    read = database.queue.job
+
+    def noted(job_id: int) -> Job:
+        reads.append(job_id)
+        return read(job_id)
+
+    with ExitStack() as opened:
+        streams = [opened.enter_context(client.stream("GET", f"/v1/jobs/{jobs[n % 4].id}/events")) for n in range(40)]
+        found = [told(stream.iter_lines()) for stream in streams]
+        assert [next(each)[1] for each in found] == ["progress"] * 40
+        monkeypatch.setattr(database.queue, "job", noted)
+        before = time.monotonic()
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(10):
+            assert looks.acquire(timeout=PATIENCE_S)
+        assert time.monotonic() - before > 8 * watching.LOOK_S, "as many looks as streams would take no time"
+        database.queue.cancel(jobs[0].id)
+        assert [next(each)[1] for each in found[::4]] == ["cancelled"] * 10
+        assert reads == [jobs[0].id], "one read for ten streams, none of jobs that have not changed"
+
+
+def test_streams_are_bounded_and_what_is_above_is_told_to_come_later(
+    database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotuner.service.events.streams_max", lambda: 2)
+    path = f"/v1/jobs/{enqueue(database).id}/events"
+    with client.stream("GET", path) as first, client.stream("GET", path) as second:
+        found = [told(stream.iter_lines()) for stream in (first, second)]
+        assert [next(each)[1] for each in found] == ["progress"] * 2
+        refused = client.get(path)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert "has 2 streams of events" in refused.json()["detail"]
+
+    def opened_again() -> bool:
+        with client.stream("GET", path) as again:
+            return again.status_code == 200
+
+    wait_until(opened_again)
+
+
 def test_a_stream_ends_when_its_client_leaves(
     database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, looks = enqueue(database), threading.Semaphore(0)
-
-    def counted(database: Database, job_id: int) -> Job:
-        looks.release()
-        return database.queue.job(job_id)
-
-    monkeypatch.setattr("autotuner.service.events.find_job", counted)
+    job, looks = enqueue(database), counted_looks(database, monkeypatch)
     with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
         found = told(response.iter_lines())
         next(found)
         for _ in range(3):
             assert looks.acquire(timeout=PATIENCE_S)
     # One look may have begun before the client left; after that there is none.
-    while looks.acquire(timeout=5 * events.LOOK_S):
+    while looks.acquire(timeout=5 * watching.LOOK_S):
         pass
 
 
@@ -126,5 +182,5 @@ def test_a_job_that_can_no_longer_be_read_ends_its_stream(
     with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
         found = told(response.iter_lines())
         next(found)
-        monkeypatch.setattr("autotuner.service.events.find_job", lambda *_: database.queue.job(99))
+        monkeypatch.setattr(database.queue, "revisions", lambda _: database.queue.job(99))
         assert list(found) == []

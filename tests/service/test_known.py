@@ -82,11 +82,6 @@ def test_a_database_that_cannot_be_read_is_not_the_clients_fault_nor_its_busines
         assert str(file) not in response.text
 
 
-def test_people_land_at_the_documentation(asked: TestClient) -> None:
-    assert asked.get("/").headers["Location"] == "/docs"
-    assert asked.get("/docs").status_code == 200
-
-
 def test_the_service_loads_no_torch() -> None:
     script = "import sys, autotuner.service; print(sorted({'torch', 'triton', 'cupy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

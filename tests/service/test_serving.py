@@ -57,7 +57,7 @@ def test_a_body_that_never_ends_is_refused_while_it_comes(database: Database) ->
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             connection.sendall(
-                b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Transfer-Encoding: chunked\r\n\r\n"
             )
             for _ in range(17):

@@ -129,11 +129,11 @@ def test_a_body_of_the_limit_is_read(asked: TestClient) -> None:
 @pytest.mark.parametrize(
     "method, path, allowed",
     [
-        ("PUT", "/v1/jobs", "GET, POST"),
-        ("OPTIONS", "/v1/jobs", "GET, POST"),
-        ("DELETE", "/v1/jobs/1", "GET"),
+        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
+        ("OPTIONS", "/v1/jobs", "GET, HEAD, POST"),
+        ("DELETE", "/v1/jobs/1", "GET, HEAD"),
         ("GET", "/v1/jobs/1/cancel", "POST"),
-        ("POST", "/v1/configurations/best", "GET"),
+        ("POST", "/v1/configurations/best", "GET, HEAD"),
     ],
 )
 def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(
@@ -159,7 +159,7 @@ def test_what_nobody_expected_is_a_problem_without_its_traceback(
 
     monkeypatch.setattr(database.queue, "jobs", fail)
     app: FastAPI = create_app(database)
-    with TestClient(app, raise_server_exceptions=False) as asked:
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as asked:
         response = asked.get("/v1/jobs")
     assert (response.status_code, response.headers["Content-Type"]) == (500, "application/problem+json")
     assert response.json()["detail"] == "the service failed; its log says why"
