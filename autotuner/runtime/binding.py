@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-# Parameters that have moved more often are copied before each forward, rather than bound to where they are. Whoever
-# shards them (FSDP) moves them every step, and a workspace over other memory takes milliseconds to build.
+# Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
+# to where they are. FSDP moves them every step, and a workspace over other memory takes milliseconds to build.
 MOVES = 3
 
 
@@ -197,13 +197,16 @@ class Binding:
         self._device, self._seen = wanted, list(current)
         self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in current]
         apart = self._apart(current)
-        if not self._is_bound or not self.pool.reads_where(wanted, apart, current):
+        moving = self._moves > MOVES
+        if not self._is_bound or not self.pool.reads(wanted, apart, current, moving):
             with torch.inference_mode(False), torch.no_grad():
                 views = dict(
                     view for port, lies, parameter in zip(self._ports, self._lying, current, strict=True)
                     if lies.buffer not in apart for view in self._views(port, lies, parameter)
                 )  # fmt: skip
-            self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, current)
+            self.pool = Pool(
+                self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, current, moving
+            )
             self._is_bound = True
         return None
 

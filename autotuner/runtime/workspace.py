@@ -2,9 +2,9 @@
 
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
 storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
-frees the caller to change them and lets them have any strides. So are parameters that lie otherwise than the plan says,
-before each forward; all others are read where the caller keeps them. Where those have moved by the time of a call, the
-workspace copies them from then on.
+frees the caller to change them and lets them have any strides. Parameters that lie otherwise than the plan says are
+copied at the start of each forward; all others are read where the caller keeps them. Where one of those has moved by the
+time of a call, the workspace takes all of them as copies from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
@@ -50,6 +50,7 @@ class Workspace:
         lying: Sequence[Geometry] = (),
         apart: frozenset[int] = frozenset(),
         current: Sequence[Tensor] = (),
+        moving: bool = False,
     ) -> None:
         """Allocate and build.
 
@@ -62,6 +63,7 @@ class Workspace:
             lying: for each of the caller's parameters, where it lies in the plan's buffers.
             apart: the buffers of parameters that have no views: they are copied there before each forward.
             current: the caller's parameters, in the order of `lying`.
+            moving: whether those that are copied may have other memory at each forward.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self._cuda = Cuda(device) if device.type == "cuda" else None
@@ -78,7 +80,9 @@ class Workspace:
             self._lying = lying
             self._copies: list[tuple[int, Tensor]] = []
             self._where: list[tuple[int, int]] = []
-            self._hold(apart, current)
+            self.copying: list[Run] = []
+            self._bases: list[Tensor] = []
+            self._hold(apart, current, moving)
             self._inside = self._built_inside()
             self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
             self._inputs = [self._port_view(port, "") for port in ports.inputs]
@@ -180,7 +184,7 @@ class Workspace:
     def _own(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
         yield self._arena
-        yield from (tensor for _, tensor in self._copies)
+        yield from self._bases
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
@@ -227,17 +231,24 @@ class Workspace:
                 self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
             )
 
-    def _hold(self, apart: Iterable[int], current: Sequence[Tensor]) -> None:
+    def _hold(self, apart: Iterable[int], current: Sequence[Tensor], moving: bool) -> None:
         """Allocate these buffers for copies of parameters, and note where all others are."""
-        for number in apart:
+        held: set[int] = set(apart)
+        for number in sorted(held):
             buffer = self.plan.buffers[number]
             base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
+            self._bases.append(base)
             self._show(number, base, self.views)
-            for index, lies in enumerate(self._lying):
-                if lies.buffer == number:
-                    self._copies.append((index, base.as_strided(lies.shape, lies.strides, lies.offset)))
-        copied = {index for index, _ in self._copies}
-        self._where = [(i, tensor.data_ptr()) for i, tensor in enumerate(current) if i not in copied]
+            members = [
+                (index, base.as_strided(lies.shape, lies.strides, lies.offset))
+                for index, lies in enumerate(self._lying)
+                if lies.buffer == number
+            ]
+            if moving:
+                self._copies += members
+            else:
+                self.copying.append(_copying(base, members, current))
+        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if self._lying[i].buffer not in held]
 
     def _have_moved(self, current: Sequence[Tensor]) -> bool:
         """Say whether a parameter that is read where it was has other memory by now."""
@@ -246,7 +257,8 @@ class Workspace:
     def _copy_from_now_on(self, current: Sequence[Tensor]) -> None:
         """Take parameters as copies from now on, and build all calls anew on these."""
         with torch.inference_mode(False), torch.no_grad():
-            self._hold({self._lying[index].buffer for index, _ in self._where}, current)
+            self.copying, self._copies, self._bases = [], [], []
+            self._hold({lies.buffer for lies in self._lying}, current, moving=True)
             self._inside = self._built_inside()
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
@@ -284,6 +296,20 @@ class Workspace:
         return run
 
 
+def _copying(base: Tensor, members: Sequence[tuple[int, Tensor]], current: Sequence[Tensor]) -> Run:
+    """Return the call that copies parameters into their buffer: one kernel where they fill it one behind the other."""
+    copies = [copy for _, copy in members]
+    sources = [current[index].detach() for index, _ in members]
+    ends = [0]
+    for copy in copies:
+        ends.append(ends[-1] + copy.numel())
+    starts = [copy.storage_offset() for copy in copies]
+    if starts == ends[:-1] and ends[-1] == base.numel() and all(t.is_contiguous() for t in (*copies, *sources)):
+        flat = [source.view(-1) for source in sources]
+        return lambda: torch.cat(flat, out=base)
+    return lambda: torch._foreach_copy_(copies, sources)
+
+
 class OutputSet:
     """Storages for what one phase hands out, and the phase's calls built on them."""
 
@@ -312,7 +338,7 @@ class OutputSet:
                 for port in side
             ]
             self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
-        self.row = Row(list(self._calls.values()))
+        self.row = Row([*(workspace.copying if phase == "forward" else ()), *self._calls.values()])
         self._chosen: dict[tuple[bool, ...], Row] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, base
@@ -354,17 +380,20 @@ class Pool:
         lying: Sequence[Geometry] = (),
         apart: frozenset[int] = frozenset(),
         current: Sequence[Tensor] = (),
+        moving: bool = False,
     ) -> None:
-        self._arguments = (plan, ports, parameters, device, graphs, lying, apart, current)
-        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if lying[i].buffer not in apart]
-        self._read = (device, apart)
+        self._arguments = (plan, ports, parameters, device, graphs, lying, apart, current, moving)
+        self._read = (device, apart, moving)
+        self._where = None if moving else [(t.data_ptr(), t.stride()) for t in current]
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
         self.made = 0
 
-    def reads_where(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor]) -> bool:
-        """Say whether its workspaces read parameters on this device, these as copies, and all others where they are."""
-        return self._read == (device, apart) and all(current[i].data_ptr() == at for i, at in self._where)
+    def reads(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor], moving: bool) -> bool:
+        """Say whether its workspaces read parameters on this device, where these are, and these buffers as copies."""
+        return self._read == (device, apart, moving) and (
+            self._where is None or self._where == [(t.data_ptr(), t.stride()) for t in current]
+        )
 
     def take(self) -> Workspace:
         try:
