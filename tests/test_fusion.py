@@ -354,7 +354,9 @@ def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int
     operators = (
         Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
         Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 0.5),)),
-        Operator("weights", "softmax", f"{scores}->{scores},{rest}", ("scaled",), ("weights", "sums"), (("axis", "k"),)),
+        Operator(
+            "weights", "softmax", f"{scores}->{scores},{rest}", ("scaled",), ("weights", "sums"), (("axis", "k"),)
+        ),
         Operator("out", "contraction", f"{scores},{value}->{out}", ("weights", "value"), ("out",)),
     )
     return Graph("made up", extents, tensors, operators, ("out",))

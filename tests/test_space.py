@@ -113,7 +113,8 @@ def test_a_file_that_cannot_be_used_says_in_which_line_what_is_there_and_what_is
     message = str(raised.value)
     assert message.startswith(f"{path}: ")
     assert sentence in message
-    assert "pydantic" not in message and "\n" not in message
+    assert "pydantic" not in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

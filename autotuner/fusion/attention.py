@@ -16,7 +16,8 @@ def attention_forward(
     """Yield scores, scale, a mask and dropout if `kinds` has them, softmax and context; weights stay inside.
 
     Query, key and value have batch, heads, rows and features each, as libraries take them: heads that share a key, or
-    keys that a batch shares, are left to kernels of the single operators. An added mask is the last input. A mask of dropped weights is among the outputs, for backward.
+    keys that a batch shares, are left to kernels of the single operators. An added mask is the last input. A mask of
+    dropped weights is among the outputs, for backward.
     """
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
@@ -47,7 +48,7 @@ def _dropping(graph: Graph, weights: str) -> tuple[Operator, ...]:
 
 
 def _head_wise(graph: Graph, chain: Sequence[Operator]) -> bool:
-    """Tell whether attention runs over batch and heads alone, along one axis of keys, with values as wide as queries."""
+    """Tell whether attention runs over batch and heads, along one axis of keys, with values as wide as queries."""
     softmax = next(operator for operator in chain if operator.kind == "softmax")
     first, last = chain[0], chain[-1]
     (query, key), (scores,) = first.input_axes, first.output_axes
@@ -82,7 +83,7 @@ def _extent(graph: Graph, operator: Operator, operand: int, axis: str) -> int:
 
 
 def _rows_before_heads(chain: Sequence[Operator]) -> bool:
-    """Tell whether query, key, value and output are declared as batch, rows, heads and features, as backward has them."""
+    """Tell whether query, key, value and output are declared as batch, rows, heads, features, as backward reads them."""
     (query, key), (scores,) = chain[0].input_axes, chain[0].output_axes
     (weights, value), (out,) = chain[-1].input_axes, chain[-1].output_axes
     batch, heads = (axis for axis in query if axis in key and axis in scores)

@@ -8,6 +8,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from autotuner.caller import stacklevel
 from autotuner.ceilings import Ceilings
 from autotuner.device import computes_on_cuda, cores, environment, usable_threads
 from autotuner.errors import InputError, MeasureError
@@ -210,7 +211,7 @@ class Measurer:
             child.send({"do": "race", "calls": [call.to_json() for call in calls]})
             while "done" not in (answer := child.receive()):
                 if "warning" in answer:
-                    warnings.warn(answer["warning"], stacklevel=2)
+                    warnings.warn(answer["warning"], stacklevel=stacklevel())
                     continue
                 yield answer["index"], Measurement.from_json(answer["measurement"])
             over = True

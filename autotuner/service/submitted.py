@@ -10,10 +10,11 @@ from autotuner.database import Database
 from autotuner.errors import GraphError, ModelError
 from autotuner.graph.autodiff import training_graph
 from autotuner.models import Model, ModelFile, search_spaces_dir
+from autotuner.models.bounds import EXTENT_MAX
 from autotuner.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option
 from autotuner.request import Limits, Request
 from autotuner.service.modelfiles import ModelFiles, instantiated
-from autotuner.wire import EXTENT_MAX, OPTIONS_MAX, Axis, Extent, Integer, Text
+from autotuner.wire import OPTIONS_MAX, Axis, Extent, Integer, Text
 
 OPERATORS_MAX = 256
 """Eight encoder layers written out, fewer than a model file may have: anybody may submit."""

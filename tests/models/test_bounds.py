@@ -55,12 +55,16 @@ def test_an_extent_is_within_32_bits(extent: int) -> None:
     with pytest.raises(ModelError, match=rf"presets: small: a: .*less than or equal to {EXTENT_MAX}"):
         read(chain(1, extent=extent))
     file = load_model("bert-encoder")
-    with pytest.raises(ModelError, match=f"axis 'p' has extent .*; it must be an integer above 0, and at most {EXTENT_MAX}"):
+    with pytest.raises(
+        ModelError, match=f"axis 'p' has extent .*; it must be an integer above 0, and at most {EXTENT_MAX}"
+    ):
         file.instantiate("tiny", {"p": extent})
 
 
 def test_no_tensor_and_no_loop_is_larger_than_a_device_could_bear() -> None:
-    with pytest.raises(ModelError, match=rf"mine\.yaml: tensor 't0' has 1099549000000 elements; at most {ELEMENTS_MAX}"):
+    with pytest.raises(
+        ModelError, match=rf"mine\.yaml: tensor 't0' has 1099549000000 elements; at most {ELEMENTS_MAX}"
+    ):
         read(chain(1, "abc") | {"presets": {"small": {"a": 1000, "b": 1000, "c": 1_099_549}}})
     content = chain(1) | {
         "axes": dict.fromkeys("abc", "an axis"),

@@ -7,9 +7,9 @@ from starlette.testclient import TestClient
 
 from autotuner.database import Database
 from autotuner.models import load_model
+from autotuner.models.bounds import ELEMENTS_MAX
 from autotuner.request import Request
 from autotuner.service.examples import SMALL_MODEL, SUBMISSIONS
-from autotuner.models.bounds import ELEMENTS_MAX
 from autotuner.service.submitted import OPERATORS_MAX
 from tests.service.filled import PROGRESS, TINY, enqueue
 
