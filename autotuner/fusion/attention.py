@@ -83,7 +83,7 @@ def _extent(graph: Graph, operator: Operator, operand: int, axis: str) -> int:
 
 
 def _rows_before_heads(chain: Sequence[Operator]) -> bool:
-    """Tell whether query, key, value and output are declared as batch, rows, heads, features, as backward reads them."""
+    """Tell whether query, key, value and output are declared as batch, rows, heads, features, as in backward."""
     (query, key), (scores,) = chain[0].input_axes, chain[0].output_axes
     (weights, value), (out,) = chain[-1].input_axes, chain[-1].output_axes
     batch, heads = (axis for axis in query if axis in key and axis in scores)

@@ -1,7 +1,7 @@
 """What measures for the tuner, and how far a walk is."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
 
@@ -69,9 +69,9 @@ class Spent:
     seconds: float = 0.0
     measurements: int = 0
 
-    def since(self, began: float) -> float:
-        """Return the seconds with those since a moment, by `time.monotonic`."""
-        return self.seconds + monotonic() - began
+    def and_since(self, began: float) -> "Spent":
+        """Return this with the seconds since a moment, by `time.monotonic`."""
+        return replace(self, seconds=self.seconds + monotonic() - began)
 
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> "Spent":

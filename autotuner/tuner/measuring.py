@@ -368,13 +368,14 @@ class _Measuring:
     def result(self) -> Known:
         calls, known, outlook = self._space.calls, self._known, self._standing.outlook
         unknown = len(calls) - len(known)
+        is_settled = self._standing.has_looked and (outlook is None or outlook.proven_gap == 0)
         counts = {
             "choices": len(self._space.choices) + len(self._space.conversions),
             "calls": len(calls),
             "measured": len(self._fresh),
             "reused": len(known) - len(self._fresh),
             "unknown": unknown,
-            "unneeded": unknown if outlook is None or outlook.proven_gap == 0 else 0,
+            "unneeded": unknown if is_settled else 0,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }
         statuses = Counter(measurement.status for measurement in known.values())

@@ -24,7 +24,7 @@ measuring, it is more: a look costs less than calls that need not be measured.""
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
 
-SHARES: Mapping[str, float] = {"search": EARLY_SHARE, "compile": EARLY_SHARE, "ceilings": 0.9, "measure": 0.9}
+SHARES: Mapping[str, float] = {**dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "measure": 0.9}
 """Of the seconds, after which a stage ends; the rest is for confirming what would be chosen."""
 
 
@@ -36,8 +36,9 @@ class Standing:
         gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
         estimated_gap: the same by learned costs.
         ceilings: of this environment; without them, what is not measured may cost nothing.
+        outlook: what was seen last; None where there is no plan, or nothing was seen yet.
+        has_looked: the last look was not cut short by the limit.
         spent: of the limits, before this walk.
-        began: when this walk did, by `time.monotonic`.
     """
 
     space: Space
@@ -50,11 +51,11 @@ class Standing:
     measured: int = 0
     failed: int = 0
     outlook: Outlook | None = None
+    has_looked: bool = False
     spent: Spent = NOTHING_SPENT
-    began: float = field(default_factory=monotonic)
 
     def __post_init__(self) -> None:
-        self._stage_began = self._solved_at = monotonic()
+        self._began = self._stage_began = self._solved_at = monotonic()
         self._solving_s = 0.0
         self._stage = ""
         self._done_before = 0
@@ -80,7 +81,12 @@ class Standing:
     @property
     def left_s(self) -> float | None:
         """What is left of the job's seconds; None without a limit."""
-        return None if self.limits.seconds is None else max(0.0, self.limits.seconds - self.spent.since(self.began))
+        return None if self.limits.seconds is None else max(0.0, self.limits.seconds - self.spent_s)
+
+    @property
+    def spent_s(self) -> float:
+        """What the job has taken so far, before this walk included."""
+        return self.spent.seconds + monotonic() - self._began
 
     def within(self, stage: str) -> AbstractContextManager[None]:
         """End the work inside with `OverError` when the time of a stage is over."""
@@ -89,7 +95,7 @@ class Standing:
     def is_over(self, stage: str) -> bool:
         """Say whether the time of a stage is over."""
         limit_s = self.limits.seconds
-        return limit_s is not None and self.spent.since(self.began) > SHARES.get(stage, 1.0) * limit_s
+        return limit_s is not None and self.spent_s > SHARES.get(stage, 1.0) * limit_s
 
     def tell(self, progress: Progress) -> None:
         """Complete a progress by what is known of the whole walk, and pass it on."""
@@ -108,7 +114,7 @@ class Standing:
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
                 eta_s=None if pace_s is None else pace_s * left,
-                spent_s=self.spent.since(self.began),
+                spent_s=self.spent_s,
                 spent_measurements=self.spent.measurements + self.measured,
             )
         )
@@ -122,10 +128,12 @@ class Standing:
         if not now and rested_s < max(SOLVE_AFTER_S, self._solving_s / SOLVE_SHARE):
             return
         began = monotonic()
+        self.has_looked = False
         with suppress(OverError), self.within("measure"):
             if self._seen is None or self._seen.space is not self.space:
                 self._seen = _Seen(self.space)
             self.outlook = self._seen.outlook(known, self.ceilings, self.gap or 0.0)
+            self.has_looked = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 

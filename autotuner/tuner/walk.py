@@ -76,16 +76,16 @@ def tune(
         if stored is not None and (is_whole or not request.exhaustive):
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
-    watch(Progress("space", 0, 0, spent_s=spent.since(began), spent_measurements=spent.measurements))
+    watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
     limit_s = inf if request.limits.seconds is None else request.limits.seconds
     try:
-        with until(lambda: spent.since(began) > limit_s):
+        with until(lambda: spent.and_since(began).seconds > limit_s):
             space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
     except OverError:
         raise InfeasibleError(
             f"the limit of {limit_s:g} s was reached while the space was enumerated: ask again with a higher one"
         ) from None
-    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent, began=began)
+    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent.and_since(began))
     searched = search_cells(space, database, measurer, standing)
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
