@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotuner.checkpoint import OverError, checkpoint, until, watched
+from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.configuration import Configuration, Measured
 from autotuner.database import Database, Job, open_database
 from autotuner.device import environment
@@ -270,11 +270,3 @@ def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
 
     with pytest.raises(ConfigurationError, match="no framework layer for model 'small'"):
         timing.time_apart(made_up_configuration(small), 3, 1)
-
-
-def test_a_checkpoint_asks_all_who_watch_and_none_when_they_are_gone() -> None:
-    seen: list[str] = []
-    with watched(lambda: seen.append("outer")), watched(lambda: seen.append("inner")):
-        checkpoint()
-    checkpoint()
-    assert seen == ["outer", "inner"]
