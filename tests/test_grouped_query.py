@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import autotuner
+from autotuner.database import open_database
 from autotuner.graph import training_graph
 from autotuner.models import Model, load_model
-from autotuner.request import Limits
 from autotuner.runtime import TrainingStep
-from autotuner.space import build_space, space_file
-from tests.made_up import without_compilers
+from autotuner.space import build_space, load_space, space_file
+from autotuner.tuner import answer
+from tests.made_up import times, without_compilers
+from tests.tuner.asking import Asking, tune
 
 GROUPED = """
 version: 1
@@ -58,11 +59,11 @@ def autograd(known: dict[str, Tensor]) -> dict[str, Tensor]:
     x = leaves["x"]
     query = torch.einsum("blh,grph->bgrlp", x, leaves["query_weight"])
     key, value = (torch.einsum("blh,gph->bglp", x, leaves[f"{name}_weight"]) for name in ("key", "value"))
-    shared = [tensor.unsqueeze(2).expand_as(query) for tensor in (key, value)]
-    context = torch.nn.functional.scaled_dot_product_attention(query, *shared)
+    key, value = (tensor.unsqueeze(2).expand_as(query) for tensor in (key, value))
+    context = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     y = torch.einsum("bgrlp,hgrp->blh", context, leaves["output_weight"])
-    y.backward(known["grad_y"])
-    return {"y": y.detach()} | {f"grad_{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    gradients = torch.autograd.grad(y, list(leaves.values()), known["grad_y"])
+    return {"y": y.detach()} | {f"grad_{name}": grad for name, grad in zip(leaves, gradients, strict=True)}
 
 
 def values(model: Model) -> dict[str, Tensor]:
@@ -83,14 +84,16 @@ def test_heads_that_share_a_key_are_left_to_kernels_of_single_operators(model: M
     assert not {kernel for kernel in kernels if "attention" in kernel}
 
 
-def test_grouped_query_attention_is_tuned_and_trains_as_autograd_does(tmp_path: Path) -> None:
-    path = tmp_path / "grouped_query.yaml"
-    path.write_text(GROUPED)
-    configuration = autotuner.tune(
-        f"{path}:tiny", dtype="float64", database=tmp_path / "tuned.sqlite", threads=1,
-        space=without_compilers(tmp_path), limits=Limits(measurements=40),
-    )  # fmt: skip
-    known = values(configuration.model)
+def test_grouped_query_attention_is_tuned_and_trains_as_autograd_does(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With made-up times; the training step runs for real."""
+    monkeypatch.setattr(answer, "EXPLAINING_S", 0.1)
+    file = load_space(without_compilers(tmp_path))
+    calls = build_space(training_graph(model.graph()), file).calls
+    with open_database(tmp_path / "tuned.sqlite") as database:
+        configuration = tune(model, file, database, Asking(times(calls)), exhaustive=True)
+    known = values(model)
     step = TrainingStep(configuration, known)
     found = {"y": step.forward(known["x"]).clone()} | step.backward(known["grad_y"])
     expected = autograd(known)

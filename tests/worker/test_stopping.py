@@ -16,7 +16,8 @@ from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.models import Model
 from autotuner.request import Limits, Request
 from autotuner.settings import Settings
-from autotuner.space import size
+from autotuner.solvers import exact
+from autotuner.space import build_space, size
 from autotuner.tuner import Progress, Replay, Spent, answer, explaining, measuring, standing, walk
 from autotuner.worker import attending, reporting, run, timing
 from autotuner.worker.attending import run_job
@@ -144,7 +145,7 @@ def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float | None] = []
-    real = answer.exact
+    real = exact
 
     def noted(problem: Any, *, time_limit_s: float | None = None) -> Any:
         asked.append(time_limit_s)
@@ -193,7 +194,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
 ) -> None:
     monkeypatch.setattr(reporting, "KEEP_AFTER_S", 0.05)
     job = taken(database, small, limits=Limits(seconds=1000.0))
-    real = walk.build_space
+    real = build_space
 
     def silent(*given: Any, **named: Any) -> Any:
         began = time.monotonic()
