@@ -1,7 +1,7 @@
 """Bounds of a model: what is larger could be neither enumerated nor run, and is refused before anything is tried."""
 
 from collections.abc import Collection
-from math import prod
+from math import floor, log10, prod
 
 from autotuner.errors import GraphError
 from autotuner.graph import Graph, Operator
@@ -69,4 +69,6 @@ def check_extents(graph: Graph) -> None:
 
 def shown(number: int) -> str:
     """Return a number for people: one of more than 18 digits by its magnitude."""
-    return str(number) if number < 10**18 else f"about 10**{len(str(number)) - 1}"
+    if abs(number) < 10**18:
+        return str(number)
+    return f"about {'-' if number < 0 else ''}10**{floor(log10(abs(number)))}"

@@ -50,7 +50,7 @@ def test_a_model_has_1024_operators_at_most() -> None:
         read(chain(1025))
 
 
-@pytest.mark.parametrize("extent", [EXTENT_MAX + 1, 10**400], ids=["33 bits", "huge"])
+@pytest.mark.parametrize("extent", [EXTENT_MAX + 1, 10**400, 10**5000], ids=["33 bits", "huge", "huger"])
 def test_an_extent_is_within_32_bits(extent: int) -> None:
     with pytest.raises(ModelError, match=rf"presets: small: a: .*less than or equal to {EXTENT_MAX}"):
         read(chain(1, extent=extent))
