@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -96,7 +97,8 @@ class Reporter:
         if self._last is not None and self._limited and silent_s > KEEP_AFTER_S:
             self._last = replace(self._last, spent_s=self._last.spent_s + silent_s)
             self._heard_at = time.monotonic()
-            self._store(self._last)
+            with suppress(DatabaseError):  # it is stored with the next progress
+                self._store(self._last)
         self._obey()
 
     def _store(self, progress: Progress) -> None:
