@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotuner.caller import stacklevel
 from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
 from autotuner.device import environment
@@ -163,7 +164,7 @@ def apply(
     except ModelError:
         raise
     except AutotunerError as error:
-        warnings.warn(f"the module stays as it is: {error}", TunedWarning, stacklevel=2)
+        warnings.warn(f"the module stays as it is: {error}", TunedWarning, stacklevel=stacklevel())
         return module
     found: list[Configuration] = []
     notes: list[str] = []
@@ -184,7 +185,7 @@ def apply(
     if tuned is module:
         notes[:1] = [f"the module stays as it is: {notes[0]}"]
     for note in notes:
-        warnings.warn(note, TunedWarning, stacklevel=2)
+        warnings.warn(note, TunedWarning, stacklevel=stacklevel())
     return tuned
 
 

@@ -29,7 +29,7 @@ class ModelError(InputError):
 
 
 class SpaceError(InputError):
-    """A search space file that cannot be used."""
+    """A search space file that cannot be used, or a space that is too large."""
 
 
 class KernelError(InputError):

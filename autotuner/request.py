@@ -15,7 +15,7 @@ class Limits:
     """When a job stops measuring and answers with what it has; None for no limit.
 
     Args:
-        seconds: of measuring, compiling included.
+        seconds: of working on it, by everyone who takes it up.
         measurements: that are new.
     """
 

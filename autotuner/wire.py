@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
+from autotuner.models.bounds import EXTENT_MAX
 from autotuner.records import Scalar, Status
 
 PAGE = 50
 PAGE_MAX = 1000
 AXIS = r"^[a-z]$"
-EXTENT_MAX = 2**31 - 1
-"""What an index of 32 bits reaches, as kernels of a device have it."""
-
 INTEGER_MAX = 2**63 - 1
 """What the database stores."""
 

@@ -337,3 +337,48 @@ def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
     ]  # fmt: skip
     assert len(wide) > 30
     assert circles == []
+
+
+def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int = 4, v: int = 4) -> Graph:
+    """Return scores, scale, softmax over `k` and context of inputs with these axes; `v` is a feature of values."""
+    rest = scores.replace("k", "")
+    extents = {"b": 2, "n": 3, "q": 5, "k": 5, "p": p, "v": v}
+    tensors = {
+        name: Tensor(name, axes, "float32", "input" if name in ("query", "key", "value") else "activation")
+        for name, axes in {
+            "query": query, "key": key, "value": value, "scores": scores, "scaled": scores, "weights": scores,
+            "sums": rest, "out": out,
+        }.items()
+    }  # fmt: skip
+    tensors["sums"] = replace(tensors["sums"], role="auxiliary", optional=True)
+    operators = (
+        Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
+        Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 0.5),)),
+        Operator(
+            "weights", "softmax", f"{scores}->{scores},{rest}", ("scaled",), ("weights", "sums"), (("axis", "k"),)
+        ),
+        Operator("out", "contraction", f"{scores},{value}->{out}", ("weights", "value"), ("out",)),
+    )
+    return Graph("made up", extents, tensors, operators, ("out",))
+
+
+@pytest.mark.parametrize(
+    ("axes", "forward", "backward"),
+    [
+        (("bqnp", "bknp", "bnqk", "bknv", "bqnv"), 1, 1),
+        (("bnqp", "bnkp", "bnqk", "bnkv", "bnqv"), 1, 0),  # heads before rows: backward wants rows first
+        (("bqnp", "bkp", "bnqk", "bkv", "bqnv"), 0, 0),  # one key for all heads
+        (("bqnp", "knp", "bnqk", "knv", "bqnv"), 0, 0),  # one key for the batch
+        (("bqnp", "bknp", "nbqk", "bknv", "bqnv"), 0, 0),  # the log-sum-exp would lie otherwise
+        (("bqp", "bkp", "bqk", "bkv", "bqv"), 0, 0),  # no heads
+    ],
+)
+def test_attention_is_taken_as_one_where_it_runs_over_batch_and_heads(
+    axes: tuple[str, str, str, str, str], forward: int, backward: int
+) -> None:
+    layer = training_graph(attention(*axes))
+    assert (len(list(attention_forward(layer))), len(list(attention_grad(layer)))) == (forward, backward)
+
+
+def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:
+    assert list(attention_forward(training_graph(attention("bqnp", "bknp", "bnqk", "bknv", "bqnv", v=8)))) == []

@@ -6,13 +6,18 @@ from autotuner.fusion.cover import Boundary, only_consumer
 from autotuner.graph import Graph, Operator
 from autotuner.kernels.attention import BACKWARD, DROPPING, FORWARD
 
+HEAD_WISE_AXES = 4
+"""Of query, key, value, scores and output: batch, heads, rows, and features or columns."""
+
 
 def attention_forward(
     graph: Graph, kinds: tuple[str, ...] = FORWARD
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
     """Yield scores, scale, a mask and dropout if `kinds` has them, softmax and context; weights stay inside.
 
-    An added mask is the last input. A mask of dropped weights is among the outputs, for backward.
+    Query, key and value have batch, heads, rows and features each, as libraries take them: heads that share a key, or
+    keys that a batch shares, are left to kernels of the single operators. An added mask is the last input. A mask of
+    dropped weights is among the outputs, for backward.
     """
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
@@ -26,7 +31,7 @@ def attention_forward(
         chain = [softmax, *ahead, context]
         while len(chain) < len(kinds) and chain[0].inputs and chain[0].inputs[0] in graph.producers:
             chain.insert(0, graph.producers[chain[0].inputs[0]])
-        if tuple(o.kind for o in chain) == kinds and _causal_of_queries(chain):
+        if tuple(o.kind for o in chain) == kinds and _head_wise(graph, chain) and _causal_of_queries(chain):
             added = (t for o in chain if o.kind == "mask" for t in o.inputs[1:])
             inputs = (*chain[0].inputs, context.inputs[1], *added)
             saved = any(o.phase == "backward" for o in graph.consumers[weights])
@@ -40,6 +45,53 @@ def _dropping(graph: Graph, weights: str) -> tuple[Operator, ...]:
     if len(forward) != 1 or forward[0].kind != "dropout":
         return ()
     return graph.producers[forward[0].inputs[1]], forward[0]
+
+
+def _head_wise(graph: Graph, chain: Sequence[Operator]) -> bool:
+    """Tell whether attention runs over batch and heads, along one axis of keys, with values as wide as queries."""
+    softmax = next(operator for operator in chain if operator.kind == "softmax")
+    first, last = chain[0], chain[-1]
+    (query, key), (scores,) = first.input_axes, first.output_axes
+    (weights, value), (out,) = last.input_axes, last.output_axes
+    if {len(axes) for axes in (query, key, scores, weights, value, out)} != {HEAD_WISE_AXES}:
+        return False
+    batch, second = (
+        [axis for axis in axes if axis in two and axis in three]
+        for axes, two, three in ((query, key, scores), (weights, value, out))
+    )
+    rows, columns = _only(scores, key), _only(scores, query)
+    weight_rows, weight_columns = _only(weights, value), _only(weights, out)
+    if len(batch) != 2 or len(second) != 2 or not (rows and columns and weight_rows and weight_columns):
+        return False
+    places = [scores.index(axis) for axis in (*batch, rows, columns)]
+    return (
+        [weights.index(axis) for axis in (*second, weight_rows, weight_columns)] == places
+        and softmax.input_axes[0].index(str(softmax.attribute("axis"))) == places[3]
+        and places[:3] == sorted(places[:3])  # as the log-sum-exp lies: batch, heads, rows
+        and _extent(graph, first, 0, _only(query, scores)) == _extent(graph, last, 1, _only(value, weights))
+    )
+
+
+def _only(axes: str, other: str) -> str:
+    """Return the axis that is not among others, or "" where it is not exactly one."""
+    found = [axis for axis in axes if axis not in other]
+    return found[0] if len(found) == 1 else ""
+
+
+def _extent(graph: Graph, operator: Operator, operand: int, axis: str) -> int:
+    return graph.shape(operator.inputs[operand])[operator.input_axes[operand].index(axis)]
+
+
+def _rows_before_heads(chain: Sequence[Operator]) -> bool:
+    """Tell whether query, key, value and output are declared as batch, rows, heads, features, as in backward."""
+    (query, key), (scores,) = chain[0].input_axes, chain[0].output_axes
+    (weights, value), (out,) = chain[-1].input_axes, chain[-1].output_axes
+    batch, heads = (axis for axis in query if axis in key and axis in scores)
+    second_batch, second_heads = (axis for axis in weights if axis in value and axis in out)
+    return (
+        all(axes[0] == batch and axes[2] == heads and axes[3] not in scores for axes in (query, key))
+        and all(axes[0] == second_batch and axes[2] == second_heads and axes[3] not in weights for axes in (value, out))
+    )  # fmt: skip
 
 
 def _causal_of_queries(chain: Sequence[Operator]) -> bool:
@@ -62,7 +114,7 @@ def attention_grad(
     The forward output, the log-sum-exp, a mask of dropped weights and an added one are read, the weights are not.
     """
     for chain, (inputs, outputs) in attention_forward(graph, kinds):
-        if len(outputs) == 1:
+        if len(outputs) == 1 or not _rows_before_heads(chain):
             continue
         *made_again, context = chain
         query, key, value, *added = inputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from autotuner.checkpoint import checkpoint
 from autotuner.fusion.cover import Reach
 from autotuner.graph import Graph, Operator
 from autotuner.kernels.fused import FUSIBLE
@@ -46,6 +47,7 @@ def _grow(
         taken.add(seed.name)
         changed = True
         while changed and len(members) < max_operators:
+            checkpoint()
             changed = False
             touched = {t for o in members for t in o.outputs} | {
                 t for o in members for t in o.inputs if graph.tensors[t].role == "gradient"

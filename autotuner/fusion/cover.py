@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from autotuner.checkpoint import checkpoint
 from autotuner.graph import Graph, Operator
 
 Boundary = tuple[tuple[str, ...], tuple[str, ...]]
@@ -36,6 +37,7 @@ class Reach:
                     self.after[i] |= self.after[j] | 1 << j
         self.before = [0] * len(graph.operators)
         for i, later in enumerate(self.after):
+            checkpoint()
             for j in range(i + 1, len(self.after)):
                 if later >> j & 1:
                     self.before[j] |= 1 << i

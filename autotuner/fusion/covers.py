@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from autotuner.checkpoint import checkpoint
 from autotuner.fusion.attention import attention_forward, attention_grad
 from autotuner.fusion.connected import connected_sets
 from autotuner.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
@@ -29,6 +30,7 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
     found: dict[Cover, list[str]] = {}
 
     def add(operators: Collection[Operator], kernel: str, edge: Boundary, again: Iterable[Operator] = ()) -> None:
+        checkpoint()
         if reach.convex(operators):
             names = tuple(operator.name for operator in operators)
             cover = Cover(names, *edge, kernels=(), recomputed=tuple(operator.name for operator in again))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from autotuner.checkpoint import checkpoint
 from autotuner.fusion.cover import Reach, boundary, only_consumer
 from autotuner.graph import Graph, Operator
 
@@ -89,6 +90,7 @@ def _with_sums(graph: Graph, products: list[Operator], reach: Reach) -> tuple[Op
     outside: set[str] = set()
     changed = True
     while changed:
+        checkpoint()
         changed = False
         made = {tensor for operator in members for tensor in operator.outputs}
         for add in graph.operators:

@@ -7,7 +7,7 @@ Process
     JSON; no tensor travels. It computes with the stated number of threads on as many cores, gradients and the garbage
     collector off. `timeout_s` counts from the moment that work on a call begins in the child (once for setting it up
     and verifying it, again for each sample), read from memory that both share, so that nothing wakes up beside a kernel
-    that is being timed; the parent looks once a second. Work of the harness itself (float64 references) may take 20
+    that is being timed; the parent looks twice a second. Work of the harness itself (float64 references) may take 20
     times as long. Past it the process group is killed. A call that ends the child or is late is left out of its race,
     the rest of which runs again in a new child; then it is tried once more, alone, and its status is stored. A child
     killed by the system while its count of out-of-memory kills rises is `out_of_memory`; the child offers itself first

@@ -8,7 +8,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from autotuner.caller import stacklevel
 from autotuner.ceilings import Ceilings
+from autotuner.checkpoint import checkpoint
 from autotuner.device import computes_on_cuda, cores, environment, usable_threads
 from autotuner.errors import InputError, MeasureError
 from autotuner.kernels.registry import KERNELS
@@ -23,7 +25,7 @@ COMPILE_FACTOR = 4.0
 CUDA_COMPILERS_MAX = 16
 """Each has a context on the device, of half a gigabyte."""
 LOST_MAX = 3
-MAX_WAIT_S = 1.0
+MAX_WAIT_S = 0.5
 
 Result = tuple[Call, Measurement]
 
@@ -193,14 +195,19 @@ class Measurer:
         return Ceilings.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the one answer to a request that is not about calls."""
+        """Return the one answer to a request that is not about calls; one that is given up costs the process."""
         child = self._alive()
+        answer = None
         try:
             child.send(request)
-            return child.receive()
+            answer = child.receive()
         except DiedError as error:
-            self._child = None
             raise MeasureError(f"the measuring process was lost: {error}") from None
+        finally:
+            if answer is None:
+                child.kill()
+                self._child = None
+        return answer
 
     def _attempt(self, calls: Sequence[Call]) -> Iterator[tuple[int, Measurement]]:
         """Run one race and yield results by place; a race that is given up midway costs the process."""
@@ -210,7 +217,7 @@ class Measurer:
             child.send({"do": "race", "calls": [call.to_json() for call in calls]})
             while "done" not in (answer := child.receive()):
                 if "warning" in answer:
-                    warnings.warn(answer["warning"], stacklevel=2)
+                    warnings.warn(answer["warning"], stacklevel=stacklevel())
                     continue
                 yield answer["index"], Measurement.from_json(answer["measurement"])
             over = True
@@ -222,9 +229,13 @@ class Measurer:
     def _alive(self) -> Child:
         if self._child is None:
             computes = self._environment.device_type == "cuda" and computes_on_cuda(self._start["device_index"])
-            child = Child({**self._start, "parent_computes": computes})
-            child.started()
-            self._child = child
+            self._child = child = Child({**self._start, "parent_computes": computes})
+            try:
+                child.started()
+            except BaseException:
+                child.kill()
+                self._child = None
+                raise
         return self._child
 
     def _compilers(self) -> int:
@@ -238,6 +249,7 @@ class Measurer:
 def _answering(children: Sequence[Child]) -> list[Child]:
     """Wait until some children have something to say or are late, and return those."""
     while True:
+        checkpoint()
         soonest = min(child.deadline() for child in children)
         ready = wait([child.connection for child in children], min(MAX_WAIT_S, max(0.0, soonest - monotonic())))
         found = [c for c in children if c.connection in ready or c.deadline() <= monotonic()]

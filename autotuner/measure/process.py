@@ -14,13 +14,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import MeasureError
 from autotuner.measure.child import NOBODY, PULSE, Pulse
 from autotuner.records import Measurement, Status
 
 START_S = 180.0
 STOP_S = 5.0
-POLL_S = 1.0
+POLL_S = 0.5
 LOG_CHARACTERS = 300
 _PROGRAM = (
     "import json, sys; pipe, pulse, parent, path = json.loads(sys.argv[1]); sys.path[:] = path; "
@@ -82,6 +83,7 @@ class Child:
             DiedError: the child is gone, or was killed because it took too long.
         """
         while True:
+            checkpoint()
             if self.connection.poll(min(POLL_S, max(0.0, self.deadline() - monotonic()))):
                 try:
                     return json.loads(self.connection.recv_bytes())  # type: ignore[no-any-return]

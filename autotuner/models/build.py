@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from autotuner.errors import GraphError, ModelError
 from autotuner.graph import KINDS, Graph, Operator, Role, Tensor, check_operator
+from autotuner.models.bounds import check_axes, check_count, check_extents
 from autotuner.models.schema import Definition, InverseSqrt, OperatorEntry
 from autotuner.records import Attributes, Scalar
 
@@ -25,6 +26,7 @@ def build_graph(
     """
     building = _Building(definition, dict(extents), options, dtype)
     try:
+        check_count(definition.operators)
         for entry in definition.operators:
             building.append(entry)
         outputs = tuple(building.resolved(output) for output in definition.outputs)
@@ -32,6 +34,7 @@ def build_graph(
         for tensor in (t for t in graph.tensors.values() if t.role == "parameter"):
             if not graph.consumers[tensor.name]:
                 raise GraphError(f"parameter {tensor.name!r} is read by no operator")
+        check_extents(graph)
     except GraphError as error:
         raise ModelError(f"{origin}: {error}") from None
     return graph
@@ -70,6 +73,7 @@ class _Building:
         inputs = tuple(self.resolved(tensor) for tensor in entry.inputs)
         operator = Operator(entry.name, kind, entry.spec, inputs, tuple(entry.outputs), attributes)
         check_operator(operator)
+        check_axes(operator)
         for tensor in inputs:
             if tensor not in self.tensors:
                 raise GraphError(f"{where} reads {tensor!r}, which is no input, no parameter and made by no operator "

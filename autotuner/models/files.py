@@ -55,12 +55,13 @@ def load_model(name_or_path: str) -> ModelFile:
             raise ModelError(f"no model {name_or_path!r}; known: {', '.join(known)}; or give the path of a .yaml file")
         path = known[name_or_path]
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
-        raise ModelError(f"{path}: no valid YAML: {error}") from None
-    return ModelFile(str(path), parse_definition(content, str(path)))
+        raise ModelError(f"{path}: {no_yaml(error)}") from None
+    origin = str(path) if path == Path(name_or_path) else f"model {name_or_path!r}"
+    return ModelFile(origin, parse_definition(content, origin))
 
 
 def named_model(
@@ -79,7 +80,15 @@ def named_model(
     return load_model(name).instantiate(preset, extents=extents or {}, options=options or {}, dtype=dtype)
 
 
-class _Loader(yaml.SafeLoader):
+def no_yaml(error: yaml.YAMLError) -> str:
+    """Say in one line what is wrong with a text that is no YAML, and where."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}no valid YAML: {' '.join(problem.split())}"
+
+
+class StrictLoader(yaml.SafeLoader):
     """YAML in which a key that occurs twice is an error; the plain loader silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotuner.errors import ModelError
 from autotuner.graph import ELEMENT_BYTES, Graph
+from autotuner.models.bounds import EXTENT_MAX, shown
 from autotuner.models.build import build_graph
 from autotuner.models.schema import Definition, parse_definition
 from autotuner.records import Scalar, digest
@@ -129,16 +130,20 @@ class ModelFile:
                     origin=self.origin)  # fmt: skip
         return model
 
-    def _extents(self, preset: str | None, given: Mapping[str, int]) -> dict[str, int]:
+    def _extents(self, preset: str | None, extents: Mapping[str, int]) -> dict[str, int]:
         presets, axes = self.definition.presets, self.definition.axes
         if preset is not None and preset not in presets:
             raise ModelError(f"{self.origin}: no preset {preset!r}; known: {', '.join(presets) or 'none'}")
-        for axis, extent in given.items():
+        for axis, extent in extents.items():
             if axis not in axes:
                 raise ModelError(f"{self.origin}: no axis {axis!r}; known: {_described(axes)}")
-            if type(extent) is not int or extent < 1:
-                raise ModelError(f"{self.origin}: axis {axis!r} has extent {extent!r}; it must be an integer above 0")
-        chosen = {**(presets[preset] if preset else {}), **given}
+            if type(extent) is not int or not 1 <= extent <= EXTENT_MAX:
+                given = shown(extent) if type(extent) is int else repr(extent)
+                raise ModelError(
+                    f"{self.origin}: axis {axis!r} has extent {given}; it must be an integer above 0, and at most "
+                    f"{EXTENT_MAX}"
+                )
+        chosen = {**(presets[preset] if preset else {}), **extents}
         missing = {axis: text for axis, text in axes.items() if axis not in chosen}
         if missing:
             first = [o.name for o in self.definition.operators if any(axis in o.spec for axis in missing)][:1]

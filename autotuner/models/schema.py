@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from autotuner.errors import ModelError
 from autotuner.graph import ELEMENT_BYTES
+from autotuner.models.bounds import EXTENT_MAX
 from autotuner.records import Scalar
 
 Axis = Annotated[str, StringConstraints(pattern=r"^[a-z]$")]
@@ -14,7 +15,7 @@ Axes = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]
 NameOrReference = Annotated[str, StringConstraints(pattern=r"^\$?[A-Za-z_][A-Za-z0-9_]*$")]
-Extent = Annotated[int, Field(ge=1)]
+Extent = Annotated[int, Field(ge=1, le=EXTENT_MAX)]
 
 
 class _Strict(BaseModel):

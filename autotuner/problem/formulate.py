@@ -8,12 +8,14 @@ the cover; siblings that share no such tensor agree through a token.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from autotuner.problem.factors import Factor, Problem, Solution
 from autotuner.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.problem.offered import Offered, Place, collected
 from autotuner.problem.ordering import forward_chain, order_steps
 from autotuner.problem.rules import acyclic, handed, not_together, tokens
+from autotuner.problem.size import check_rows
 from autotuner.problem.states import Lies, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
@@ -110,27 +112,34 @@ def formulate(
 
     Raises:
         InfeasibleError: some operator has no choice with a cost; the message names it.
+        ProblemError: it is too large.
     """
     graph = space.graph
     offered = collected(space, costs_us, saving=saving, workspace_bytes=workspace_bytes or {})
     tables = {table.variable.removeprefix("tensor "): table for table in made_and_read(offered)}
     held = dict(saved(offered, tables))
     # Tensors come before operators: so the paper's strategy, which goes in this order, lets operators follow forms.
-    factors = [
-        *(
-            Factor(f"cost of {table.variable}", (table.variable,), table.rows, {(s,): n for s, n in needs.items()})
-            for table in (*tables.values(), *held.values())
-            for needs in [table.held_bytes]
-            if table.costs_us
-        ),
-        *operator_costs(offered),
-        *links(offered, tables, held),
-        *repeated_links(offered, tables, held),
-        *tokens(offered),
-        *handed(graph, tables, space.given),
-        *acyclic(offered),
-    ]
+    costs = (
+        Factor(f"cost of {table.variable}", (table.variable,), table.rows, {(s,): n for s, n in needs.items()})
+        for table in (*tables.values(), *held.values())
+        for needs in [table.held_bytes]
+        if table.costs_us
+    )
+    factors = []
+    rows = 0
+    for factor in chain(
+        costs,
+        operator_costs(offered),
+        links(offered, tables, held),
+        repeated_links(offered, tables, held),
+        tokens(offered),
+        handed(graph, tables, space.given),
+        acyclic(offered),
+    ):
+        rows += len(factor.table)
+        check_rows(rows)
+        factors.append(factor)
     names = {name for factor in factors for name in factor.variables}
-    chain = tuple(name for name in forward_chain(graph) if name in names)
+    ahead = tuple(name for name in forward_chain(graph) if name in names)
     base_bytes = sum(offered.bytes_of(name, space.given[name][0]) for name in graph.outputs)
-    return Formulation(Problem(tuple(factors), chain), offered, base_bytes)
+    return Formulation(Problem(tuple(factors), ahead), offered, base_bytes)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
+from autotuner.checkpoint import checkpoint
 from autotuner.problem.factors import Factor, Row, State
 from autotuner.problem.offered import Offered, Stated
+from autotuner.problem.size import check_rows
 from autotuner.problem.states import Table, inside
 from autotuner.space import Choice
 
@@ -57,6 +59,7 @@ def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Tabl
             if not any(tensor in offered.operators[name].inputs for name in choice.cover.operators)
         }
         late = operator.phase == "backward"
+        checkpoint()
         for tensor in (*dict.fromkeys(operator.inputs), *operator.outputs, *sorted(extra)):
             read_late = late and tensor in held
             table = held[tensor] if read_late else tables[tensor]
@@ -75,12 +78,14 @@ def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Tabl
                 else:
                     partners = table.making.get(inside(graph, choice, tensor), [])
                 rows.update(((state, partner), 0.0) for partner in partners)
+                check_rows(len(rows))
                 if read_late and form and offered.saving:
                     needs |= _beside(offered, state, choice, tensor, form, table)
             yield Factor(
                 f"{operator.name} with {tensor}", (f"operator {operator.name}", table.variable), rows, {}, needs
             )
     for name, table in held.items():
+        checkpoint()
         yield _kept(name, tables[name], table)
 
 
@@ -93,6 +98,7 @@ def repeated_links(offered: Offered, tables: Mapping[str, Table], held: Mapping[
             rows: dict[Row, float] = {(NOT_REPEATED, partner): 0.0 for partner in table.costs_us}
             needs: dict[Row, int] = {}
             for state, choice in stated:
+                checkpoint()
                 form = choice.by_tensor[tensor]
                 rows.update(((state, partner), 0.0) for partner in table.holding.get(form, ()))
                 if tensor in held:

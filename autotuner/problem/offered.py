@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotuner.analysis import form_bytes
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.fusion import Cover
 from autotuner.graph import Graph, Operator
@@ -122,6 +123,7 @@ def collected(
     """
     cells: dict[tuple[Cover, tuple[str, ...]], Choice] = {}
     for choice in space.choices:
+        checkpoint()
         cost = costs_us.get(choice.call.key)
         if cost is None:
             continue
@@ -130,6 +132,7 @@ def collected(
             cells[key] = choice
     conversions: dict[Place, Conversion] = {}
     for conversion in space.conversions:
+        checkpoint()
         cost = costs_us.get(conversion.call.key)
         place = (conversion.tensor, conversion.source, conversion.target)
         if cost is not None and (place not in conversions or cost < costs_us[conversions[place].call.key]):

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.graph import Graph
 from autotuner.space import Choice
@@ -30,6 +31,7 @@ def order_steps(graph: Graph, chosen: Iterable[Choice]) -> tuple[Choice, ...]:
     missing = set(graph.producers)
     ordered: list[Choice] = []
     while left:
+        checkpoint()
         ready = next((choice for choice in left if missing.isdisjoint(choice.cover.inputs)), None)
         if ready is None:
             raise CircleError(choice.cover.operators for choice in _circle(left))

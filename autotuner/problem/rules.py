@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+from autotuner.checkpoint import checkpoint
 from autotuner.fusion import Cover, Reach
 from autotuner.graph import Graph
 from autotuner.problem.factors import Factor, Problem, Row, State
@@ -23,6 +24,7 @@ def tokens(offered: Offered) -> Iterator[Factor]:
         if len(parts) > 1:
             groups[tuple(part[0] for part in parts)].add(state)
     for group, shared in groups.items():
+        checkpoint()
         token = f"token {'+'.join(group)}"
         for name in group:
             table: dict[Row, float] = {
@@ -96,11 +98,13 @@ def acyclic(offered: Offered) -> Iterator[Factor]:
     ordered = sorted(wide, key=lambda cover: cover.operators)
     forbidden: dict[tuple[str, str], set[tuple[Cover, Cover]]] = defaultdict(set)
     for one, other in combinations(ordered, 2):
+        checkpoint()
         if set(one.operators) & set(other.operators):
             continue
         if reach.cyclic([named[n] for n in one.operators], [named[n] for n in other.operators]):
             forbidden[one.operators[0], other.operators[0]].add((one, other))
     for (first, second), pairs in sorted(forbidden.items()):
+        checkpoint()
         table: dict[Row, float] = {
             (state, other): 0.0
             for state, choice in by_operator[first]

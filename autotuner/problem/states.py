@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
+from autotuner.checkpoint import checkpoint
 from autotuner.graph import Graph
 from autotuner.problem.factors import Row, State
 from autotuner.problem.offered import Offered, state_of
@@ -105,6 +106,7 @@ def made_and_read(offered: Offered) -> Iterator[Table]:
     read: dict[str, dict[str, None]] = {name: {} for name in graph.tensors}
     for operator in graph.operators:
         for _, choice in offered.by_operator[operator.name]:
+            checkpoint()
             for tensor in operator.outputs:
                 form = choice.by_tensor[tensor] if tensor in choice.cover.outputs else inside(graph, choice, tensor)
                 made[tensor][form] = None
@@ -167,6 +169,7 @@ def _converted(
 ) -> Iterator[tuple[Lies, float]]:
     """Yield what a tensor can become by conversions into wanted forms, with their cost."""
     price_us = offered.price_us
+    checkpoint()
     targets = sorted(form for form in wanted if (name, lies.form, form) in price_us)
     for count in range(min(2 if len(targets) <= PAIRED else 1, most, len(targets)) + 1):
         for chosen in combinations(targets, count):

@@ -6,12 +6,11 @@ numbers, and the same as the calls one by one would. Where the current stream is
 one by one, into the caller's graph.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autotuner.runtime.reason import TunedWarning
+from autotuner.runtime.tally import warn
 
 Run = Callable[[], Any]
 
@@ -54,11 +53,7 @@ class Switch:
         if self.is_on:
             self.is_on = False
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(
-                f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})",
-                TunedWarning,
-                stacklevel=2,
-            )
+            warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})")
 
 
 class Graphs:

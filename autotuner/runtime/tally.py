@@ -1,17 +1,15 @@
 """Which share of the calls of tuned modules ran a configuration, why the others did not, and what to do about it."""
 
 import atexit
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
+from autotuner.caller import stacklevel
 from autotuner.runtime.reason import TunedWarning
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ SHAPES = 64
 TOLD_FROM = 0.05
 """Where a larger share of a process's calls fell back, that is said when it ends."""
 LINES = 8
-
-_INSIDE = tuple(str(path) for path in (Path(__file__).parents[1], Path(torch.__file__).parent))
 
 _REMEDIES = {
     "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",
@@ -108,14 +104,7 @@ def count_fallback(counter: Counter[Key], key: Key) -> None:
 
 def warn(message: str) -> None:
     """Warn, at the line outside of torch and this package that led here."""
-    warnings.warn(message, TunedWarning, stacklevel=_stacklevel())
-
-
-def _stacklevel() -> int:
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
-        frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(message, TunedWarning, stacklevel=stacklevel())
 
 
 @atexit.register

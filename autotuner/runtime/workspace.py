@@ -3,8 +3,8 @@
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
 storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
 frees the caller to change them and lets them have any strides. Parameters that lie otherwise than the plan says are
-copied at the start of each forward; all others are read where the caller keeps them. Where one of those has moved by the
-time of a call, the workspace takes all of them as copies from then on.
+copied at the start of each forward; all others are read where the caller keeps them. Where one of those has moved by
+the time of a call, the workspace takes all of them as copies from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotuner.checkpoint import checkpoint
 from autotuner.solvers.consistency import Consistent
 from autotuner.solvers.tables import Costs, Table
 
@@ -50,6 +51,7 @@ def tightened(left: Consistent, order: Sequence[int], sweeps: int) -> Consistent
     last = {place: max((rank[v] for v in table.variables), default=0) for place, table in left.tables.items()}
     shares: list[_Shares] = []
     for v in order:
+        checkpoint()
         # Only states that are left are numbered, so that each has a row; indices of this width are quickest.
         number = np.cumsum(left.domains[v], dtype=np.intp) - 1
         places = left.readers[v]
@@ -62,6 +64,7 @@ def tightened(left: Consistent, order: Sequence[int], sweeps: int) -> Consistent
     for sweep in range(sweeps):
         forth = sweep % 2 == 0
         for each in shares if forth else reversed(shares):
+            checkpoint()
             each.share(forth)
     for each in shares:
         each.costs[0] += each.pool[each.columns[0]]

@@ -7,6 +7,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.problem import Problem
 from autotuner.solvers.tables import Costs, Integers, Network, Table, encode
@@ -98,6 +99,7 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
     whole = {variable: bool(domain.all()) for variable, domain in domains.items()}
     queue = dict.fromkeys(touched)
     while queue:
+        checkpoint()
         place = next(iter(queue))
         del queue[place]
         table = tables[place]

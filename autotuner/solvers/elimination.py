@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.solvers.bounds import near_order, pruned, tightened
 from autotuner.solvers.consistency import Consistent, bound_us, consistent
@@ -319,6 +320,7 @@ def estimated_rows(
         counts: how many rows of each of them every state of the variable has.
         alive: how many states of each variable are left.
     """
+    checkpoint()
     matches = counts[0].astype(np.float64)
     for each in counts[1:]:
         matches *= each

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import ProblemError
 
 MEMORY_BYTES = 512 << 20
@@ -38,6 +39,7 @@ class Limits:
     @property
     def over(self) -> bool:
         """Whether the time is over."""
+        checkpoint()
         return self.ends_at is not None and monotonic() >= self.ends_at
 
     def admit(self, rows: int, state_counts: Sequence[int], doing: Callable[[], str]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from math import log2
 
+from autotuner.checkpoint import checkpoint
 from autotuner.solvers.limits import needed_bytes
 
 
@@ -26,6 +27,7 @@ def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int])
     weight = {v: sum(bits[u] for u in others) for v, others in near.items()}
     most = 0.0
     while weight:
+        checkpoint()
         variable = min(weight, key=lambda v: (weight[v], v))
         others = near.pop(variable)
         most = max(most, needed_bytes(2.0 ** weight.pop(variable), len(others)))

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from autotuner.checkpoint import checkpoint
 from autotuner.solvers.consistency import Consistent, Domain, consistent
 from autotuner.solvers.elimination import Choice
 from autotuner.solvers.tables import Codes, Costs, Table, hashes, keys
@@ -126,6 +127,7 @@ def _replaced(left: Consistent, variable: int, state_counts: Sequence[int]) -> l
     for group in alike.values():
         kept: list[int] = []
         for number in group:
+            checkpoint()
             if any(_never_dearer(costs[other], costs[number]) for other in kept):
                 gone.append(int(states[number]))
                 continue

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotuner.checkpoint import checkpoint
 from autotuner.solvers.consistency import Consistent
 from autotuner.solvers.tables import Codes, Costs, Table, hashes
 
@@ -40,6 +41,7 @@ def split(left: Consistent, state_counts: Sequence[int]) -> Split:
     domains = dict(left.domains)
     added: list[Table] = []
     for place, table in left.tables.items():
+        checkpoint()
         kinds = _kinds(table, counts) if len(table.variables) == 2 and table.rows >= FEWEST_ROWS else None
         if kinds is None:
             tables[place] = table

@@ -7,6 +7,7 @@ from math import inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from autotuner.checkpoint import checkpoint
 from autotuner.problem import Problem
 from autotuner.solvers.limits import Limits, TooLargeError
 
@@ -103,6 +104,7 @@ def encode(problem: Problem) -> Network:
     factors = sorted(problem.factors, key=lambda factor: factor.name)
     raw = []
     for factor in factors:
+        checkpoint()
         scope = sorted((number[name], place) for place, name in enumerate(factor.variables))
         columns = list(zip(*factor.table, strict=True)) or [()] * len(scope)
         array = np.empty((len(scope), len(factor.table)), np.int32)
@@ -138,6 +140,7 @@ def keys(columns: Iterable[Codes], state_counts: Iterable[int], rows: int) -> tu
 
     Mixed radix while the numbers stay dense enough to index arrays with; renumbered by sorting where they do not.
     """
+    checkpoint()  # whatever joins, minimises or compares tables comes by here
     key, span = np.zeros(rows, np.int64), 1
     for column, state_count in zip(columns, state_counts, strict=True):
         if span * state_count >= 1 << 62:

@@ -10,6 +10,7 @@ from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, form_domains
 from autotuner.space.files import SpaceFile
 from autotuner.space.given import given_forms
+from autotuner.space.size import Size
 
 
 def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained: bool = False) -> Space:
@@ -22,16 +23,19 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained:
         chained: whether the graph is one of many equal layers in a row, which may hand each other any order of axes.
 
     Raises:
-        SpaceError: chained, but the output is no input of another such layer.
+        SpaceError: the space is too large; or chained, but the output is no input of another such layer.
     """
     kernels = tuple(name for name in file.kernels if saving or not set(KERNELS[name].flat) & set(SAVING))
-    found = tuple(covers(graph, kernels, file.max_operators))
+    size = Size(graph.name)
+    found = size.covers(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
     given = given_forms(graph, chained=chained)
-    enumerated = Enumeration(graph, file, families, given)
-    anchored = [choice for cover in found for choice in enumerated.choices(cover, anchors=True)]
+    enumerated = Enumeration(graph, file, families, given, size)
+    anchored = size.kept(choice for cover in found for choice in enumerated.choices(cover, anchors=True))
     domains = form_domains(graph, anchored, given)
-    following = [choice for cover in found for choice in enumerated.choices(cover, anchors=False, domains=domains)]
+    following = size.kept(
+        choice for cover in found for choice in enumerated.choices(cover, anchors=False, domains=domains)
+    )
     choices = reachable(graph, anchored + following, given, convert=bool(file.conversions), saving=saving)
-    conversions = tuple(conversions_of(graph, choices, given, file.conversions, saving=saving))
-    return Space(graph, tuple(choices), conversions, given, enumerated.sampled_cells(choices), file.device_type)
+    conversions = size.kept(conversions_of(graph, choices, given, file.conversions, saving=saving))
+    return Space(graph, tuple(choices), tuple(conversions), given, enumerated.sampled_cells(choices), file.device_type)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
 
+from autotuner.checkpoint import checkpoint
 from autotuner.kernels import KERNELS
 from autotuner.records import Attributes, Call, Scalar
 
@@ -68,6 +69,7 @@ def multiplied(lists: tuple[tuple[str, tuple[Scalar, ...]], ...]) -> Iterator[At
     """Yield every combination of parameters; the last list varies fastest."""
     names = tuple(name for name, _ in lists)
     for values in product(*(values for _, values in lists)):
+        checkpoint()
         yield tuple(zip(names, values, strict=True))
 
 

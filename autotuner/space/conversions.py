@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 
+from autotuner.checkpoint import checkpoint
 from autotuner.graph import Graph
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
@@ -27,6 +28,7 @@ def reachable(
 
     def joins(sources: Collection[str], targets: Collection[str]) -> bool:
         """Tell whether some source is a target, or can be converted into one."""
+        checkpoint()
         return any(
             source == target or (convert and convertible(source, target, saving=saving))
             for source in sources
@@ -37,6 +39,7 @@ def reachable(
         made: dict[str, set[str]] = {name: set(forms) for name, forms in given.items() if name not in graph.producers}
         read: dict[str, set[str]] = defaultdict(set)
         for choice in choices:
+            checkpoint()
             for name in choice.cover.outputs:
                 made.setdefault(name, set()).add(choice.by_tensor[name])
             for name in choice.cover.inputs:
@@ -99,6 +102,7 @@ def conversions_of(
         targets = read.get(name, set())
         held = _as_bits(sources) & _as_bits(targets) if saving and is_mask(graph, name) else set()
         for source, target in product(sorted(sources | held), sorted(targets | held)):
+            checkpoint()
             if not convertible(source, target, saving=saving):
                 continue
             subgraph = conversion_of(graph, name, source, target)

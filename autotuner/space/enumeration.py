@@ -14,18 +14,25 @@ from autotuner.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.space.cells import Cell, multiplied, without_params
 from autotuner.space.choices import Choice
 from autotuner.space.files import KernelEntry, SpaceFile
+from autotuner.space.size import Size
 
 
 class Enumeration:
     """Turns a cover and a kernel's rules into choices."""
 
     def __init__(
-        self, graph: Graph, file: SpaceFile, families: tuple[tuple[str, ...], ...], given: Mapping[str, tuple[str, ...]]
+        self,
+        graph: Graph,
+        file: SpaceFile,
+        families: tuple[tuple[str, ...], ...],
+        given: Mapping[str, tuple[str, ...]],
+        size: Size,
     ) -> None:
         self.graph = graph
         self.named = {operator.name: operator for operator in graph.operators}
         self.file = file
         self.given = given
+        self._size = size
         self.families = families
         self.pitches = _pitches(graph, families, given)
         self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
@@ -72,6 +79,7 @@ class Enumeration:
             else:
                 texts.append([str(form), *(self.pitches.get((name, str(form)), ()) if kernel.pitched else ())])
         for forms in product(*texts):
+            self._size.look()
             if self._whole_stacks(cover, forms) and all(
                 name not in self.given or plain(text) in self.given[name] or len(self.graph.tensors[name].axes) > 1
                 for name, text in zip(cover.inputs + cover.outputs, forms, strict=True)

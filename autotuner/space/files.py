@@ -6,15 +6,19 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from autotuner.errors import DeviceError, SpaceError
 from autotuner.kernels import KERNELS
 from autotuner.models import search_spaces_dir
+from autotuner.models.files import StrictLoader, no_yaml
 from autotuner.records import Scalar
 
 ENUMERATED = 32
 TRIALS = 40
 COMBINATIONS_MAX = 65_536
+PROBLEMS_MAX = 5
+SHOWN_CHARACTERS = 60
 
 
 class KernelEntry(BaseModel):
@@ -72,20 +76,82 @@ def load_space(path: Path) -> SpaceFile:
     """Read a search space.
 
     Raises:
-        SpaceError: the file is missing or malformed, or names a kernel that is not registered.
+        SpaceError: the file is missing or malformed, or names a kernel that is not registered; the message says in
+            which line, what is there, and what would be valid.
     """
     try:
-        space = SpaceFile.model_validate(yaml.safe_load(path.read_text()))
-    except FileNotFoundError as error:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, StrictLoader)
+        content = yaml.load(text, StrictLoader)
+    except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
-        raise SpaceError(f"{path}: no such search space; in that folder: {known or 'none'}") from error
-    except (yaml.YAMLError, ValidationError, OSError) as error:
-        raise SpaceError(f"{path}: {error}") from error
-    unknown = [name for name in (*space.kernels, *space.conversions) if name not in KERNELS]
-    if unknown:
-        known = ", ".join(sorted(kernel.name for kernel in KERNELS))
-        raise SpaceError(f"{path}: no kernel {unknown[0]!r}; known: {known}")
+        raise SpaceError(f"{path}: no such search space; in that folder: {known or 'none'}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise SpaceError(f"{path}: {no_yaml(error)}") from None
+    try:
+        space = SpaceFile.model_validate(content)
+    except ValidationError as error:
+        found = [(_place(problem["loc"]), _sentence(problem)) for problem in error.errors()]
+        shown = dict.fromkeys(f"{_line(root, place)}{'.'.join(map(str, place))}{text}" for place, text in found)
+        raise SpaceError(f"{path}: {'; '.join(list(shown)[:PROBLEMS_MAX])}") from None
+    for place in (*(("kernels", name) for name in space.kernels), *(("conversions", n) for n in space.conversions)):
+        if place[1] not in KERNELS:
+            known = ", ".join(sorted(kernel.name for kernel in KERNELS))
+            raise SpaceError(f"{path}: {_line(root, place)}{place[0]}: no kernel {place[1]!r}; known: {known}")
     return space
+
+
+def _place(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return where a value stands in the file; of a parameter's values, without the type that it was taken for."""
+    return location[:5] if location[:1] == ("kernels",) and location[2:3] == ("params",) else location
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    """Say what is wrong at a place, to follow its keys: what is there, and what would be valid."""
+    location, given, limits = problem["loc"], problem["input"], problem.get("ctx", {})
+    inside = KernelEntry if location[:1] == ("kernels",) and len(location) > 1 else SpaceFile
+    if problem["type"] == "extra_forbidden":
+        return f": no such key; known: {', '.join(inside.model_fields)}"
+    if problem["type"] == "missing":
+        return " is missing: write it"
+    if problem["type"] == "value_error":
+        return f": {limits['error']}"
+    if problem["type"] in ("model_type", "dict_type") and not location:
+        return f"it is {_shown(given)}; write a mapping with the keys {', '.join(inside.model_fields)}"
+    if problem["type"] == "greater_than_equal":
+        return f" is {_shown(given)}; write a number of {limits['ge']} or more"
+    if len(location) > 4 and location[2] == "params":
+        return f" is {_shown(given)}; write a number, a text, true or false"
+    valid = limits.get("expected") or _VALID.get(problem["type"].partition("_")[0], problem["msg"])
+    return f" is {_shown(given)}; write {valid}"
+
+
+_VALID = {"model": "a mapping", "dict": "a mapping", "list": "a list", "int": "a whole number", "string": "a text"}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _line(node: yaml.Node | None, place: tuple[int | str, ...]) -> str:
+    """Return the line of a place for the start of a message, or of the last part of it that is there."""
+    line = None
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == str(part)), None)
+        elif isinstance(node, yaml.SequenceNode):
+            items = [(value, value) for value in node.value]
+            named = next((item for item in items if item[0].value == part), None)
+            found = items[part] if isinstance(part, int) and part < len(items) else named
+        else:
+            found = None
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return "" if line is None else f"line {line}: "
 
 
 def space_file(device_type: str, path: str | Path | None = None) -> SpaceFile:

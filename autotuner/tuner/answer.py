@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
+from math import inf
+from time import monotonic
 
 from autotuner.analysis import fused_bytes, moved_bytes
+from autotuner.checkpoint import OverError, until
 from autotuner.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
 from autotuner.errors import InfeasibleError
 from autotuner.graph import Graph
@@ -16,7 +19,7 @@ from autotuner.problem import Solution
 from autotuner.problem.formulate import Formulation, formulate
 from autotuner.problem.ordering import CircleError, order_steps
 from autotuner.records import Environment, Measurement
-from autotuner.solvers import SOLVERS
+from autotuner.solvers import SOLVERS, exact
 from autotuner.space import Choice, Space
 from autotuner.tuner.budget import within_budget
 from autotuner.tuner.explaining import explained
@@ -25,6 +28,8 @@ from autotuner.tuner.steps import steps_of
 
 # An encoder layer takes a quarter of it; where it is over, steps are left without an alternative.
 EXPLAINING_S = 10.0
+# An answer takes so long even where the job's time is over; a layer's problem is built and solved in half of it.
+FINISHING_S = 1.5
 
 
 def build_configuration(
@@ -39,6 +44,7 @@ def build_configuration(
     lower_bound_us: float | None = None,
     estimated_us: float | None = None,
     budget_bytes: int | None = None,
+    left_s: float | None = None,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
@@ -46,17 +52,20 @@ def build_configuration(
         lower_bound_us: proven: no plan takes less, measured or not; None for what follows from the measurements.
         estimated_us: by learned costs, no plan takes less; None where nothing is estimated.
         budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
+        left_s: what this may take; `FINISHING_S` at least. The best plan that is found until then is taken, and what
+            else there is to say of it is left out. None for as long as it takes.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
             into the budget; the message says what does.
     """
-    problem, solution = solved(space, known, solver, budget_bytes)
+    ends_at = None if left_s is None else monotonic() + max(left_s, FINISHING_S)
+    problem, solution = solved(space, known, solver, budget_bytes, ends_at)
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()
     if SOLVERS[solver].exact and solution.gap == 0 and budget_bytes is None:
-        explanation = explained(problem, solution, known, time_limit_s=EXPLAINING_S)
+        explanation = explained(problem, solution, known, time_limit_s=min(EXPLAINING_S, _left_s(ends_at)))
         steps, overtaking = explanation.with_alternatives(steps), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
     total = sum(step.predicted_us for step in steps)
@@ -79,7 +88,7 @@ def build_configuration(
             estimated_gap=gap(total, estimated_us),
             low_us=sum(step.low_us for step in steps),
             high_us=sum(step.high_us for step in steps),
-            baseline_us=_baseline_us(problem),
+            baseline_us=_baseline_us(problem, ends_at),
             default_us=default_us(space, costs),
             noise_floor=noise_floor,
             statistics=dict(solution.statistics),
@@ -102,36 +111,55 @@ def _needs(space: Space, steps: Sequence[Step], known: Mapping[str, Measurement]
 
 
 def solved(
-    space: Space, known: Mapping[str, Measurement], solver: str, budget_bytes: int | None = None
+    space: Space,
+    known: Mapping[str, Measurement],
+    solver: str,
+    budget_bytes: int | None = None,
+    ends_at: float | None = None,
 ) -> tuple[Formulation, Solution]:
     """Return a space's problem with its measurements, and a solution.
 
     Args:
         budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
+        ends_at: when to take the best plan found, by `time.monotonic`, as far as the solver can; None for no limit.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
             into the budget; the message says what does.
     """
-    _must_be_computable(space, known)
+    must_be_computable(space, known)
     costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
     if budget_bytes is None:
-        return solved_at(space, costs_us, solver)
+        return solved_at(space, costs_us, solver, ends_at)
     problem = formulate(space, costs_us, saving=True)
 
     def peak_bytes(solution: Solution) -> int:
         return _needs(space, steps_of(problem, solution, known), known).peak_bytes
 
-    return in_order(problem, lambda each: within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes))
+    return in_order(
+        problem, lambda each: within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
+    )
 
 
-def solved_at(space: Space, costs_us: Mapping[str, float], solver: str) -> tuple[Formulation, Solution]:
+def solved_at(
+    space: Space, costs_us: Mapping[str, float], solver: str, ends_at: float | None = None
+) -> tuple[Formulation, Solution]:
     """Return a space's problem at some costs by call key, and a solution whose covers do not depend on each other.
 
     Raises:
         InfeasibleError: there is none.
     """
-    return in_order(formulate(space, costs_us), lambda problem: SOLVERS[solver](problem.problem))
+
+    def solve(each: Formulation) -> Solution:
+        if solver == "exact" and ends_at is not None:
+            return exact(each.problem, time_limit_s=_left_s(ends_at))
+        return SOLVERS[solver](each.problem)
+
+    return in_order(formulate(space, costs_us), solve)
+
+
+def _left_s(ends_at: float | None) -> float:
+    return inf if ends_at is None else max(0.0, ends_at - monotonic())
 
 
 def in_order(problem: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
@@ -146,7 +174,7 @@ def in_order(problem: Formulation, solve: Callable[[Formulation], Solution]) -> 
             return problem, solution
 
 
-def _must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
+def must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
     """Raise with what became of an operator's candidates where none of them works."""
     statuses: dict[str, Counter[str]] = {operator.name: Counter() for operator in space.graph.operators}
     for choice in space.choices:
@@ -213,11 +241,12 @@ def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step])
         )
 
 
-def _baseline_us(problem: Formulation) -> float | None:
-    """Return what the paper's strategy reaches on the same costs, or None where it finds no plan."""
+def _baseline_us(problem: Formulation, ends_at: float | None) -> float | None:
+    """Return what the paper's strategy reaches on the same costs, or None where it finds no plan, or none in time."""
     try:
-        return SOLVERS["shortest_path"](problem.problem).total_us
-    except InfeasibleError:
+        with until(lambda: _left_s(ends_at) == 0):
+            return SOLVERS["shortest_path"](problem.problem).total_us
+    except (InfeasibleError, OverError):
         return None
 
 

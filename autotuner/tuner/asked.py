@@ -1,7 +1,8 @@
 """What measures for the tuner, and how far a walk is."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from time import monotonic
 from typing import Any, Literal, Protocol
 
 from autotuner.ceilings import NO_CEILINGS, Ceilings
@@ -56,6 +57,30 @@ class Replay:
         return self.recorded_ceilings
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a job has used of its limits, by whoever ran it until now.
+
+    Args:
+        seconds: of working on it.
+        measurements: that were new.
+    """
+
+    seconds: float = 0.0
+    measurements: int = 0
+
+    def and_since(self, began: float) -> "Spent":
+        """Return this with the seconds since a moment, by `time.monotonic`."""
+        return replace(self, seconds=self.seconds + monotonic() - began)
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any]) -> "Spent":
+        """Read what a job's progress says of it; nothing where it says nothing."""
+        return cls(float(progress.get("spent_s", 0.0)), int(progress.get("spent_measurements", 0)))
+
+
+NOTHING_SPENT = Spent()
+
 Stage = Literal["space", "search", "ceilings", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
 
 
@@ -71,6 +96,7 @@ class Progress:
         bound_us: no plan takes less, whatever the calls will take that are not measured yet.
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
+        spent_s, spent_measurements: of the job's limits, those before it was taken once more included.
     """
 
     stage: Stage
@@ -83,6 +109,8 @@ class Progress:
     bound_us: float | None = None
     estimated_us: float | None = None
     eta_s: float | None = None
+    spent_s: float = 0.0
+    spent_measurements: int = 0
 
     @property
     def gap(self) -> float | None:

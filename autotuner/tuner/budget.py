@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
+from time import monotonic
 
 from autotuner.errors import BudgetError
 from autotuner.problem import Problem, Solution
-from autotuner.solvers import SOLVERS, budgeted
+from autotuner.solvers import budgeted, exact
 
 # Plans that are simulated before the best one that fitted is taken; each takes a solution, of seconds.
 ROUNDS = 6
@@ -15,7 +17,11 @@ EPSILON = 1e-3
 
 
 def within_budget(
-    problem: Problem, base_bytes: int, budget_bytes: int, peak_bytes: Callable[[Solution], int]
+    problem: Problem,
+    base_bytes: int,
+    budget_bytes: int,
+    peak_bytes: Callable[[Solution], int],
+    ends_at: float | None = None,
 ) -> Solution:
     """Return the fastest plan found whose peak fits, with a bound below which no plan that fits lies.
 
@@ -28,6 +34,7 @@ def within_budget(
         base_bytes: what every plan needs beside.
         budget_bytes: of the peak.
         peak_bytes: simulates a solution.
+        ends_at: when to take the best plan that fits, by `time.monotonic`; None for after some rounds.
 
     Returns:
         A solution; its `lower_bound_us` is proven, within `EPSILON` of the total where the first plan fitted.
@@ -36,11 +43,11 @@ def within_budget(
         BudgetError: no plan fits; the message says what the least budget is, as far as it is known.
         InfeasibleError: the factors contradict each other.
     """
-    first = SOLVERS["exact"](problem)
+    first = exact(problem, time_limit_s=None if ends_at is None else max(0.0, ends_at - monotonic()))
     if peak_bytes(first) <= budget_bytes:
         return first
     relaxed = Problem(tuple(replace(f, transient_bytes={}) for f in problem.factors), problem.chain)
-    search = _Search(relaxed, budget_bytes, peak_bytes)
+    search = _Search(relaxed, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
     try:
         loosest = search.solved(max(0, budget_bytes - base_bytes))
     except BudgetError as error:
@@ -49,7 +56,7 @@ def within_budget(
     bound_us = loosest.lower_bound_us
     least, most = 0, loosest.memory.held_bytes
     limit = most - (search.peaks[-1] - budget_bytes)
-    while search.rounds < ROUNDS and least < most and search.best is not loosest:
+    while search.rounds < ROUNDS and least < most and search.best is not loosest and not search.is_over:
         try:
             found = search.solved(max(limit, least))
         except BudgetError as error:
@@ -68,8 +75,10 @@ def within_budget(
 class _Search:
     """Plans within limits of what is held, each simulated; the fastest that fits is kept."""
 
-    def __init__(self, problem: Problem, budget_bytes: int, peak_bytes: Callable[[Solution], int]) -> None:
-        self._problem, self._budget_bytes, self._peak_bytes = problem, budget_bytes, peak_bytes
+    def __init__(
+        self, problem: Problem, budget_bytes: int, peak_bytes: Callable[[Solution], int], ends_at: float
+    ) -> None:
+        self._problem, self._budget_bytes, self._peak_bytes, self._ends_at = problem, budget_bytes, peak_bytes, ends_at
         self.peaks: list[int] = []
         self.best: Solution | None = None
 
@@ -77,8 +86,13 @@ class _Search:
     def rounds(self) -> int:
         return len(self.peaks)
 
+    @property
+    def is_over(self) -> bool:
+        return self.best is not None and monotonic() >= self._ends_at
+
     def solved(self, held_bytes: int) -> Solution:
-        found = budgeted(self._problem, held_bytes, time_limit_s=SOLVE_LIMIT_S, epsilon=EPSILON)
+        limit_s = min(SOLVE_LIMIT_S, max(0.0, self._ends_at - monotonic()))
+        found = budgeted(self._problem, held_bytes, time_limit_s=limit_s, epsilon=EPSILON)
         self.peaks.append(self._peak_bytes(found))
         if self.peaks[-1] <= self._budget_bytes and (self.best is None or found.total_us < self.best.total_us):
             self.best = found

@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 
+from autotuner.checkpoint import OverError, checkpoint
 from autotuner.database import Database, Filter, this_process
 from autotuner.kernels import KERNELS
 from autotuner.records import Attributes, Call, Measurement, Scalar
@@ -53,13 +55,16 @@ def search_cells(space: Space, database: Database, measurer: Asked, standing: St
     """
     if not space.cells:
         return Searched(space, frozenset())
-    known = _known_by_cell(space, database, measurer.environment.key)
-    searches = [CellSearch(cell, known[cell.key], _samples_min(measurer)) for cell in space.cells]
-    walk = _Searching(database, measurer, standing, searches)
-    walk.run()
+    searches: list[CellSearch] = []
+    fresh: set[str] = set()
+    with suppress(OverError), standing.within("search"):
+        known = _known_by_cell(space, database, measurer.environment.key)
+        for cell in space.cells:
+            searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
+        _Searching(database, measurer, standing, searches, fresh).run()
     tried = [call for search in searches for call in search.tried.values()]
     standing.space = space.with_calls(tried)
-    return Searched(standing.space, frozenset(walk.fresh))
+    return Searched(standing.space, frozenset(fresh))
 
 
 def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
@@ -93,6 +98,7 @@ def _known_by_cell(space: Space, database: Database, environment_key: str) -> Ma
     cells = {cell.key: cell for cell in space.cells}
     found: dict[str, list[Result]] = defaultdict(list)
     for signature, kernel in dict.fromkeys((c.call.subgraph.signature, c.kernel) for c in cells.values()):
+        checkpoint()
         for row in database.measurements(Filter(environment_key, signature=signature, kernel=kernel)):
             cell = cells.get(without_params(row.call).key)
             params = row.call.candidate.params
@@ -282,10 +288,17 @@ def _is_ordered(values: Sequence[Scalar]) -> bool:
 
 
 class _Searching:
-    """One walk through the sampled cells."""
+    """One walk through the sampled cells; what it measures is added to `fresh`."""
 
-    def __init__(self, database: Database, measurer: Asked, standing: Standing, searches: Sequence[CellSearch]) -> None:
-        self.fresh: set[str] = set()
+    def __init__(
+        self,
+        database: Database,
+        measurer: Asked,
+        standing: Standing,
+        searches: Sequence[CellSearch],
+        fresh: set[str],
+    ) -> None:
+        self._fresh = fresh
         self._owner = f"{this_process()}#{uuid4().hex[:8]}"
         self._database, self._measurer, self._standing = database, measurer, standing
         self._environment = measurer.environment.key
@@ -345,5 +358,5 @@ class _Searching:
         """Store results; an incumbent's newer timing replaces the older one, by which it was chosen for its luck."""
         self._database.store(self._environment, new)
         self._database.store(self._environment, again, replace=True)
-        self.fresh |= {call.key for call, _ in new}
+        self._fresh |= {call.key for call, _ in new}
         self._database.release_calls(self._owner)

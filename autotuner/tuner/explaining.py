@@ -7,6 +7,7 @@ from math import fsum
 from time import monotonic
 from types import MappingProxyType
 
+from autotuner.checkpoint import checkpoint
 from autotuner.configuration import Alternative, Step
 from autotuner.problem import Solution
 from autotuner.problem.formulate import Formulation, order_steps
@@ -85,6 +86,7 @@ def _circle(formulation: Formulation, found: Alternatives) -> tuple[tuple[str, .
     """Return covers of some plan that depend on each other in a circle, so that it cannot run; None where all can."""
     for plans in found.plans.values():
         for plan in plans.values():
+            checkpoint()
             try:
                 order_steps(formulation.offered.graph, formulation.chosen(plan))
             except CircleError as error:
@@ -98,6 +100,7 @@ def _explanation(
     by_operator: dict[str, Alternative] = {}
     by_choice: dict[str, Alternative] = {}
     for name, plans in found.plans.items():
+        checkpoint()
         for state, plan in plans.items():
             if plan.gap == 0 and state not in by_choice:
                 by_choice[state] = _alternative(formulation, solution, known, state, plan)

@@ -4,17 +4,20 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
+from autotuner.caller import stacklevel
 from autotuner.ceilings import Ceilings, work_of
+from autotuner.checkpoint import OverError
 from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError, MeasureError
 from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.answer import solved
+from autotuner.tuner.answer import must_be_computable, solved
 from autotuner.tuner.asked import Asked, Progress, Result
 from autotuner.tuner.races import openers, races
 from autotuner.tuner.standing import Standing
@@ -148,7 +151,7 @@ class _Measuring:
             try:
                 self._with_ceilings(known)
             except MeasureError as error:  # this answer needs none
-                warnings.warn(f"ceilings were not measured: {error}", stacklevel=2)
+                warnings.warn(f"ceilings were not measured: {error}", stacklevel=stacklevel())
 
     def _lazy(self, *, has_ceilings: bool) -> bool:
         """Say whether only what matters is to be measured: where less is enough, or where that takes less time.
@@ -182,7 +185,11 @@ class _Measuring:
         if known.moved.rungs and not lacking:
             return known
         self._standing.tell(Progress("ceilings", 0, 0))
-        found = known.with_products(self._measurer.ceilings(lacking))
+        try:
+            with self._standing.within("ceilings"):
+                found = known.with_products(self._measurer.ceilings(lacking))
+        except OverError:
+            return known
         for name, us in found.to_facts().items():
             self._database.set_fact(self._environment, name, us)
         return found
@@ -201,14 +208,15 @@ class _Measuring:
         left = set(compiled)
         self._compiling += len(compiled)
         if compiled and not self._standing.enough("compile"):
-            for call, problem in self._measurer.prepare(list(compiled.values())):
-                left.discard(call.key)
-                if problem is not None:
-                    self._learn(call, problem)
-                self._compiled += 1
-                self._standing.tell(Progress("compile", self._compiled, self._compiling))
-                if self._standing.enough("compile"):
-                    break
+            with suppress(OverError), self._standing.within("compile"):
+                for call, problem in self._measurer.prepare(list(compiled.values())):
+                    left.discard(call.key)
+                    if problem is not None:
+                        self._learn(call, problem)
+                    self._compiled += 1
+                    self._standing.tell(Progress("compile", self._compiled, self._compiling))
+                    if self._standing.enough("compile"):
+                        break
         for key in left:
             del self._missing[key]
 
@@ -272,7 +280,10 @@ class _Measuring:
             self._standing.tell(Progress("measure", self._done, self._total))
 
     def _race(self, race: Sequence[Call]) -> list[list[Call]]:
-        """Measure what nobody else measures, and return what somebody else does."""
+        """Measure what nobody else measures, and return what somebody else does.
+
+        Where the time is over, the race is given up; what it has told is kept.
+        """
         mine = self._database.claim_calls(self._environment, self.owner, [call.key for call in race])
         found = self._stored(list(mine))
         self._known |= found
@@ -281,10 +292,11 @@ class _Measuring:
         self._done += len(found)
         calls = [call for call in race if call.key in mine and call.key not in found]
         began = time.monotonic()
-        for call, measurement in self._measurer.measure([calls]) if calls else ():
-            self._learn(call, measurement)
-            self._done += 1
-            self._standing.tell(Progress("measure", self._done, self._total))
+        with suppress(OverError), self._standing.within("measure"):
+            for call, measurement in self._measurer.measure([calls]) if calls else ():
+                self._learn(call, measurement)
+                self._done += 1
+                self._standing.tell(Progress("measure", self._done, self._total))
         self._measuring_s += time.monotonic() - began
         if self._is_time_to_store():
             self.flush()
@@ -319,6 +331,7 @@ class _Measuring:
         """Measure what would be chosen once more, and solve again, until nothing new is chosen.
 
         Only what was measured in this walk is confirmed. A call that fails the second time keeps its first measurement.
+        It ends where the job's time is over.
 
         Returns:
             Whether anything was measured.
@@ -327,34 +340,42 @@ class _Measuring:
             InfeasibleError: there is no plan.
         """
         confirmed = False
-        for _ in range(CONFIRM_ROUNDS):
-            problem, solution = solved(self._space, self._known, "exact", self._budget_bytes)
-            keys = dict.fromkeys(key for key in problem.calls(solution) if key in self._unconfirmed)
-            calls = [self._space.calls[key] for key in keys]
-            if not calls:
-                break
-            self._unconfirmed -= keys.keys()
-            again = []
-            self.flush()
+        must_be_computable(self._space, self._known)
+        with suppress(OverError), self._standing.within("confirm"):
+            for _ in range(CONFIRM_ROUNDS):
+                problem, solution = solved(self._space, self._known, "exact", self._budget_bytes)
+                keys = dict.fromkeys(key for key in problem.calls(solution) if key in self._unconfirmed)
+                if not keys:
+                    break
+                self._unconfirmed -= keys.keys()
+                self._confirm_calls([self._space.calls[key] for key in keys])
+                self._is_news = confirmed = True
+        return confirmed
+
+    def _confirm_calls(self, calls: Sequence[Call]) -> None:
+        """Measure calls once more, and store what came of those that work."""
+        again: list[Result] = []
+        self.flush()
+        try:
             for done, (call, measurement) in enumerate(self._measurer.measure([[call] for call in calls]), start=1):
                 if measurement.status == "ok":
                     again.append((call, measurement))
                 self._standing.tell(Progress("confirm", done, len(calls)))
+        finally:
             self._database.store(self._environment, again, replace=True)
             self._known |= {call.key: measurement for call, measurement in again}
-            self._is_news = confirmed = True
-        return confirmed
 
     def result(self) -> Known:
         calls, known, outlook = self._space.calls, self._known, self._standing.outlook
         unknown = len(calls) - len(known)
+        is_settled = self._standing.has_looked and (outlook is None or outlook.proven_gap == 0)
         counts = {
             "choices": len(self._space.choices) + len(self._space.conversions),
             "calls": len(calls),
             "measured": len(self._fresh),
             "reused": len(known) - len(self._fresh),
             "unknown": unknown,
-            "unneeded": unknown if outlook is None or outlook.proven_gap == 0 else 0,
+            "unneeded": unknown if is_settled else 0,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }
         statuses = Counter(measurement.status for measurement in known.values())

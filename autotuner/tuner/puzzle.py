@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol, TypeVar
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import ProblemError
 from autotuner.problem import Factor, Problem, Row
 from autotuner.problem.formulate import Lies, formulate
@@ -106,6 +107,7 @@ class SpacePuzzle:
 
     def _priced(self, factor: Factor, prices: "_Prices") -> Factor:
         """Return a factor at these prices: without the states that need a call without a cost."""
+        checkpoint()
         if len(factor.variables) > 1:
             return factor
         kind, _, name = factor.variables[0].partition(" ")

@@ -1,15 +1,17 @@
 """How far a walk is, for those who watch, and whether that is enough."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from autotuner.ceilings import NO_CEILINGS, Ceilings, Work, work_of
+from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.errors import InfeasibleError
 from autotuner.records import Measurement
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.asked import Progress, Watch
+from autotuner.tuner.asked import NOTHING_SPENT, Progress, Spent, Watch
 from autotuner.tuner.estimates import Groups, groups_of, learned_us
 from autotuner.tuner.outlook import Outlook, look
 from autotuner.tuner.puzzle import SpacePuzzle
@@ -22,6 +24,9 @@ measuring, it is more: a look costs less than calls that need not be measured.""
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
 
+SHARES: Mapping[str, float] = {**dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "measure": 0.9}
+"""Of the seconds, after which a stage ends; the rest is for confirming what would be chosen."""
+
 
 @dataclass
 class Standing:
@@ -31,6 +36,9 @@ class Standing:
         gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
         estimated_gap: the same by learned costs.
         ceilings: of this environment; without them, what is not measured may cost nothing.
+        outlook: what was seen last; None where there is no plan, or nothing was seen yet.
+        has_looked: the last look was not cut short by the limit.
+        spent: of the limits, before this walk.
     """
 
     space: Space
@@ -43,6 +51,8 @@ class Standing:
     measured: int = 0
     failed: int = 0
     outlook: Outlook | None = None
+    has_looked: bool = False
+    spent: Spent = NOTHING_SPENT
 
     def __post_init__(self) -> None:
         self._began = self._stage_began = self._solved_at = monotonic()
@@ -68,6 +78,25 @@ class Standing:
         """What the last look took."""
         return self._solving_s
 
+    @property
+    def left_s(self) -> float | None:
+        """What is left of the job's seconds; None without a limit."""
+        return None if self.limits.seconds is None else max(0.0, self.limits.seconds - self.spent_s)
+
+    @property
+    def spent_s(self) -> float:
+        """What the job has taken so far, before this walk included."""
+        return self.spent.seconds + monotonic() - self._began
+
+    def within(self, stage: str) -> AbstractContextManager[None]:
+        """End the work inside with `OverError` when the time of a stage is over."""
+        return until(lambda: self.is_over(stage))
+
+    def is_over(self, stage: str) -> bool:
+        """Say whether the time of a stage is over."""
+        limit_s = self.limits.seconds
+        return limit_s is not None and self.spent_s > SHARES.get(stage, 1.0) * limit_s
+
     def tell(self, progress: Progress) -> None:
         """Complete a progress by what is known of the whole walk, and pass it on."""
         now = monotonic()
@@ -85,18 +114,26 @@ class Standing:
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
                 eta_s=None if pace_s is None else pace_s * left,
+                spent_s=self.spent_s,
+                spent_measurements=self.spent.measurements + self.measured,
             )
         )
 
     def look(self, known: Mapping[str, Measurement], *, now: bool = False) -> None:
-        """Solve with what is known, if the last time was long enough ago or it must be now."""
+        """Solve with what is known, if the last time was long enough ago or it must be now.
+
+        Where the time is over before that is done, what was seen last stays.
+        """
         rested_s = monotonic() - self._solved_at
         if not now and rested_s < max(SOLVE_AFTER_S, self._solving_s / SOLVE_SHARE):
             return
         began = monotonic()
-        if self._seen is None or self._seen.space is not self.space:
-            self._seen = _Seen(self.space)
-        self.outlook = self._seen.outlook(known, self.ceilings, self.gap or 0.0)
+        self.has_looked = False
+        with suppress(OverError), self.within("measure"):
+            if self._seen is None or self._seen.space is not self.space:
+                self._seen = _Seen(self.space)
+            self.outlook = self._seen.outlook(known, self.ceilings, self.gap or 0.0)
+            self.has_looked = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 
@@ -115,10 +152,10 @@ class Standing:
 
     def enough(self, stage: str = "measure") -> bool:
         """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""
-        share = 1.0 if stage == "measure" else EARLY_SHARE
-        if self.limits.measurements is not None and self.measured >= share * self.limits.measurements:
+        share, measured = 1.0 if stage == "measure" else EARLY_SHARE, self.spent.measurements + self.measured
+        if self.limits.measurements is not None and measured >= share * self.limits.measurements:
             return True
-        if self.limits.seconds is not None and monotonic() - self._began > share * self.limits.seconds:
+        if self.is_over(stage):
             return True
         if self.outlook is None:
             return False
@@ -132,7 +169,10 @@ class _Seen:
     def __init__(self, space: Space) -> None:
         self.space = space
         self._puzzle: SpacePuzzle | None = None
-        self._works: dict[str, Work] = {key: work_of(call) for key, call in space.calls.items()}
+        self._works: dict[str, Work] = {}
+        for key, call in space.calls.items():
+            checkpoint()
+            self._works[key] = work_of(call)
         self._groups: Groups = groups_of(space.calls)
 
     def outlook(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Outlook | None:

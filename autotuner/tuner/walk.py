@@ -1,17 +1,21 @@
 """The walk itself: model, graph, space, what is known, measure the rest, problem, solution, configuration."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
 
+from autotuner.checkpoint import OverError, until
 from autotuner.configuration import Configuration
 from autotuner.database import Database
-from autotuner.errors import ConfigurationError
+from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
 from autotuner.records import digest
 from autotuner.request import Request, family_key
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
-from autotuner.tuner.asked import Asked, Progress, Watch
+from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Spent, Watch
 from autotuner.tuner.cells import search_cells
 from autotuner.tuner.measuring import measure_missing
 from autotuner.tuner.standing import Standing
@@ -35,7 +39,13 @@ class Tuned:
 
 
 def tune(
-    request: Request, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None
+    request: Request,
+    file: SpaceFile,
+    database: Database,
+    measurer: Asked,
+    *,
+    watch: Watch = lambda _: None,
+    spent: Spent = NOTHING_SPENT,
 ) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
 
@@ -45,14 +55,18 @@ def tune(
         database: where measurements and the answer are kept; an equal request is answered from it.
         measurer: measures calls, one after another.
         watch: called with the progress; an error that it raises ends the walk, and what was measured is kept.
+        spent: of the request's limits, by those who worked on it before.
 
     Returns:
         The configuration; its `measured` is None unless the stored one had been timed end to end.
 
     Raises:
-        InfeasibleError: some operator has no candidate that works, or no plan fits into the budget.
+        InfeasibleError: some operator has no candidate that works, no plan fits into the budget, or the limits were
+            reached before there was a plan.
+        SpaceError, ProblemError: there is too much to choose from.
         DatabaseError: the database cannot be written.
     """
+    began = monotonic()
     model, environment = request.model, measurer.environment
     key = request_key(request, file)
     database.remember(environment)
@@ -62,9 +76,16 @@ def tune(
         if stored is not None and (is_whole or not request.exhaustive):
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
-    watch(Progress("space", 0, 0))
-    space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
-    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap)
+    watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
+    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    try:
+        with until(lambda: spent.and_since(began).seconds > limit_s):
+            space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
+    except OverError:
+        raise InfeasibleError(
+            f"the limit of {limit_s:g} s was reached while the space was enumerated: ask again with a higher one"
+        ) from None
+    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent.and_since(began))
     searched = search_cells(space, database, measurer, standing)
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
@@ -74,12 +95,14 @@ def tune(
     )  # fmt: skip
     known = searched.counted(known)
     if known.fresh:
-        database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
+        with suppress(OverError), standing.within("confirm"):
+            database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
     standing.tell(Progress("solve", 0, 0))
     noise_floor = database.fact(environment.key, NOISE_FLOOR)
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
+        left_s=standing.left_s,
     )  # fmt: skip
     number = save(database, found, key, complete=known.complete)
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))

@@ -1,20 +1,26 @@
 """Attending: one job from its request to its end, whoever asked for it."""
 
+import warnings
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 
 from autotuner import tuner
+from autotuner.caller import stacklevel
+from autotuner.checkpoint import OverError, until, watched
 from autotuner.configuration import Configuration
 from autotuner.database import Database, Job, JobState, this_process
 from autotuner.device import environment
 from autotuner.errors import ConfigurationError, JobStateError
 from autotuner.graph.autodiff import training_graph
-from autotuner.measure import Measurer, lock_path, locked, rotate_bytes
+from autotuner.measure import Measurer, rotate_bytes
 from autotuner.models import Model
 from autotuner.request import Request
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
-from autotuner.tuner import Tuned, Watch
+from autotuner.tuner import Spent, Tuned, Watch
 from autotuner.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
+from autotuner.worker.timing import time_apart
 
 END_TO_END_SAMPLES = 30
 
@@ -94,8 +100,10 @@ def run_job(
                 return False
             return True
 
+        reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
         try:
-            tuned = _tuned(request, database, file, settings, threads, Reporter(database, job, worker, beat, watch))
+            with watched(reporter.look):
+                tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
         except CancelledError:
             end("cancelled", "it was cancelled; what was measured is kept")
             return None
@@ -121,7 +129,9 @@ def _tuned(
     settings: Settings,
     threads: int | None,
     reporter: Reporter,
+    spent: Spent,
 ) -> Tuned:
+    began = monotonic()
     threads = threads if threads is not None else settings.threads
     with Measurer(
         threads=threads,
@@ -130,14 +140,19 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        tuned = tuner.tune(request, file, database, measurer, watch=reporter)
+        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent)
     if not request.end_to_end or tuned.configuration.measured is not None or not _has_peers(request.model):
         return tuned
-    from autotuner.runtime import time_peers
-
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
-    with locked(lock_path(request.device_type), alone=True):
-        measured = time_peers(tuned.configuration, END_TO_END_SAMPLES, threads=threads)
+    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    try:
+        with until(lambda: spent.and_since(began).seconds > limit_s):
+            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads)
+    except OverError:
+        warnings.warn(
+            f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
+        )
+        return tuned
     found = tuned.configuration.with_measured(measured)
     key = tuner.request_key(request, file)
     return Tuned(found, tuner.save(database, found, key, complete=tuned.complete), tuned.complete)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -11,9 +12,15 @@ from autotuner.database import Database, Job
 from autotuner.errors import DatabaseError
 from autotuner.tuner import Progress, Stage, Watch
 
-BEAT_S = 5.0
+BEAT_S = 1.0
+"""How soon a job hears that it was cancelled; it ends at its next checkpoint."""
+
+ALSO_AFTER_S = 5.0
 TELL_AFTER_S = 1.0
 """Progress is stored once a second; a new stage at once."""
+
+KEEP_AFTER_S = 5.0
+"""In a stage that tells nothing, what a job with a limit of seconds has taken is stored so often."""
 
 Log = Callable[..., None]
 
@@ -45,22 +52,31 @@ class Beat:
         self._thread.join()
 
     def _run(self) -> None:
+        also_at = time.monotonic() + ALSO_AFTER_S
         while not self._over.wait(BEAT_S):
             try:
                 self.heard = self._database.queue.renew(self._job.id, self._worker)
-                self._also()
+                if time.monotonic() >= also_at:
+                    self._also()
+                    also_at = time.monotonic() + ALSO_AFTER_S
             except DatabaseError as error:
                 self._log("beat_failed", job=self._job.id, error=str(error))
 
 
 class Reporter:
-    """Stores a job's progress, and ends its walk when it is cancelled or was given to another worker."""
+    """Stores a job's progress, and ends its walk when it is cancelled or was given to another worker.
 
-    def __init__(self, database: Database, job: Job, worker: str, beat: Beat, watch: Watch) -> None:
+    Args:
+        limited: the job has a limit of seconds.
+    """
+
+    def __init__(
+        self, database: Database, job: Job, worker: str, beat: Beat, watch: Watch, *, limited: bool = False
+    ) -> None:
         self._database, self._job, self._worker = database, job, worker
-        self._beat, self._watch = beat, watch
+        self._beat, self._watch, self._limited = beat, watch, limited
         self._last: Progress | None = None
-        self._told_at = 0.0
+        self._heard_at = self._told_at = 0.0
 
     def stage(self, name: Stage, total: int) -> None:
         """Go on to a stage after the walk; what the walk found stays."""
@@ -70,16 +86,30 @@ class Reporter:
     def __call__(self, progress: Progress) -> None:
         self._watch(progress)
         is_new = self._last is None or progress.stage != self._last.stage
-        self._last = progress
-        now = time.monotonic()
-        heard = self._beat.heard
-        if is_new or now - self._told_at > TELL_AFTER_S:
-            self._told_at = now
-            value: dict[str, Any] = progress.to_json()
-            heard = self._database.queue.renew(
-                self._job.id, self._worker, progress=value, advanced=progress.measured > 0
-            )
-        if heard == "cancel":
+        self._last, self._heard_at = progress, time.monotonic()
+        if is_new or time.monotonic() - self._told_at > TELL_AFTER_S:
+            self._store(progress)
+        self._obey()
+
+    def look(self) -> None:
+        """Be asked whether the job goes on, at each checkpoint of what works on it."""
+        silent_s = time.monotonic() - self._heard_at
+        if self._last is not None and self._limited and silent_s > KEEP_AFTER_S:
+            self._last = replace(self._last, spent_s=self._last.spent_s + silent_s)
+            self._heard_at = time.monotonic()
+            with suppress(DatabaseError):  # it is stored with the next progress
+                self._store(self._last)
+        self._obey()
+
+    def _store(self, progress: Progress) -> None:
+        self._told_at = time.monotonic()
+        value: dict[str, Any] = progress.to_json()
+        self._beat.heard = self._database.queue.renew(
+            self._job.id, self._worker, progress=value, advanced=progress.measured > 0
+        )
+
+    def _obey(self) -> None:
+        if self._beat.heard == "cancel":
             raise CancelledError
-        if heard == "lost":
+        if self._beat.heard == "lost":
             raise LostError

@@ -5,13 +5,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from autotuner.checkpoint import watched
 from autotuner.errors import DeviceError, InputError, MeasureError
 from autotuner.measure import Measurer
+from autotuner.measure.process import Child
 from autotuner.records import Call, Measurement
 
 TIMEOUT_S = 2.0
@@ -183,3 +185,47 @@ def test_what_cannot_be_measured_is_said_at_once(tmp_path: Path) -> None:
         Measurer(timeout_s=0, cache_dir=tmp_path)
     with pytest.raises(InputError, match="rotate_bytes is -1"):
         Measurer(rotate_bytes=-1, cache_dir=tmp_path)
+
+
+class StopError(Exception):
+    """Whoever watches wants no more."""
+
+
+def stopping_after(seconds: float) -> Callable[[], None]:
+    """Return a watch that ends the work some seconds from now."""
+    ends_at = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() > ends_at:
+            raise StopError
+
+    return look
+
+
+@pytest.mark.parametrize("doing", ["measure", "prepare", "ceilings", "noise_floor"])
+def test_what_is_not_to_go_on_ends_at_once_with_its_processes(
+    doing: str, planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel sleeps for ten minutes, of which a timeout allows five; ceilings and noise take seconds."""
+    numbers: list[int] = []
+    real = Child.send
+
+    def noted(child: Child, message: Mapping[str, object]) -> None:
+        numbers.append(child.process_id)
+        real(child, message)
+
+    monkeypatch.setattr(Child, "send", noted)
+    asked: Mapping[str, Callable[[Measurer], object]] = {
+        "measure": lambda measurer: list(measurer.measure([[add("hangs")]])),
+        "prepare": lambda measurer: list(measurer.prepare([add("hangs_compiled")])),
+        "ceilings": lambda measurer: measurer.ceilings({"float32"}),
+        "noise_floor": lambda measurer: measurer.noise_floor(),
+    }
+    began = time.monotonic()
+    with Measurer(timeout_s=300, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        with pytest.raises(StopError), watched(stopping_after(0.5)):
+            asked[doing](measurer)
+        assert measurer.process_id is None
+        assert numbers
+        assert not any(Path(f"/proc/{number}").exists() for number in numbers)
+    assert time.monotonic() - began < 60

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,10 +43,14 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def test_a_name_and_a_path_load_the_same_file() -> None:
+def test_a_name_and_a_path_load_the_same_file_and_errors_name_what_was_given() -> None:
     path = search_spaces_dir() / "models" / "bert_encoder.yaml"
     assert known_models()["bert-encoder"] == path
-    assert load_model("bert-encoder") == load_model(str(path))
+    named, found = load_model("bert-encoder"), load_model(str(path))
+    assert named.definition == found.definition
+    for file, given in ((named, "model 'bert-encoder'"), (found, str(path))):
+        with pytest.raises(ModelError, match=f"^{re.escape(given)}: no preset 'huge'"):
+            file.instantiate("huge")
     assert load_model("gpt-block").definition.name == "gpt-block"
 
 

@@ -7,9 +7,10 @@ from starlette.testclient import TestClient
 
 from autotuner.database import Database
 from autotuner.models import load_model
+from autotuner.models.bounds import ELEMENTS_MAX
 from autotuner.request import Request
 from autotuner.service.examples import SMALL_MODEL, SUBMISSIONS
-from autotuner.service.submitted import ELEMENTS_MAX, OPERATORS_MAX
+from autotuner.service.submitted import OPERATORS_MAX
 from tests.service.filled import PROGRESS, TINY, enqueue
 
 
@@ -98,6 +99,20 @@ def test_a_name_is_never_taken_for_a_path(asked: TestClient, name: str) -> None:
     assert f"no model {name!r}; known: " in response.json()["detail"]
 
 
+LETTERS = "abcdefghijkl"
+TWELVE_AXES = {
+    "axes": dict.fromkeys(LETTERS, "an axis"),
+    "presets": {"small": dict.fromkeys(LETTERS, 2)},
+    "inputs": {"x": {"axes": LETTERS}},
+    "parameters": {},
+    "operators": [
+        {"name": "first", "kind": "relu", "spec": f"{LETTERS}->{LETTERS}", "inputs": ["x"], "outputs": ["z"]},
+        {"name": "second", "kind": "relu", "spec": f"{LETTERS}->{LETTERS}", "inputs": ["z"], "outputs": ["y"]},
+    ],
+}
+NO_DERIVATIVE = {"outputs": ["product"]}
+
+
 @pytest.mark.parametrize(
     "change, status, words",
     [
@@ -107,7 +122,9 @@ def test_a_name_is_never_taken_for_a_path(asked: TestClient, name: str) -> None:
         ({"presets": {"small": {"z": 1}}}, 409, "has axis 'z'"),
         ({"axes": {"bb": "x"}}, 422, "axes"),
         ({"unknown": 1}, 422, "unknown"),
-        ({"presets": {"small": {"b": 2**30, "h": 2**30, "f": 2}}}, 409, "elements"),
+        ({"presets": {"small": {"b": 2**30, "h": 2**30, "f": 2}}}, 409, "the model that was sent: tensor 'x' has"),
+        (TWELVE_AXES, 409, "the model that was sent: operator 'first': spec 'abcdefghijkl->abcdefghijkl' gives tensor"),
+        (NO_DERIVATIVE, 409, "the model that was sent: parameter 'offset' reaches none of the outputs"),
     ],
 )
 def test_a_model_that_contradicts_itself_or_is_too_large_is_refused(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotuner.checkpoint import checkpoint
 from autotuner.configuration import Configuration
 from autotuner.database import Database, Filter
 from autotuner.graph.autodiff import training_graph
@@ -424,3 +426,21 @@ def test_nothing_that_plans_or_serves_imports_the_sampler() -> None:
 def test_the_sampler_says_nothing(planted: Any, capfd: pytest.CaptureFixture[str]) -> None:
     searched(CellSearch(cell_of(planted, trials=8)), planted.cost_us)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFile, database: Database) -> None:
+    class Endless(Replay):
+        """Races for ever, and asks whether to go on."""
+
+        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
+            while True:
+                checkpoint()
+                time.sleep(0.01)
+                yield from ()
+
+    space = build_space(training_graph(linear.graph()), file)
+    assert space.cells
+    standing = Standing(space, lambda _: None, limits=Limits(seconds=1.0))
+    searched = search_cells(space, database, Endless(HERE, {}), standing)
+    assert searched.fresh == frozenset()
+    assert standing.is_over("search")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from autotuner import runtime
 from autotuner.configuration import Configuration, Measured
 from autotuner.database import Database, Filter, Job, open_database
 from autotuner.device import environment
@@ -106,7 +105,7 @@ def test_timing_end_to_end_keeps_what_the_walk_found(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
-    monkeypatch.setattr(runtime, "time_peers", lambda *_, **__: Measured(50.0, 5.0, {"eager": 100.0}, 30))
+    monkeypatch.setattr(attending, "time_apart", lambda *_, **__: Measured(50.0, 5.0, {"eager": 100.0}, 30))
     number = enqueue(database, small).id
     run(path, once=True)
     job = database.queue.job(number)

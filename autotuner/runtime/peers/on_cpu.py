@@ -6,7 +6,6 @@ caches as the others left them, then as many steps as last 20 ms, as a training 
 medians of the samples. What a step allocates is recorded before, in steps that are not timed.
 """
 
-import warnings
 from statistics import median
 from time import perf_counter_ns
 
@@ -18,7 +17,7 @@ from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import apply
 from autotuner.runtime.peak import peak_bytes
-from autotuner.runtime.reason import TunedWarning
+from autotuner.runtime.tally import warn
 
 WARM_STEPS = 5
 TURN_US = 20_000.0
@@ -44,7 +43,7 @@ def time_on_cpu(configuration: Configuration, samples: int = 50, threads: int | 
             except Exception as error:
                 if name != "torch.compile":
                     raise
-                warnings.warn(f"torch.compile is not among the peers: {error}", TunedWarning, stacklevel=2)
+                warn(f"torch.compile is not among the peers: {error}")
                 del steps[name]
         peaks: dict[str, int | None] = {name: peak_bytes(layers[name], MadeUpCall.of(model)) for name in steps}
         times = rounds(steps, samples)

@@ -13,7 +13,6 @@ Sides of JAX's join where it is installed and all peers are asked for; see `jax_
 the model asks for is timed, and is nobody's peer.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -34,7 +33,7 @@ from autotuner.runtime.peak import peak_bytes
 from autotuner.runtime.peers.jax_layer import is_installed
 from autotuner.runtime.peers.jax_side import JaxSide, jax_names
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
-from autotuner.runtime.reason import TunedWarning
+from autotuner.runtime.tally import warn
 
 TURN_US = 20_000.0
 WARM_STEPS = 4
@@ -275,7 +274,7 @@ def _compiled(make: Layer, mode: str | None) -> nn.Module:
 
 def _left_out(name: str, error: Exception) -> None:
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    warnings.warn(f"{name} is not among the sides: {words}", TunedWarning, stacklevel=3)
+    warn(f"{name} is not among the sides: {words}")
 
 
 def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, list[float]]:
