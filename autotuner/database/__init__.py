@@ -8,10 +8,13 @@ from autotuner.database.access import Database, Filter, Measured, Statistics, op
 from autotuner.database.configurations import Match, MatchStatus, Stored
 from autotuner.database.job import ENDED, Job, JobState, Worker
 from autotuner.database.owner import this_process
+from autotuner.database.patience import SERVING, WORKING, Patience
 from autotuner.database.queue import JobQueue
 
 __all__ = [
     "ENDED",
+    "SERVING",
+    "WORKING",
     "Database",
     "Filter",
     "Job",
@@ -20,6 +23,7 @@ __all__ = [
     "Match",
     "MatchStatus",
     "Measured",
+    "Patience",
     "Statistics",
     "Stored",
     "Worker",
