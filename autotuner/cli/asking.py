@@ -259,6 +259,7 @@ def _print_jobs(found: "list[JobView]") -> None:
         table.columns[column].no_wrap = True
     for job in found:
         state, progress = "cancelling" if job.cancelling and not job.ended else job.state, job.progress
+        state = "stalled" if job.stalled else state
         stage = f"{progress.stage} {progress.done}/{progress.total}" if progress and not job.ended else ""
         table.add_row(
             str(job.id), state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
@@ -271,6 +272,7 @@ def _print_job(job: "JobView") -> None:
     table = Table("", "", show_header=False, title=f"job {job.id}")
     rows = [
         ("state", _job_state(job)),
+        ("stalled", job.stalled),
         ("model", f"{job.model}  {job.dtype}  {_extents(job.extents)}"),
         ("options", " ".join(f"{name}={value}" for name, value in job.options.items())),
         ("device", f"{job.device_type}, {job.device_name or 'any'}"),

@@ -29,7 +29,7 @@ from autotuner.database.queue import JobQueue
 from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow
 from autotuner.database.transactions import Transactions
 from autotuner.database.upserting import dialect_insert, upsert
-from autotuner.errors import DatabaseError
+from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.records import STATUSES, Call, Environment, Measurement, Status
 
 CLAIM_S = 120.0
@@ -141,6 +141,7 @@ class Database:
         self._environment_id = self._transactions.environment_id
         self.queue = JobQueue(self._transactions)
         self.configurations = Configurations(self._transactions)
+        self._unreleased: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +181,11 @@ class Database:
         now = datetime.now(UTC)
         rows = [{**call_columns(call), **measurement_columns(m), "measured_at": now} for call, m in results]
         rows.sort(key=lambda row: row["call_key"])  # one order for every process, so that none waits in a circle
-        return self._store(environment_key, rows, replace)
+        try:
+            return self._store(environment_key, rows, replace)
+        except DatabaseError as error:
+            self._transactions.waiting.log("results_lost", number=len(rows), error=str(error))
+            raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
 
     @patient
     def _store(self, environment_key: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> int:
@@ -273,6 +278,8 @@ class Database:
         """
         now = datetime.now(UTC)
         keys = sorted(set(call_keys))
+        if self._unreleased:
+            self._release(set(self._unreleased))
         with self._writing() as connection:
             environment_id = self._environment_id(connection, environment_key, alone=True)
             others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
@@ -292,11 +299,19 @@ class Database:
                 connection.execute(upsert(connection, ClaimRow, ("environment_id", "call_key")), rows)
         return set(mine)
 
-    @patient
     def release_calls(self, owner: str) -> None:
-        """End all claims of an owner."""
+        """End all claims of an owner; where the database is away, they end before the next ones."""
+        self._unreleased.add(owner)
+        try:
+            self._release(set(self._unreleased))
+        except UnavailableError as error:
+            self._transactions.waiting.log("claims_kept", owner=owner, error=str(error))
+
+    @patient
+    def _release(self, owners: set[str]) -> None:
         with self._writing() as connection:
-            connection.execute(delete(ClaimRow).where(ClaimRow.owner == owner))
+            connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
+        self._unreleased -= owners
 
     # Facts
 

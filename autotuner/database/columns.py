@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from autotuner.database.job import Job, JobState
+from autotuner.database.owner import is_gone
 from autotuner.database.tables import EnvironmentRow, JobRow, MeasurementRow
 from autotuner.records import Call, Environment, Measurement
 
@@ -30,6 +31,7 @@ JOB = (
     JobRow.state,
     JobRow.cancelling,
     JobRow.worker,
+    JobRow.lease_until,
     JobRow.progress,
     JobRow.revision,
     JobRow.counts,
@@ -74,8 +76,11 @@ def environment_of(row: Row[*tuple[Any, ...]]) -> Environment:
 
 
 def job_of(row: Row[*tuple[Any, ...]]) -> Job:
-    """Return the job in a row that has the columns `JOB`."""
-    return Job(**row._mapping)
+    """Return the job in a row that has the columns `JOB`, and whether its worker lives as far as can be told here."""
+    values = dict(row._mapping)
+    lease_until = values.pop("lease_until")
+    is_lost = row.state == "running" and is_gone(row.worker, lease_until, datetime.now(UTC))
+    return Job(**values, is_lost=is_lost)
 
 
 def ending(state: JobState, message: str) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from sqlalchemy import Engine, event
 
 from autotuner.database.patience import Waiting
 
-GRACE_S = 1.0
+GRACE_S = 0.5
 """The server says first that a statement took too long."""
+
+CONNECT_S = 5.0
 
 
 def limit(engine: Engine, waiting: Waiting) -> None:
@@ -45,7 +47,7 @@ def limit(engine: Engine, waiting: Waiting) -> None:
                 return end.value
 
     def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> Limited:
-        named.setdefault("connect_timeout", max(2, ceil(waiting.left_s(waiting.patience.answer_s))))
+        named.setdefault("connect_timeout", max(2, ceil(waiting.left_s(min(CONNECT_S, waiting.patience.answer_s)))))
         connection = Limited.connect(*arguments, **named)
         answer_ms = ceil(1e3 * waiting.patience.answer_s)
         connection.execute(f"SET statement_timeout = {answer_ms}")

@@ -42,7 +42,7 @@ class Patience:
 WORKING = Patience(answer_s=30.0, locked_s=300.0, away_s=300.0)
 """Of a tuning: what it has measured waits in memory meanwhile."""
 
-SERVING = Patience(answer_s=5.0, locked_s=5.0, away_s=0.0)
+SERVING = Patience(answer_s=4.0, locked_s=5.0, away_s=0.0)
 """Of a service: its clients are told to come again."""
 
 
@@ -63,13 +63,12 @@ class Waiting:
     """
 
     def __init__(self, patience: Patience = WORKING, log: Log = warn) -> None:
-        self.patience = patience
-        self._log = log
+        self.patience, self.log = patience, log
         self._away_since: float | None = None
         self._probing = threading.Lock()
         self._hurried = threading.Event()
         self._ends_at = inf
-        self._exit_before = _exit_in_hand()
+        self._exit_before = exit_in_hand()
 
     def hurry(self) -> None:
         """Have all waiting end within a few seconds, and nothing be asked a second time."""
@@ -79,7 +78,7 @@ class Waiting:
 
     def left_s(self, allowed_s: float) -> float:
         """Return for how long something may take that is allowed so many seconds: less where the process ends."""
-        if _exit_in_hand() is not self._exit_before:
+        if exit_in_hand() is not self._exit_before:
             self.hurry()
         return min(allowed_s, self._ends_at - monotonic())
 
@@ -109,12 +108,12 @@ class Waiting:
                     tried = f"; it was tried for {waited_s:.0f} s" if waited_s >= 1 else ""
                     raise UnavailableError(f"{error}{tried}", locked=error.locked) from error
                 if not told and (waited_s >= TELL_AFTER_S or not error.locked):
-                    self._log("database_waited_for", error=str(error), for_s=allowed_s)
+                    self.log("database_waited_for", error=str(error), for_s=allowed_s)
                     told = True
             else:
                 self._away_since = None
                 if told:
-                    self._log("database_back", after_s=round(monotonic() - began, 1))
+                    self.log("database_back", after_s=round(monotonic() - began, 1))
                 return found
             self._hurried.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -144,7 +143,7 @@ def patient(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     return asked
 
 
-def _exit_in_hand() -> BaseException | None:
+def exit_in_hand() -> BaseException | None:
     """Return the SystemExit or KeyboardInterrupt that this thread handles, perhaps by way of other errors, if any."""
     error = sys.exception()
     while isinstance(error, Exception):

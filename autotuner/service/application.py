@@ -24,7 +24,10 @@ THREADS = 12
 
 
 def create_app(database: Database) -> FastAPI:
-    """Return the service over a database, which stays open; `app.state.closing` ends its event streams."""
+    """Return the service over a database, which stays open.
+
+    `app.state.closing` ends its event streams, and `app.state.hurry` what waits for the database.
+    """
     number, files, closing = version("autotuner"), ModelFiles(), Event()
     app = FastAPI(
         title="autotuner",
@@ -34,7 +37,7 @@ def create_app(database: Database) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    app.state.closing = closing
+    app.state.closing, app.state.hurry = closing, database.hurry
     app.include_router(job_routes(database, files))
     app.include_router(event_routes(database, closing))
     app.include_router(configuration_routes(database, files))

@@ -42,7 +42,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events until the job has ended: `progress`, then one of `finished`, `failed`, `cancelled`, "
         "`interrupted`. The id of each is the job's `revision`, its data the job as `GET /v1/jobs/{job_id}` has it. "
-        "Changes that lie close together come as one. A comment comes every 10 s.",
+        "Changes that lie close together come as one. A worker that is lost is a `progress` too, of the same revision, "
+        "with `stalled`. A comment comes every 10 s.",
         "content": {"text/event-stream": {"itemSchema": EVENT, "example": EVENTS}},
     },
     204: {"description": "The job has ended, and `Last-Event-ID` is its last event: there will be no other."},
@@ -81,13 +82,13 @@ def event_routes(database: Database, closing: Event) -> APIRouter:
     return routes
 
 
-async def _changes(database: Database, job: Job, told: int, request: Request, closing: Event) -> AsyncIterator[bytes]:
+async def _changes(database: Database, job: Job, last: int, request: Request, closing: Event) -> AsyncIterator[bytes]:
     yield b": events of a job; a comment like this comes every 10 s\n\n"
-    spoken_at = monotonic()
+    spoken_at, told = monotonic(), (last, False)
     while not closing.is_set():
-        if job.revision != told:
+        if (job.revision, job.is_lost) != told:
             yield await run_in_threadpool(_event, job)
-            told, spoken_at = job.revision, monotonic()
+            told, spoken_at = (job.revision, job.is_lost), monotonic()
         elif monotonic() - spoken_at > HEARTBEAT_S:
             yield b": still here\n\n"
             spoken_at = monotonic()

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -14,12 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotuner.database import open_database
+from autotuner.database import SERVING, open_database
 from autotuner.errors import InputError
 from autotuner.service.application import create_app
 
-GRACE_S = 10
-"""For how long requests in hand may go on when the service is told to end."""
+GRACE_S = 4
+"""For how long requests in hand may go on when the service is told to end; a worker beside it needs as long again."""
 
 BACKLOG = 2048
 log = logging.getLogger("autotuner.service")
@@ -41,7 +41,11 @@ def serve(database_url: str, host: str = "127.0.0.1", port: int = 8000, *, log_l
         DatabaseError: the database cannot be opened.
     """
     listener = listen(host, port)
-    with listener, open_database(database_url) as database, _logging(log_level):
+    with (
+        listener,
+        open_database(database_url, patience=SERVING, reopens=True) as database,
+        _logging(log_level),
+    ):
         Server(create_app(database), listener).run()
 
 
@@ -89,6 +93,7 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         self._listener = listener
         self._closing: threading.Event = app.state.closing
+        self._hurry: Callable[[], None] = app.state.hurry
 
     @property
     def url(self) -> str:
@@ -105,6 +110,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
+        self._hurry()
         log.info("ending")
         await super().shutdown(sockets)
         log.info("ended")

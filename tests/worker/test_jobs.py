@@ -28,6 +28,9 @@ DEVICE = environment("cpu")
 class Device(Replay):
     """A replay with what the worker asks of a measurer."""
 
+    def start(self) -> None:
+        pass
+
     def __enter__(self) -> "Device":
         return self
 
@@ -55,7 +58,8 @@ def database(path: Path) -> Iterator[Database]:
 def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measurement]:
     """What the device will answer; a test may change it before a job runs."""
     known = times(space_of(small).calls)
-    monkeypatch.setattr(attending, "Measurer", lambda **_: Device(HERE, known))
+    for module in (attending, loop):
+        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
     monkeypatch.setattr(loop, "LOOK_S", 0.01)
     return known
 
