@@ -16,21 +16,27 @@ from autotuner.database.patience import Waiting
 GRACE_S = 0.5
 """The server says first that a statement took too long."""
 
-CONNECT_S = 5.0
+CONNECT_S = 3.0
+LOOK_S = 0.1
 
 
 def limit(engine: Engine, waiting: Waiting) -> None:
     """Have an engine of psycopg make connections that wait no longer than patience allows."""
     from psycopg import Connection, OperationalError
+    from psycopg.waiting import wait as waits
 
     class Limited(Connection):  # type: ignore[misc]  # psycopg need not be installed where types are checked
         answer_s: float | None = waiting.patience.answer_s
 
-        def wait(self, generator: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
-            return super().wait(self._limited(generator), *arguments, **named)
+        def wait(self, generator: Generator[Any, Any, Any], interval: float = LOOK_S, **named: Any) -> Any:
+            try:
+                return waits(self._limited(generator), self.pgconn.socket, interval=interval, **named)
+            except (KeyboardInterrupt, SystemExit):
+                self.pgconn.finish()  # psycopg's own would first ask the server to cancel, and wait for that
+                raise
 
         def _limited(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-            """Pass on what a generator waits for, and end it when its time is up; psycopg looks in every 0.1 s."""
+            """Pass on what a generator waits for, and end it when its time is up; psycopg looks in every `interval`."""
             began = monotonic()
             try:
                 wanted = next(generator)
@@ -47,7 +53,10 @@ def limit(engine: Engine, waiting: Waiting) -> None:
                 return end.value
 
     def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> Limited:
-        named.setdefault("connect_timeout", max(2, ceil(waiting.left_s(min(CONNECT_S, waiting.patience.answer_s)))))
+        left_s = waiting.left_s(CONNECT_S)
+        if left_s <= 0:
+            raise OperationalError("no connection is made any more: the process ends")
+        named.setdefault("connect_timeout", ceil(left_s))  # psycopg waits for 2 s at least
         connection = Limited.connect(*arguments, **named)
         answer_ms = ceil(1e3 * waiting.patience.answer_s)
         connection.execute(f"SET statement_timeout = {answer_ms}")

@@ -30,7 +30,7 @@ class Transactions:
         self._reopens = reopens
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
-        self._file = self._found()
+        self._file, self._log = self._found(), self._found("-wal")
 
     @property
     def shown(self) -> str:
@@ -43,6 +43,7 @@ class Transactions:
         try:
             with self.engine.connect() as connection:
                 yield connection
+                self._log = self._found("-wal")
         except SQLAlchemyError as error:
             raise explained(error, self.engine.url) from error
 
@@ -54,6 +55,7 @@ class Transactions:
         try:
             with self.engine.connect().execution_options(**WRITES) as connection, connection.begin():
                 yield connection
+                self._log = self._found("-wal")
         except SQLAlchemyError as error:
             raise explained(error, self.engine.url) from error
         if self._found() != file:
@@ -63,32 +65,35 @@ class Transactions:
         """Go on with the file that is there now, if it is not the one that was opened.
 
         Raises:
-            DatabaseError: it is no database of this product.
+            DatabaseError: it is no database of this product, or the write-ahead log beside it is the old one's.
         """
         with self._reopening:
             found = self._found()
-            if found not in (None, self._file):
-                self.engine.dispose()
-                try:
-                    migrate(self.engine)
-                except SQLAlchemyError as error:
-                    raise explained(error, self.engine.url) from error
-                self._file = self._found()
+            if found in (None, self._file):
+                return
+            if self._log is not None and self._log == self._found("-wal") and os.path.getsize(str(self._path)):
+                raise DatabaseError(
+                    f"{self.shown} was replaced by another file while it was in use, and SQLite would write the old "
+                    f"one's log into it: remove {self._path}-wal and {self._path}-shm, or put the old file back"
+                )
+            self.engine.dispose()
+            try:
+                migrate(self.engine)
+            except SQLAlchemyError as error:
+                raise explained(error, self.engine.url) from error
+            self._file = self._found()
 
     def _check(self) -> None:
         """Raise an error where the file is not the one that was opened."""
-        if self._found() == self._file:
-            return
-        if self._reopens:
+        if self._reopens and self._found() != self._file:
             self.reopen()
-            if self._found() == self._file:
-                return
-        raise self._gone()
+        if self._found() != self._file:
+            raise self._gone()
 
-    def _found(self) -> tuple[int, int] | None:
+    def _found(self, suffix: str = "") -> tuple[int, int] | None:
         """Return what tells the file at the path from every other; None where there is none."""
         try:
-            status = os.stat(self._path) if self._path is not None else None
+            status = os.stat(self._path + suffix) if self._path is not None else None
         except OSError:
             return None
         return None if status is None else (status.st_dev, status.st_ino)
