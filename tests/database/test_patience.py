@@ -5,17 +5,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from autotuner.database import Database, Patience, opening
+from autotuner.database import Patience, opening
 from autotuner.database.access import open_database
 from autotuner.database.opening import make_engine, read_url
 from autotuner.database.patience import Waiting
 from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.records import Call, Environment, Measurement
+from tests.silent import on, silent
 
 LONG_S = 60.0
 """More than any wait of these tests may take on a machine that is busy."""
@@ -169,52 +169,6 @@ def test_claims_that_could_not_be_released_end_before_the_next_ones(
 
 
 # A server
-
-
-def message(kind: bytes, body: bytes) -> bytes:
-    return kind + (len(body) + 4).to_bytes(4, "big") + body
-
-
-WELCOME = b"".join((
-    message(b"R", (0).to_bytes(4, "big")),
-    *(message(b"S", b"%s\0%s\0" % pair) for pair in ((b"server_version", b"15.0"), (b"client_encoding", b"UTF8"))),
-    message(b"K", bytes(8)),
-    message(b"Z", b"I"),
-))  # fmt: skip
-
-
-@contextmanager
-def silent(*, welcomes: bool) -> Iterator[str]:
-    """Yield the URL of a server that accepts connections, lets in who comes if it `welcomes`, and then says nothing."""
-    kept: list[socket.socket] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            kept.append(connection)
-            if welcomes:
-                threading.Thread(target=welcome, args=(connection,), daemon=True).start()
-
-    def welcome(connection: socket.socket) -> None:
-        while len(request := connection.recv(4096)) == 8:  # for encryption: "N" is no
-            connection.sendall(b"N")
-        if request:
-            connection.sendall(WELCOME)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"postgresql+psycopg://tuner:secret@127.0.0.1:{listener.getsockname()[1]}/tunings?gssencmode=disable"
-    for connection in kept:
-        connection.close()
-
-
-def on(url: str, patience: Patience) -> Database:
-    """Return a database that was opened while its server still answered, as far as it knows."""
-    waiting = Waiting(patience, noted()[1])
-    return Database(make_engine(read_url(url), waiting), waiting)
 
 
 @pytest.mark.parametrize("welcomes, words", [(False, "timeout expired"), (True, "the server did not answer for")])

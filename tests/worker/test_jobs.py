@@ -186,6 +186,7 @@ def test_what_nobody_expected_fails_the_job_and_not_the_worker(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(attending, "Measurer", broken)
+    monkeypatch.setattr(loop, "Measurer", lambda **_: Device(HERE, {}))
     numbers = [enqueue(database, small).id for _ in range(2)]
     run(path, once=True)
     assert [database.queue.job(number).message for number in numbers] == ["planted", "planted"]
