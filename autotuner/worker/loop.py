@@ -48,12 +48,12 @@ def run(
     check_torch()
     here = environment(device, threads)
     file = space_file(device, space)
-    with Measurer(
-        threads=threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
-    ) as measurer:
-        measurer.start()  # a worker that cannot measure takes no job to fail it
     name = this_process()
     with open_database(database if database is not None else settings.database_url, log=log) as opened:
+        with Measurer(
+            threads=threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
+        ) as measurer:
+            measurer.start()  # a worker that cannot measure takes no job to fail it
         queue = opened.queue
         greeted_at, ran = -GREET_S, False
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotuner import device
 from autotuner.cli import serving
 from autotuner.client import Client
 from tests.cli.living import PATIENCE_S, gone, until
@@ -90,6 +91,18 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run: Run, s
     assert ran.code == 3
     assert "no device 'abacus' here" in ran.err
     assert served == {"beside": []}
+
+
+def test_a_worker_that_could_not_measure_is_refused_before_anything_starts(
+    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda _: None)
+    for arguments in (["serve", "--with-worker"], ["worker"]):
+        ran = run(*arguments)
+        assert ran.code == 3
+        assert "torch is not installed: install autotuner[torch] for a worker; a service alone" in ran.err
+    assert served == {"beside": []}
+    assert run("serve").code == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")

@@ -1,5 +1,6 @@
 """A service whose database hangs, is locked, or is gone."""
 
+import json
 import sqlite3
 import threading
 import time
@@ -9,13 +10,14 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from autotuner.database import Patience, open_database
+from autotuner.database import Database, Patience, open_database, queue, this_process
 from autotuner.service import create_app
-from tests.service.filled import enqueue
+from tests.service.filled import HERE, enqueue
 from tests.service.listening import PATIENCE_S, listening
 from tests.silent import on, silent
 
 HASTY = Patience(answer_s=1.0, locked_s=1.0, away_s=0.0)
+FAR = "elsewhere/1:1:1"
 SUBMISSION = {"model": "bert-encoder:tiny"}
 
 
@@ -100,3 +102,53 @@ def test_a_service_that_is_told_to_end_does_not_wait_for_its_database() -> None:
             thread.join(PATIENCE_S)
         assert found == [True]
         assert time.monotonic() - began < PATIENCE_S / 2
+
+
+# A worker that is gone
+
+GONE = f"{this_process().rsplit(':', 1)[0]}:1"
+"""A process of this host that was there before this one, under its number."""
+
+
+def claim(database: Database, job_id: int, worker: str = GONE) -> None:
+    found = database.queue.claim(worker, HERE.device_type, HERE.device_name)
+    assert found is not None
+    assert found.id == job_id
+
+
+def test_a_job_whose_only_worker_died_says_so(asked: TestClient, database: Database) -> None:
+    job_id = enqueue(database).id
+    assert asked.get(f"/v1/jobs/{job_id}").json()["stalled"] == ""
+    claim(database, job_id)
+    sentence = "its worker is gone; the next one for cpu goes on from what was measured"
+    for found in (asked.get(f"/v1/jobs/{job_id}").json(), asked.get("/v1/jobs").json()["items"][0]):
+        assert (found["state"], found["stalled"]) == ("running", sentence)
+
+
+def test_a_tuning_that_was_killed_says_so(asked: TestClient, database: Database) -> None:
+    job = enqueue(database)
+    begun = database.queue.begin(
+        model=job.model, request=job.request, device_type="cpu", device_name=HERE.device_name, worker=GONE
+    )
+    assert asked.get(f"/v1/jobs/{begun.id}").json()["stalled"] == (
+        "the process that ran it is gone; what it measured is kept, the same command goes on from there"
+    )
+
+
+def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database) -> None:
+    job_id = enqueue(database).id
+    with listening(database) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        claim(database, job_id, FAR)
+        with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+
+            def stalled() -> bool:
+                return bool(json.loads(next(lines).removeprefix("data: "))["stalled"])
+
+            assert not stalled()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(queue, "LEASE_S", 2.0)
+                database.queue.renew(job_id, FAR)  # without progress, which is no event
+            assert stalled()
+            claim(database, job_id, this_process())
+            assert not stalled()
