@@ -69,7 +69,7 @@ class DatabaseError(AutotunerError):
 
 
 class UnavailableError(DatabaseError):
-    """A database that is locked by somebody else (`locked`) or away at the moment: asked later, it may answer."""
+    """A database that is away at the moment, or there but `locked` for what is asked: asked later, it may answer."""
 
     def __init__(self, message: str, *, locked: bool = False) -> None:
         super().__init__(message)

@@ -259,10 +259,9 @@ def _print_jobs(found: "list[JobView]") -> None:
         table.columns[column].no_wrap = True
     for job in found:
         state, progress = "cancelling" if job.cancelling and not job.ended else job.state, job.progress
-        state = "stalled" if job.stalled else state
         stage = f"{progress.stage} {progress.done}/{progress.total}" if progress and not job.ended else ""
         table.add_row(
-            str(job.id), state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
+            str(job.id), "stalled" if job.stalled else state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
             _us(progress.best_us if progress else None), f"{job.created_at.astimezone(UTC):%m-%d %H:%M}",
         )  # fmt: skip
     out.print(table)

@@ -57,7 +57,7 @@ def limit(engine: Engine, waiting: Waiting) -> None:
         if left_s <= 0:
             raise OperationalError("no connection is made any more: the process ends")
         named.setdefault("connect_timeout", ceil(left_s))  # psycopg waits for 2 s at least
-        connection = Limited.connect(*arguments, **named)
+        connection: Limited = Limited.connect(*arguments, **named)
         answer_ms = ceil(1e3 * waiting.patience.answer_s)
         connection.execute(f"SET statement_timeout = {answer_ms}")
         connection.commit()

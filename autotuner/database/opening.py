@@ -24,7 +24,7 @@ WRITES = {"autotuner_writes": True}
 """Execution options of a connection that reads in order to write."""
 
 PASSING = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
-"""SQLite's words for what passes."""
+"""SQLite's words for what passes; it can be read all the while."""
 
 LOCKED = ("40001", "40P01", "55P03", "57014")
 """PostgreSQL's codes for what is between transactions: serialization, deadlock, a lock, a statement that took long."""
@@ -118,7 +118,7 @@ def explained(error: SQLAlchemyError, url: URL) -> DatabaseError:
     reason = _sqlite_reason(cause, Path(str(url.database))) if is_sqlite(url) else None
     sentence = f"{shown(url)} {reason or 'refused: ' + cause}"
     if is_sqlite(url):
-        passing, locked = cause.startswith(PASSING), "locked" in cause
+        passing = locked = cause.startswith(PASSING)
     else:
         state = getattr(original, "sqlstate", None)
         passing, locked = isinstance(error, OperationalError | InterfaceError | TimeoutError), state in LOCKED

@@ -64,7 +64,7 @@ class Waiting:
 
     def __init__(self, patience: Patience = WORKING, log: Log = warn) -> None:
         self.patience, self.log = patience, log
-        self._away_since: float | None = None
+        self._failing: dict[bool, float] = {}  # since when it is locked (True), or away (False)
         self._probing = threading.Lock()
         self._hurried = threading.Event()
         self._ends_at = inf
@@ -100,18 +100,16 @@ class Waiting:
                 found = self._asked(ask, probes=not away_s)
             except UnavailableError as error:
                 allowed_s = self.patience.locked_s if error.locked else away_s
-                if not error.locked:
-                    self._away_since = self._away_since or monotonic()
-                # One outage is waited for once, whoever asks: what fails after it is not waited for again.
-                waited_s = monotonic() - (began if error.locked or self._away_since is None else self._away_since)
+                # It is waited for once, whoever asks: what fails after it is not waited for again.
+                waited_s = monotonic() - self._failing.setdefault(error.locked, began)
                 if waited_s >= allowed_s or self._hurried.is_set():
-                    tried = f"; it was tried for {waited_s:.0f} s" if waited_s >= 1 else ""
+                    tried = f"; it was tried for {monotonic() - began:.0f} s" if told else ""
                     raise UnavailableError(f"{error}{tried}", locked=error.locked) from error
                 if not told and (waited_s >= TELL_AFTER_S or not error.locked):
                     self.log("database_waited_for", error=str(error), for_s=allowed_s)
                     told = True
             else:
-                self._away_since = None
+                self._failing.clear()
                 if told:
                     self.log("database_back", after_s=round(monotonic() - began, 1))
                 return found
@@ -122,7 +120,7 @@ class Waiting:
         """Ask once. Of threads that would not wait, one at a time finds out whether the database is back."""
         if self.left_s(inf) <= 0:
             raise UnavailableError("the database is not asked any more: the process ends")
-        if not probes or self._away_since is None:
+        if not probes or False not in self._failing:
             return ask()
         if not self._probing.acquire(blocking=False):
             raise UnavailableError("the database is away, as another request has found")
@@ -136,7 +134,7 @@ def patient(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     """Have a method that is one transaction asked again while the database is locked or away."""
 
     @wraps(method)
-    def asked(self: Any, *args: P.args, **named: P.kwargs) -> T:
+    def asked(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
         waiting: Waiting = self._transactions.waiting
         return waiting.retry(lambda: method(self, *args, **named))
 

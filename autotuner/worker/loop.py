@@ -41,7 +41,8 @@ def run(
         log: called with an event and facts.
 
     Raises:
-        AutotunerError: the worker cannot start, or cannot measure. What goes wrong with a job is stored with it and ends only the job.
+        AutotunerError: the worker cannot start, or cannot measure. What goes wrong with a job is stored with it and
+            ends only the job.
     """
     settings = Settings.from_environment()
     threads = threads if threads is not None else settings.threads

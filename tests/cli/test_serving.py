@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotuner import device
 from autotuner.cli import serving
 from autotuner.client import Client
 from tests.cli.living import PATIENCE_S, gone, until
@@ -96,7 +95,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run: Run, s
 def test_a_worker_that_could_not_measure_is_refused_before_anything_starts(
     run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for arguments in (["serve", "--with-worker"], ["worker"]):
         ran = run(*arguments)
         assert ran.code == 3

@@ -62,8 +62,7 @@ def test_what_does_not_pass_is_not_asked_again() -> None:
 
 
 def test_an_outage_is_waited_for_once_whoever_asks() -> None:
-    events, log = noted()
-    waiting = Waiting(Patience(answer_s=1.0, locked_s=0.0, away_s=0.3), log)
+    waiting = Waiting(Patience(answer_s=1.0, locked_s=0.0, away_s=0.3), noted()[1])
     asked = Asked(*(away() for _ in range(1000)))
     with pytest.raises(UnavailableError):
         waiting.retry(asked)
@@ -149,7 +148,7 @@ def test_results_that_cannot_be_stored_are_counted_in_the_error(
     with open_database(file, patience=HASTY) as database:
         database.remember(environment)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnavailableError, match="; 2 results that were measured are not stored$"):
+        with pytest.raises(UnavailableError, match=r"; 2 results that were measured are not stored$"):
             database.store(environment.key, [(make_call(n), Measurement("ok", 1.0)) for n in (1, 2)])
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from autotuner import device
 from autotuner.database import Database, Filter, Job, Patience, open_database, opening
 from autotuner.device import environment
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
@@ -214,6 +213,30 @@ def test_a_database_that_closes_while_the_end_of_an_attended_job_is_stored_keeps
         assert database.queue.jobs()[0].state == "finished"
 
 
+@pytest.mark.usefixtures("measured")
+def test_a_worker_goes_on_with_a_file_that_has_taken_the_place_of_a_deleted_one(
+    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Database.store
+
+    def replaced(self: Database, *arguments: Any, **named: Any) -> int:
+        monkeypatch.setattr(Database, "store", store)
+        path.unlink()
+        with open_database(path) as anew:
+            enqueue(anew, small)
+        return store(self, *arguments, **named)
+
+    monkeypatch.setattr(Database, "store", replaced)
+    monkeypatch.setattr(loop, "BROKEN_S", 0.01)
+    events: list[str] = []
+    enqueue(database, small)
+    run(path, once=True, log=lambda event, **_: events.append(event))
+    for event in ("job_failed", "database_failed", "job_finished"):
+        assert event in events
+    with open_database(path) as anew:
+        assert [job.state for job in anew.queue.jobs()] == ["finished"]
+
+
 # Processes
 
 
@@ -263,7 +286,7 @@ def test_a_worker_without_torch_refuses_to_start_and_takes_no_job(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = enqueue(database, small).id
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(DeviceError, match=r"torch is not installed: install autotuner\[torch\] for a worker"):
         run(path, once=True)
     assert database.queue.job(number).state == "queued"
@@ -277,6 +300,6 @@ def test_a_worker_whose_torch_is_broken_refuses_to_start_and_takes_no_job(
     (tmp_path / "broken" / "torch").mkdir(parents=True)
     (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libgomp is missing')")
     monkeypatch.syspath_prepend(tmp_path / "broken")
-    with pytest.raises(MeasureError, match="the measuring process did not start: .*libgomp is missing"):
+    with pytest.raises(MeasureError, match=r"the measuring process did not start: .*libgomp is missing"):
         run(path, once=True)
     assert database.queue.job(number).state == "queued"
