@@ -184,6 +184,8 @@ class Database:
         try:
             return self._store(environment_key, rows, replace)
         except DatabaseError as error:
+            if not rows:
+                raise
             self._transactions.waiting.log("results_lost", number=len(rows), error=str(error))
             raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
 

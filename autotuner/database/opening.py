@@ -27,7 +27,7 @@ PASSING = ("database is locked", "database table is locked", "database or disk i
 """SQLite's words for what passes; it can be read all the while."""
 
 LOCKED = ("40001", "40P01", "55P03", "57014")
-"""PostgreSQL's codes for what is between transactions: serialization, deadlock, a lock, a statement that took long."""
+"""PostgreSQL's codes for what one transaction did to another: serialization, deadlock, a lock, a statement too long."""
 
 SECRETS = ("password", "sslpassword")
 

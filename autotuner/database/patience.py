@@ -78,7 +78,7 @@ class Waiting:
 
     def left_s(self, allowed_s: float) -> float:
         """Return for how long something may take that is allowed so many seconds: less where the process ends."""
-        if exit_in_hand() is not self._exit_before:
+        if exit_in_hand() not in (None, self._exit_before):
             self.hurry()
         return min(allowed_s, self._ends_at - monotonic())
 

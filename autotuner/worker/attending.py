@@ -94,9 +94,8 @@ def run_job(
             return None
         except Exception as error:
             leaving = exit_in_hand()
-            if (
-                leaving is not None and leaving is not before
-            ):  # it was on its way out, and then something failed as well
+            if leaving is not None and leaving is not before:
+                # It was on its way out, and then something failed as well.
                 _leave(database, job, worker, log)
                 raise leaving from error
             if job.attended or not isinstance(error, UnavailableError):

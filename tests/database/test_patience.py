@@ -93,7 +93,9 @@ def test_an_interrupt_that_somebody_handles_already_hurries_nobody() -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
-        assert Waiting(PATIENT, noted()[1]).retry(Asked(away(), away())) == 7
+        waiting = Waiting(PATIENT, noted()[1])
+        assert waiting.retry(Asked(away(), away())) == 7
+    assert waiting.retry(Asked(away(), away())) == 7
 
 
 def test_hurrying_ends_a_wait_of_another_thread() -> None:
