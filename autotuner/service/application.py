@@ -24,10 +24,7 @@ THREADS = 12
 
 
 def create_app(database: Database) -> FastAPI:
-    """Return the service over a database, which stays open.
-
-    `app.state.closing` ends its event streams, and `app.state.hurry` what waits for the database.
-    """
+    """Return the service over a database, which stays open; `app.state.closing` ends its event streams."""
     number, files, closing = version("autotuner"), ModelFiles(), Event()
     app = FastAPI(
         title="autotuner",
@@ -37,7 +34,7 @@ def create_app(database: Database) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    app.state.closing, app.state.hurry = closing, database.hurry
+    app.state.closing = closing
     app.include_router(job_routes(database, files))
     app.include_router(event_routes(database, closing))
     app.include_router(configuration_routes(database, files))

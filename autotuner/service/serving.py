@@ -46,7 +46,7 @@ def serve(database_url: str, host: str = "127.0.0.1", port: int = 8000, *, log_l
         open_database(database_url, patience=SERVING, reopens=True) as database,
         _logging(log_level),
     ):
-        Server(create_app(database), listener).run()
+        Server(create_app(database), listener, ending=database.hurry).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -81,10 +81,10 @@ class Server(uvicorn.Server):
     """An application at a socket; `should_exit` ends it, as a signal does.
 
     Unlike uvicorn's own, it ends the application's event streams as soon as it is told to end, and returns from `run`
-    however it was told.
+    however it was told. Then it calls `ending` as well.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, *, ending: Callable[[], None] = lambda: None) -> None:
         super().__init__(
             uvicorn.Config(
                 AccessLog(app), log_config=None, access_log=False, lifespan="on", loop="asyncio",
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         self._listener = listener
         self._closing: threading.Event = app.state.closing
-        self._hurry: Callable[[], None] = app.state.hurry
+        self._ending = ending
 
     @property
     def url(self) -> str:
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
-        self._hurry()
+        self._ending()
         log.info("ending")
         await super().shutdown(sockets)
         log.info("ended")

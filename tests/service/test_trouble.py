@@ -92,7 +92,10 @@ def test_a_job_is_kept_in_the_file_that_has_taken_the_place_of_a_deleted_one(fil
 
 def test_a_service_that_is_told_to_end_does_not_wait_for_its_database() -> None:
     with silent(welcomes=True) as url, on(url, Patience(answer_s=PATIENCE_S, locked_s=0.0, away_s=0.0)) as database:
-        with listening(database) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        with (
+            listening(database, ending=database.hurry) as server,
+            httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+        ):
             found: list[bool] = []
             thread = threading.Thread(target=lambda: found.append(is_problem(client.get("/healthz"))))
             thread.start()
