@@ -57,6 +57,19 @@ def environment(
     return Environment(found.device_type, found.name, tuple(sorted(_cuda_facts(found).items())), taken)
 
 
+def check_torch() -> None:
+    """Check that torch is installed, without which nothing can be measured.
+
+    Raises:
+        DeviceError: it is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise DeviceError(
+            "nothing can be measured here, torch is not installed: install autotuner[torch] for a worker; a service "
+            "alone, `serve` without --with-worker, needs none"
+        )
+
+
 def device_of(device_type: str, index: int = 0) -> Device:
     """Return a device by type and index.
 

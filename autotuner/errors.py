@@ -68,6 +68,14 @@ class DatabaseError(AutotunerError):
     exit_code = 4
 
 
+class UnavailableError(DatabaseError):
+    """A database that is away at the moment, or there but `locked` for what is asked: asked later, it may answer."""
+
+    def __init__(self, message: str, *, locked: bool = False) -> None:
+        super().__init__(message)
+        self.locked = locked
+
+
 class InfeasibleError(AutotunerError):
     """No assignment satisfies every factor of a problem."""
 

@@ -61,6 +61,12 @@ class Settings:
         )
 
 
+def runtime_dir() -> Path | None:
+    """Return the folder that `XDG_RUNTIME_DIR` names for what a user's processes share, if it does."""
+    text = os.environ.get("XDG_RUNTIME_DIR", "").strip()
+    return Path(text) if text.startswith("/") else None
+
+
 def database_url(url_or_path: str | Path) -> str:
     """Return a database URL as it is, and the path of an SQLite file as a URL."""
     if isinstance(url_or_path, str) and "://" in url_or_path:

@@ -198,7 +198,10 @@ class ProgressView(Answer):
 
 
 class JobView(Answer):
-    """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`."""
+    """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`.
+
+    `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does.
+    """
 
     id: int
     state: JobStateName
@@ -225,6 +228,7 @@ class JobView(Answer):
     finished_at: datetime | None
     message: str
     revision: int
+    stalled: str = ""
 
     @property
     def ended(self) -> bool:

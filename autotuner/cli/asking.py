@@ -260,7 +260,7 @@ def _print_jobs(found: "list[JobView]") -> None:
         state, progress = "cancelling" if job.cancelling and not job.ended else job.state, job.progress
         stage = f"{progress.stage} {progress.done}/{progress.total}" if progress and not job.ended else ""
         table.add_row(
-            str(job.id), state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
+            str(job.id), "stalled" if job.stalled else state, f"{job.model} {job.dtype} {_extents(job.extents)}", stage,
             _us(progress.best_us if progress else None), f"{job.created_at.astimezone(UTC):%m-%d %H:%M}",
         )  # fmt: skip
     out.print(table)
@@ -270,6 +270,7 @@ def _print_job(job: "JobView") -> None:
     table = Table("", "", show_header=False, title=f"job {job.id}")
     rows = [
         ("state", _job_state(job)),
+        ("stalled", job.stalled),
         ("model", f"{job.model}  {job.dtype}  {_extents(job.extents)}"),
         ("options", " ".join(f"{name}={value}" for name, value in job.options.items())),
         ("device", f"{job.device_type}, {job.device_name or 'any'}"),

@@ -49,6 +49,8 @@ def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
     if job.state == "queued":
         return f"job {job.id} waits for a worker"
+    if job.stalled:
+        return f"job {job.id} is stalled: {job.stalled}"
     if job.ended or job.progress is None:
         return f"job {job.id} {job.state}"
     stage = STAGES.get(job.progress.stage, job.progress.stage)

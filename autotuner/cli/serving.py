@@ -47,7 +47,8 @@ def serve(
     """Serve the HTTP API under http://HOST:PORT/v1 until Ctrl-C or SIGTERM.
 
     Clients submit jobs, workers on any machine with the same database run them. With --with-worker one runs here: it is
-    started anew when it dies, and ends with the server. /docs describes the API.
+    started anew when it dies, and ends with the server; where it could not measure, for want of torch or of the device,
+    nothing is started. /docs describes the API.
     """
     from autotuner.service import serve as run
     from autotuner.settings import Settings
@@ -57,8 +58,9 @@ def serve(
     with ExitStack() as beside:
         if with_worker:
             from autotuner.cli.supervisor import Supervisor
-            from autotuner.device import environment
+            from autotuner.device import check_torch, environment
 
+            check_torch()
             environment(device)
             beside.enter_context(_ending_on_sigterm())
             beside.enter_context(Supervisor(_worker_command(database, device), tell))

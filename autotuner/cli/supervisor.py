@@ -16,13 +16,13 @@ LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0
 """Who lived so long has not failed at its start: the next pause is a short one again."""
 
-GRACE_S = 20.0
+GRACE_S = 5.0
 
 
 class Supervisor:
     """Keeps a command running for the time of a `with` block; a thread of its own starts it anew when it ends.
 
-    At the end of the block the process gets SIGTERM, and SIGKILL if it is still there 20 s later. A process that calls
+    At the end of the block the process gets SIGTERM, and SIGKILL if it is still there 5 s later. A process that calls
     `end_with` for this one dies even where this one is killed. It is in a session of its own, so that Ctrl-C reaches
     only who supervises it.
 

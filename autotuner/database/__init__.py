@@ -8,10 +8,13 @@ from autotuner.database.access import Database, Filter, Measured, Statistics, op
 from autotuner.database.configurations import Match, MatchStatus, Stored
 from autotuner.database.job import ENDED, Job, JobState, Worker
 from autotuner.database.owner import this_process
+from autotuner.database.patience import SERVING, WORKING, Patience, exit_in_hand
 from autotuner.database.queue import JobQueue
 
 __all__ = [
     "ENDED",
+    "SERVING",
+    "WORKING",
     "Database",
     "Filter",
     "Job",
@@ -20,9 +23,11 @@ __all__ = [
     "Match",
     "MatchStatus",
     "Measured",
+    "Patience",
     "Statistics",
     "Stored",
     "Worker",
+    "exit_in_hand",
     "open_database",
     "this_process",
 ]

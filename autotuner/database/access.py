@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Engine, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,11 +24,12 @@ from autotuner.database.configurations import Configurations
 from autotuner.database.migrating import migrate
 from autotuner.database.opening import explained, make_engine, must_exist, read_url
 from autotuner.database.owner import is_gone
+from autotuner.database.patience import WORKING, Log, Patience, Waiting, patient, warn
 from autotuner.database.queue import JobQueue
 from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow
 from autotuner.database.transactions import Transactions
 from autotuner.database.upserting import dialect_insert, upsert
-from autotuner.errors import DatabaseError
+from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.records import STATUSES, Call, Environment, Measurement, Status
 
 CLAIM_S = 120.0
@@ -36,12 +37,17 @@ KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
 
-def open_database(url_or_path: str | Path, *, make: bool = True) -> "Database":
+def open_database(
+    url_or_path: str | Path, *, make: bool = True, patience: Patience = WORKING, log: Log = warn, reopens: bool = False
+) -> "Database":
     """Open a database, and make or update its tables where they are missing or old.
 
     Args:
         url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
         make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
+        patience: how long to wait for a database that is locked or away; opening itself waits for a lock alone.
+        log: called with an event and facts when such a wait begins and ends.
+        reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
 
     Raises:
         DatabaseError: it cannot be opened or written, is no database, is another application's, or is from a newer
@@ -50,16 +56,21 @@ def open_database(url_or_path: str | Path, *, make: bool = True) -> "Database":
     url = read_url(url_or_path)
     if not make:
         must_exist(url)
-    engine = make_engine(url)
+    waiting = Waiting(patience, log)
+    engine = make_engine(url, waiting)
+
+    def migrated() -> None:
+        try:
+            migrate(engine)
+        except SQLAlchemyError as error:
+            raise explained(error, url) from error
+
     try:
-        migrate(engine)
-    except SQLAlchemyError as error:
-        engine.dispose()
-        raise explained(error, url) from error
-    except DatabaseError:
+        waiting.retry(migrated, away_s=0.0)
+    except BaseException:
         engine.dispose()
         raise
-    return Database(engine)
+    return Database(engine, waiting, reopens=reopens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +129,19 @@ class Database:
     """Environments, what was measured in them, and facts; every method is one transaction. Made by `open_database`.
 
     `queue` holds the jobs, `configurations` the answers. Threads may share one; processes open their own. Every method
-    raises `DatabaseError` where the database cannot be read or written.
+    raises `DatabaseError` where the database cannot be read or written, after it was asked for as long as patience
+    allows. `hurry` ends such waiting, as for a process that ends; `reopen` goes on with a file that has taken the place
+    of the one that was opened.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._transactions = Transactions(engine)
+    def __init__(self, engine: Engine, waiting: Waiting, *, reopens: bool = False) -> None:
+        self._transactions = Transactions(engine, waiting, reopens=reopens)
+        self.hurry, self.reopen = waiting.hurry, self._transactions.reopen
         self._reading, self._writing = self._transactions.reading, self._transactions.writing
         self._environment_id = self._transactions.environment_id
         self.queue = JobQueue(self._transactions)
         self.configurations = Configurations(self._transactions)
+        self._unreleased: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +154,7 @@ class Database:
 
     # Environments, and what was measured in them
 
+    @patient
     def remember(self, environment: Environment) -> None:
         """Store an environment; one that is known stays as it is."""
         values = {"key": environment.key, **environment.to_json()}
@@ -147,6 +163,7 @@ class Database:
                 dialect_insert(connection, EnvironmentRow).on_conflict_do_nothing(index_elements=["key"]), values
             )
 
+    @patient
     def environments(self) -> list[Environment]:
         """Return every known environment, the first one remembered first."""
         query = select(*ENVIRONMENT).order_by(EnvironmentRow.id)
@@ -164,6 +181,16 @@ class Database:
         now = datetime.now(UTC)
         rows = [{**call_columns(call), **measurement_columns(m), "measured_at": now} for call, m in results]
         rows.sort(key=lambda row: row["call_key"])  # one order for every process, so that none waits in a circle
+        try:
+            return self._store(environment_key, rows, replace)
+        except DatabaseError as error:
+            if not rows:
+                raise
+            self._transactions.waiting.log("results_lost", number=len(rows), error=str(error))
+            raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
+
+    @patient
+    def _store(self, environment_key: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> int:
         with self._writing() as connection:
             environment_id = self._environment_id(connection, environment_key)
             if not rows:
@@ -177,6 +204,7 @@ class Database:
             values = [{**row, "environment_id": environment_id} for row in rows]
             return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
 
+    @patient
     def find(self, environment_key: str, call_keys: Collection[str]) -> dict[str, Measurement]:
         """Return the measurement of each call that has one in this environment, failures included, by call key."""
         keys = list(dict.fromkeys(call_keys))
@@ -193,6 +221,7 @@ class Database:
                     found[row.call_key] = measurement_of(row)
         return found
 
+    @patient
     def measurements(
         self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
     ) -> list[Measured]:
@@ -218,6 +247,7 @@ class Database:
                 for row in connection.execute(query)
             ]
 
+    @patient
     def statistics(self, where: Filter = EVERY) -> Statistics:
         """Return how many measurements there are and how long they took."""
         times = MeasurementRow.median_us
@@ -241,6 +271,7 @@ class Database:
 
     # Who measures what now
 
+    @patient
     def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
         """Claim calls for measuring, and return the keys of those that nobody else has claimed.
 
@@ -249,6 +280,8 @@ class Database:
         """
         now = datetime.now(UTC)
         keys = sorted(set(call_keys))
+        if self._unreleased:
+            self._release(set(self._unreleased))
         with self._writing() as connection:
             environment_id = self._environment_id(connection, environment_key, alone=True)
             others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
@@ -269,12 +302,22 @@ class Database:
         return set(mine)
 
     def release_calls(self, owner: str) -> None:
-        """End all claims of an owner."""
+        """End all claims of an owner; where the database is away, they end before the next ones."""
+        self._unreleased.add(owner)
+        try:
+            self._release(set(self._unreleased))
+        except UnavailableError as error:
+            self._transactions.waiting.log("claims_kept", owner=owner, error=str(error))
+
+    @patient
+    def _release(self, owners: set[str]) -> None:
         with self._writing() as connection:
-            connection.execute(delete(ClaimRow).where(ClaimRow.owner == owner))
+            connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
+        self._unreleased -= owners
 
     # Facts
 
+    @patient
     def set_fact(self, environment_key: str, name: str, value: float) -> None:
         """Store a constant of an environment, such as its noise floor, over an earlier value."""
         if not isfinite(value):
@@ -284,6 +327,7 @@ class Database:
             values = {"environment_id": environment_id, "name": name, "value": value, "measured_at": datetime.now(UTC)}
             connection.execute(upsert(connection, FactRow, ("environment_id", "name")), values)
 
+    @patient
     def facts(self, environment_key: str) -> dict[str, float]:
         """Return every measured constant of an environment, by name."""
         query = select(FactRow.name, FactRow.value).join(EnvironmentRow).where(EnvironmentRow.key == environment_key)

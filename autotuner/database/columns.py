@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from autotuner.database.job import Job, JobState
+from autotuner.database.owner import is_gone
 from autotuner.database.tables import EnvironmentRow, JobRow, MeasurementRow
 from autotuner.records import Call, Environment, Measurement
 
@@ -30,6 +31,7 @@ JOB = (
     JobRow.state,
     JobRow.cancelling,
     JobRow.worker,
+    JobRow.lease_until,
     JobRow.progress,
     JobRow.revision,
     JobRow.counts,
@@ -74,8 +76,15 @@ def environment_of(row: Row[*tuple[Any, ...]]) -> Environment:
 
 
 def job_of(row: Row[*tuple[Any, ...]]) -> Job:
-    """Return the job in a row that has the columns `JOB`."""
-    return Job(**row._mapping)
+    """Return the job in a row that has the columns `JOB`, and whether its worker lives as far as can be told here."""
+    values = dict(row._mapping)
+    del values["lease_until"]
+    return Job(**values, is_lost=is_lost(row))
+
+
+def is_lost(row: Row[*tuple[Any, ...]]) -> bool:
+    """Say whether the job in a row runs by its state, and whoever ran it is gone."""
+    return row.state == "running" and is_gone(row.worker, row.lease_until, datetime.now(UTC))
 
 
 def ending(state: JobState, message: str) -> dict[str, Any]:

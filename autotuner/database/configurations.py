@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
+from autotuner.database.patience import patient
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
 from autotuner.database.transactions import Transactions
 from autotuner.errors import NotFoundError
@@ -77,6 +78,7 @@ class Configurations:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
+    @patient
     def save(
         self,
         *,
@@ -115,6 +117,7 @@ class Configurations:
             )
             return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
 
+    @patient
     def find(self, request_key: str, environment_key: str) -> tuple[int, dict[str, Any]] | None:
         """Return id and document of the latest complete answer to a request in an environment, None without one."""
         query = (
@@ -129,6 +132,7 @@ class Configurations:
             row = connection.execute(query).one_or_none()
         return None if row is None else (row.id, row.document)
 
+    @patient
     def get(self, configuration_id: int) -> Stored:
         """Return a configuration by its id.
 
@@ -141,6 +145,7 @@ class Configurations:
             raise NotFoundError(f"{self._transactions.shown} has no configuration {configuration_id}")
         return _read(row)
 
+    @patient
     def best(
         self, *, family_key: str, dtype: str, extents: Mapping[str, int], device_type: str, device_name: str | None
     ) -> Match:
@@ -170,6 +175,7 @@ class Configurations:
         differs = [name for name, value in asked.items() if value is not None and getattr(found, name) != value]
         return Match("near_device" if differs else "exact", tuple(differs), found)
 
+    @patient
     def count(self, family_key: str) -> int:
         """Return how many there are for a family of models: while it stays, so do `best` and `known` of that family.
 
@@ -178,6 +184,7 @@ class Configurations:
         with self._transactions.reading() as connection:
             return connection.execute(_COUNT, {"family_key": family_key}).scalar_one()
 
+    @patient
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
         """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
         ids = _latest(

@@ -27,6 +27,7 @@ class Job:
         counts: what it did, by name ("measured", "reused", "failed" ...).
         configuration_id: the answer, once finished.
         message: the sentence that goes with an end that is no answer.
+        is_lost: it is `running`, and who ran it is gone: nobody works on it.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     message: str
+    is_lost: bool = False
 
     @property
     def ended(self) -> bool:

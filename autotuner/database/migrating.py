@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
+from autotuner.database.limited import unlimited
 from autotuner.database.opening import WRITES, shown
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
@@ -27,14 +28,18 @@ def migrate(engine: Engine) -> None:
     with engine.connect() as connection:
         if _version(connection) == HEAD:
             return
-    with engine.connect().execution_options(**WRITES) as connection, connection.begin():
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        version = _version(connection)
-        if version == HEAD:
-            return
-        _check(connection, version)
-        _upgrade(connection)
+    try:
+        with engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                unlimited(connection.connection.driver_connection)
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            version = _version(connection)
+            if version != HEAD:
+                _check(connection, version)
+                _upgrade(connection)
+    finally:
+        engine.dispose()  # of a connection without limits
 
 
 def _version(connection: Connection) -> str | None:

@@ -9,14 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import SQLAlchemyError, StatementError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, StatementError, TimeoutError
 
-from autotuner.errors import DatabaseError
+from autotuner.database.limited import limit
+from autotuner.database.patience import Waiting
+from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.settings import DATABASE_KINDS, database_url
 
-BUSY_TIMEOUT_S = 30
+BUSY_S = 1.0
+"""How long SQLite waits for a lock by itself, deaf to signals; `Waiting.retry` asks it again."""
+
+OPENING_S = 30.0
 WRITES = {"autotuner_writes": True}
 """Execution options of a connection that reads in order to write."""
+
+PASSING = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
+"""SQLite's words for what passes; it can be read all the while."""
+
+LOCKED = ("40001", "40P01", "55P03", "57014")
+"""PostgreSQL's codes for what one transaction did to another: serialization, deadlock, a lock, a statement too long."""
+
+SECRETS = ("password", "sslpassword")
 
 
 def read_url(url_or_path: str | Path) -> URL:
@@ -30,7 +43,8 @@ def read_url(url_or_path: str | Path) -> URL:
     try:
         url = make_url(text)
     except (SQLAlchemyError, ValueError) as error:
-        raise DatabaseError(f"{re.sub(':[^:/@]*@', ':***@', text)!r} is no database URL: {valid}") from error
+        hidden = re.sub("(://[^:@/]*):.*@", r"\1:***@", text)
+        raise DatabaseError(f"{hidden!r} is no database URL: {valid}") from error
     if url.get_backend_name() not in DATABASE_KINDS or (is_sqlite(url) and url.host):
         raise DatabaseError(f"{shown(url)} is no database that can be used: {valid}")
     if is_sqlite(url) and url.database in (None, "", ":memory:"):
@@ -55,11 +69,16 @@ def must_exist(url: URL) -> None:
 
 def shown(url: URL) -> str:
     """Return how messages name a database: the file of an SQLite one, the URL without password of another."""
-    return f"database {url.database}" if is_sqlite(url) and url.database else f"database {url}"
+    if is_sqlite(url) and url.database:
+        return f"database {url.database}"
+    secret = {name: "***" for name in SECRETS if name in url.query}
+    return f"database {url.update_query_dict(secret).render_as_string(hide_password=True)}"
 
 
-def make_engine(url: URL) -> Engine:
+def make_engine(url: URL, waiting: Waiting | None = None) -> Engine:
     """Return an engine; on SQLite with WAL, foreign keys, a busy timeout, and explicit BEGIN.
+
+    Connections of a server are checked before use, and wait for it as long as patience allows.
 
     `synchronous=NORMAL` does not sync at each commit: what is committed survives the death of the process, and the last
     commits may be lost, undamaged, when the machine loses power.
@@ -67,9 +86,12 @@ def make_engine(url: URL) -> Engine:
     Raises:
         DatabaseError: the driver of the URL is not installed.
     """
+    waiting = waiting or Waiting()
     arguments: dict[str, Any] = {"json_serializer": _json}
     if is_sqlite(url):
-        arguments["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
+        arguments["connect_args"] = {"timeout": BUSY_S}
+    else:
+        arguments |= {"pool_pre_ping": True, "pool_timeout": waiting.patience.answer_s}
     try:
         engine = create_engine(url, **arguments)
     except (ImportError, SQLAlchemyError) as error:
@@ -79,17 +101,28 @@ def make_engine(url: URL) -> Engine:
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
+    elif engine.dialect.driver == "psycopg":
+        limit(engine, waiting)
     return engine
 
 
 def explained(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Return the error that a user gets: which database, what was wrong, and what would be valid."""
+    """Return the error that a user gets: which database, what was wrong, and what would be valid.
+
+    It is an `UnavailableError` where the same may be possible later.
+    """
     original = error.orig if isinstance(error, StatementError) else None
     if isinstance(original, DatabaseError):
         return original
     cause = str(original or error).strip()
     reason = _sqlite_reason(cause, Path(str(url.database))) if is_sqlite(url) else None
-    return DatabaseError(f"{shown(url)} {reason or 'refused: ' + cause}")
+    sentence = f"{shown(url)} {reason or 'refused: ' + cause}"
+    if is_sqlite(url):
+        passing = locked = cause.startswith(PASSING)
+    else:
+        state = getattr(original, "sqlstate", None)
+        passing, locked = isinstance(error, OperationalError | InterfaceError | TimeoutError), state in LOCKED
+    return UnavailableError(sentence, locked=locked) if passing else DatabaseError(sentence)
 
 
 def _sqlite_reason(cause: str, file: Path) -> str | None:
@@ -103,7 +136,7 @@ def _sqlite_reason(cause: str, file: Path) -> str | None:
     if "unable to open" in cause or "readonly" in cause:
         return f"cannot be written ({cause}): give a file that can be written, in a directory that can be written"
     if "locked" in cause:
-        return f"was locked by another process for {BUSY_TIMEOUT_S} s: end that process, or give another file"
+        return f"is locked by another process ({cause}): end that process, or give another file"
     return None
 
 
@@ -118,7 +151,7 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # the driver would begin late and only before some statements: see `_begin`
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=NORMAL")
-    give_up_s = time.monotonic() + BUSY_TIMEOUT_S
+    give_up_s = time.monotonic() + OPENING_S
     while True:
         try:
             if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):

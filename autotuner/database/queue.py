@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
 
-from autotuner.database.columns import JOB, ending, job_of
+from autotuner.database.columns import JOB, ending, is_lost, job_of
 from autotuner.database.job import ENDED, Job, JobState, Worker
 from autotuner.database.owner import is_gone
+from autotuner.database.patience import patient
 from autotuner.database.tables import JobRow, WorkerRow
 from autotuner.database.transactions import Transactions
 from autotuner.database.upserting import upsert
@@ -34,6 +35,7 @@ class JobQueue:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
+    @patient
     def enqueue(
         self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
     ) -> Job:
@@ -41,6 +43,7 @@ class JobQueue:
         with self._transactions.writing() as connection:
             return self._insert(connection, model, request, device_type, device_name)
 
+    @patient
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
         """Store a job that the caller runs itself, from now on."""
         with self._transactions.writing() as connection:
@@ -48,6 +51,7 @@ class JobQueue:
             job = self._insert(connection, model, request, device_type, device_name, attended=True)
             return self._take(connection, job.id, worker)
 
+    @patient
     def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
         """Take the oldest job that waits for this device, or that was left behind on one; None where there is none."""
         with self._transactions.writing() as connection:
@@ -66,6 +70,7 @@ class JobQueue:
             found = connection.execute(query).scalar_one_or_none()
             return None if found is None else self._take(connection, found, worker)
 
+    @patient
     def renew(
         self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
     ) -> Renewal:
@@ -90,6 +95,7 @@ class JobQueue:
             return "lost"
         return "cancel" if cancelling else "go on"
 
+    @patient
     def finish(
         self,
         job_id: int,
@@ -117,6 +123,7 @@ class JobQueue:
                 raise JobStateError(f"job {job_id} is {found.state}, with {holder}: only who runs a job can end it")
             return self._job(connection, job_id)
 
+    @patient
     def release(self, job_id: int, worker: str) -> None:
         """Put a job back that this worker runs, for another to go on with; one that is not its own stays as it is.
 
@@ -138,6 +145,7 @@ class JobQueue:
             elif cancelling is not None:
                 connection.execute(update(JobRow).where(JobRow.id == job_id).values(put_back))
 
+    @patient
     def cancel(self, job_id: int) -> Job:
         """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
 
@@ -160,6 +168,7 @@ class JobQueue:
             raise JobStateError(f"job {job_id} is {job.state} already: only one that waits or runs is cancelled")
         return job
 
+    @patient
     def job(self, job_id: int) -> Job:
         """Return a job.
 
@@ -169,6 +178,7 @@ class JobQueue:
         with self._transactions.reading() as connection:
             return self._job(connection, job_id)
 
+    @patient
     def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
         """Return jobs, the newest first; with `before`, only those with a lesser id."""
         query = select(*JOB).order_by(JobRow.id.desc()).limit(limit)
@@ -179,12 +189,15 @@ class JobQueue:
         with self._transactions.reading() as connection:
             return [job_of(row) for row in connection.execute(query)]
 
-    def revisions(self, job_ids: Iterable[int]) -> dict[int, int]:
-        """Return the revision of each of these jobs that is there, by id."""
-        query = select(JobRow.id, JobRow.revision).where(JobRow.id.in_(list(job_ids)))
+    @patient
+    def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
+        """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
+        columns = (JobRow.id, JobRow.revision, JobRow.state, JobRow.worker, JobRow.lease_until)
+        query = select(*columns).where(JobRow.id.in_(list(job_ids)))
         with self._transactions.reading() as connection:
-            return {row.id: row.revision for row in connection.execute(query)}
+            return {row.id: (row.revision, is_lost(row)) for row in connection.execute(query)}
 
+    @patient
     def waiting(self) -> dict[JobState, int]:
         """Return how many jobs have each state that is not an end."""
         query = (
@@ -196,6 +209,7 @@ class JobQueue:
 
     # Workers
 
+    @patient
     def greet(self, worker: str, device_type: str, device_name: str) -> None:
         """Say that a worker is there and takes jobs; those that are gone are forgotten when a new one comes."""
         now = datetime.now(UTC)
@@ -207,11 +221,13 @@ class JobQueue:
                 connection.execute(delete(WorkerRow).where(WorkerRow.name.in_(gone)))
                 connection.execute(upsert(connection, WorkerRow, ("name",)), values | {"seen_at": now})
 
+    @patient
     def leave(self, worker: str) -> None:
         """Say that a worker takes no more jobs."""
         with self._transactions.writing() as connection:
             connection.execute(delete(WorkerRow).where(WorkerRow.name == worker))
 
+    @patient
     def workers(self) -> list[Worker]:
         """Return the workers that are there, the first that came first."""
         with self._transactions.reading() as connection:

@@ -1,18 +1,33 @@
-"""The lock of a device: one file per device and user, so that two tunings on a host never time on it at once."""
+"""The lock of a device: one file per device and user, so that two tunings of a user never time on it at once.
+
+The file lies in a folder that is the user's alone. In the temporary folder itself anybody could make it first, hold it
+for ever, or put a link in its place. So two users who share a device do not keep each other from it. What protects
+their timings is the check for contention before each race, which warns.
+"""
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from autotuner.device import cuda_uuid
+from autotuner.errors import MeasureError
+from autotuner.settings import runtime_dir
 
 
 def lock_path(device_type: str, device_index: int = 0) -> str:
-    """Return the lock file: of all cores together, or of one CUDA device by its UUID, whatever its index here."""
+    """Return the lock file: of all cores together, or of one CUDA device by its UUID, whatever its index here.
+
+    Its folder is `autotuner-UID` in the temporary folder; where that is somebody else's, in `XDG_RUNTIME_DIR`. The
+    former goes first, because every process of a user has it, also where no session of the user's is open.
+
+    Raises:
+        MeasureError: both are somebody else's.
+    """
     which = f"cuda-{cuda_uuid(device_index)}" if device_type == "cuda" else device_type
-    return str(Path(tempfile.gettempdir()) / f"autotuner-{which}-{os.getuid()}.lock")
+    return str(_folder() / f"{which}.lock")
 
 
 @contextmanager
@@ -20,6 +35,53 @@ def locked(path: str, *, alone: bool) -> Iterator[None]:
     """Hold the device: alone to time on it, together with others to compile beside them."""
     import fcntl
 
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+    while True:
+        file = _opened(Path(path))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            if _is_at(file, path):  # not tidied away meanwhile: the next one to come would make another
+                yield
+                return
+        finally:
+            os.close(file)
+
+
+def _folder() -> Path:
+    places = [Path(tempfile.gettempdir()), *filter(None, [runtime_dir()])]
+    folders = [place / f"autotuner-{os.getuid()}" for place in places]
+    for folder in folders:
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if _is_private(folder):
+                return folder
+        except OSError:
+            continue
+    raise MeasureError(
+        f"no folder for the lock of a device: {' and '.join(map(str, folders))} cannot be made, or can be written by "
+        "others; remove what is there, or set TMPDIR to a folder of your own"
+    )
+
+
+def _is_private(folder: Path) -> bool:
+    """Say whether a folder is this user's, no link, and written by nobody else."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _opened(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, exist_ok=True)  # it may have been tidied away since
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise MeasureError(f"{path}: the lock of a device cannot be opened ({error.strerror}): remove it") from error
+    if os.fstat(file).st_uid != os.getuid():
+        os.close(file)
+        raise MeasureError(f"{path}: the lock of a device is another user's: remove it")
+    return file
+
+
+def _is_at(file: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(path))
+    except FileNotFoundError:
+        return False

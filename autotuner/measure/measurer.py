@@ -95,6 +95,14 @@ class Measurer:
         """The measuring process's number, None while there is none."""
         return self._child.process_id if self._child else None
 
+    def start(self) -> None:
+        """Start the measuring process now, rather than at the first request.
+
+        Raises:
+            MeasureError: it cannot be started.
+        """
+        self._alive()
+
     def close(self) -> None:
         """End the measuring process. The next request starts another."""
         if self._child is not None:

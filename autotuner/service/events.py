@@ -36,7 +36,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events until the job has ended: `progress`, then one of `finished`, `failed`, `cancelled`, "
         "`interrupted`. The id of each is the job's `revision`, its data the job as `GET /v1/jobs/{job_id}` has it. "
-        "Changes that lie close together come as one. A comment comes every 10 s.",
+        "Changes that lie close together come as one. A worker that is lost is a `progress` too, of the same revision, "
+        "with `stalled`. A comment comes every 10 s.",
         "content": {"text/event-stream": {"itemSchema": EVENT, "example": EVENTS}},
     },
     204: {"description": "The job has ended, and `Last-Event-ID` is its last event: there will be no other."},

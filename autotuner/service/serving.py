@@ -15,14 +15,14 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotuner.database import open_database
+from autotuner.database import SERVING, open_database
 from autotuner.errors import InputError
 from autotuner.service.application import create_app
 from autotuner.service.connections import Connection, handle_loop_error
 from autotuner.service.guard import Hosts
 
-GRACE_S = 10
-"""For how long requests in hand may go on when the service is told to end."""
+GRACE_S = 4
+"""For how long requests in hand may go on when the service is told to end; a worker beside it needs as long again."""
 
 BACKLOG = 128
 """Connections that wait to be accepted. asyncio accepts as many in one go, and logs as many failures."""
@@ -54,9 +54,13 @@ def serve(
         DatabaseError: the database cannot be opened.
     """
     listener = listen(host, port)
-    with listener, open_database(database_url) as database, _logging(log_level):
+    with (
+        listener,
+        open_database(database_url, patience=SERVING, reopens=True) as database,
+        _logging(log_level),
+    ):
         hosts = Hosts((host, listener.getsockname()[0]), allowed_hosts)
-        Server(create_app(database, hosts), listener).run()
+        Server(create_app(database, hosts), listener, ending=database.hurry).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -91,10 +95,10 @@ class Server(uvicorn.Server):
     """An application at a socket; `should_exit` ends it, as a signal does.
 
     Unlike uvicorn's own, it ends the application's event streams as soon as it is told to end, and returns from `run`
-    however it was told.
+    however it was told. Then it calls `ending` as well.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, *, ending: Callable[[], None] = lambda: None) -> None:
         super().__init__(
             uvicorn.Config(
                 AccessLog(app), log_config=None, access_log=False, lifespan="on", loop="asyncio",
@@ -103,6 +107,7 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         self._listener = listener
         self._end_streams: Callable[[], None] = app.state.end_streams
+        self._ending = ending
 
     @property
     def url(self) -> str:
@@ -120,6 +125,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._end_streams()
+        self._ending()
         log.info("ending")
         await super().shutdown(sockets)
         log.info("ended")

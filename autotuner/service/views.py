@@ -45,7 +45,18 @@ def job_view(job: Job) -> JobView:
         finished_at=job.finished_at,
         message=job.message,
         revision=job.revision,
+        stalled=_stalled(job),
     )
+
+
+def _stalled(job: Job) -> str:
+    if not job.is_lost:
+        return ""
+    if job.attended:
+        return "the process that ran it is gone; what it measured is kept, the same command goes on from there"
+    if job.cancelling:
+        return "its worker is gone; it ends as cancelled as soon as another one comes"
+    return f"its worker is gone; the next one for {job.device_name or job.device_type} goes on from what was measured"
 
 
 def measurement_view(found: Measured) -> MeasurementView:

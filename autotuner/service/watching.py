@@ -11,6 +11,9 @@ from autotuner.database import Database, Job
 from autotuner.errors import AutotunerError
 from autotuner.service.threads import WATCHERS
 
+State = tuple[int, bool]
+"""Revision of a job, and whether it is lost: what followers are told of."""
+
 LOOK_S = 0.2
 HEARTBEAT_S = 10.0
 log = logging.getLogger("autotuner.service")
@@ -24,6 +27,14 @@ class Watched:
         self.over = False
         self.changed = asyncio.Event()
         self.tell(job, event)
+
+    @property
+    def state(self) -> State:
+        return self.job.revision, self.job.is_lost
+
+    def is_news(self, job: Job) -> bool:
+        """Say whether a job was read later than the one that is known, and differs from it."""
+        return job.revision >= self.job.revision and (job.revision, job.is_lost) != self.state
 
     def tell(self, job: Job, event: bytes) -> None:
         self.job, self.event = job, event
@@ -70,12 +81,12 @@ class Watch:
             job, event: as they were just read.
             told: revision that the client knows.
         """
-        watched = self._enter(job, event)
+        watched, seen = self._enter(job, event), (told, False)
         try:
             yield b": events of a job; a comment like this comes every 10 s\n\n"
             while True:
-                if watched.job.revision != told:
-                    told = watched.job.revision
+                if watched.state != seen:
+                    seen = watched.state
                     yield watched.event
                 elif watched.job.ended or watched.over:
                     return
@@ -92,7 +103,7 @@ class Watch:
         if watched is None:
             watched = self._watched[job.id] = Watched(job, event)
             watched.over = self._closed
-        elif job.revision > watched.job.revision:
+        elif watched.is_news(job):
             watched.tell(job, event)
         watched.followers += 1
         if self._looking is None and not self._closed:
@@ -111,10 +122,10 @@ class Watch:
                 await asyncio.sleep(LOOK_S)
                 if not self._watched or self._closed:
                     return
-                known = {job_id: watched.job.revision for job_id, watched in self._watched.items()}
+                known = {job_id: watched.state for job_id, watched in self._watched.items()}
                 changed, gone = await run_sync(self._read, known, limiter=self._thread)
                 for job, event in changed:
-                    if (watched := self._watched.get(job.id)) is not None and job.revision > watched.job.revision:
+                    if (watched := self._watched.get(job.id)) is not None and watched.is_news(job):
                         watched.tell(job, event)
                 for job_id in gone:
                     if (watched := self._watched.pop(job_id, None)) is not None:
@@ -128,10 +139,10 @@ class Watch:
             self._looking = None
             self._end_all()
 
-    def _read(self, known: dict[int, int]) -> tuple[list[tuple[Job, bytes]], set[int]]:
+    def _read(self, known: dict[int, State]) -> tuple[list[tuple[Job, bytes]], set[int]]:
         """Return the jobs that have changed, with their events, and the ids of those that are not there any more."""
         revisions = self._database.queue.revisions(known)
-        changed = [job_id for job_id, revision in revisions.items() if revision != known[job_id]]
+        changed = [job_id for job_id, state in revisions.items() if state != known[job_id]]
         jobs = [self._database.queue.job(job_id) for job_id in changed]
         return [(job, self._render(job)) for job in jobs], known.keys() - revisions.keys()
 

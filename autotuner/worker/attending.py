@@ -9,9 +9,9 @@ from autotuner import tuner
 from autotuner.caller import stacklevel
 from autotuner.checkpoint import OverError, until, watched
 from autotuner.configuration import Configuration
-from autotuner.database import Database, Job, JobState, this_process
+from autotuner.database import Database, Job, JobState, exit_in_hand, this_process
 from autotuner.device import environment
-from autotuner.errors import ConfigurationError, JobStateError
+from autotuner.errors import ConfigurationError, DatabaseError, JobStateError, NotFoundError, UnavailableError
 from autotuner.graph.autodiff import training_graph
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.models import Model
@@ -84,42 +84,75 @@ def run_job(
         The answer; None where the job was cancelled, or was given to another worker.
 
     Raises:
-        AutotunerError: why it failed, which is stored as well.
+        AutotunerError: why it failed, which is stored as well. A database that stayed away is no failure of a job that
+            a worker took: the next one to claim it goes on.
         BaseException: what interrupted it. An attended job ends as interrupted, another goes back to the queue.
     """
+    before = exit_in_hand()
     with Beat(database, job, worker, also, log) as beat:
-
-        def end(state: JobState, message: str = "", tuned: Tuned | None = None) -> bool:
-            try:
-                database.queue.finish(
-                    job.id, worker, state, message=message,
-                    counts=tuned.configuration.counts if tuned else {}, configuration_id=tuned.id if tuned else None,
-                )  # fmt: skip
-            except JobStateError as error:
-                log("job_lost", job=job.id, error=str(error))
-                return False
-            return True
-
         reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
         try:
             with watched(reporter.look):
                 tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
         except CancelledError:
-            end("cancelled", "it was cancelled; what was measured is kept")
+            _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
         except LostError:
             log("job_lost", job=job.id)
             return None
         except Exception as error:
-            end("failed", str(error) or type(error).__name__)
+            leaving = exit_in_hand()
+            if leaving is not None and leaving is not before:
+                # It was on its way out, and then something failed as well.
+                _leave(database, job, worker, log)
+                raise leaving from error
+            if job.attended or not isinstance(error, UnavailableError):
+                _end(database, job, worker, log, "failed", told(error))
             raise
         except BaseException:
-            if job.attended:
-                end("interrupted", "it was interrupted; what was measured is kept")
-            else:
-                database.queue.release(job.id, worker)
+            _leave(database, job, worker, log)
             raise
-        return tuned.configuration if end("finished", tuned=tuned) else None
+        return tuned.configuration if _end(database, job, worker, log, "finished", tuned=tuned) else None
+
+
+def told(error: Exception) -> str:
+    """Return what everybody may read of an error: where the database is stands in the log alone."""
+    if isinstance(error, DatabaseError):
+        return "the database could not be used, and the log of who ran the job says why; what was stored is kept"
+    return str(error) or type(error).__name__
+
+
+def _end(
+    database: Database, job: Job, worker: str, log: Log, state: JobState, message: str = "", tuned: Tuned | None = None
+) -> bool:
+    """Store how a job ended, and return whether it was this worker's to the end."""
+    counts, number = (tuned.configuration.counts, tuned.id) if tuned else ({}, None)
+    try:
+        try:
+            database.queue.finish(job.id, worker, state, message=message, counts=counts, configuration_id=number)
+        except JobStateError as error:
+            found = database.queue.job(job.id)
+            if (found.state, found.worker, found.configuration_id) != (state, worker, number):
+                log("job_lost", job=job.id, error=str(error))
+                return False  # otherwise it was stored, and the connection was lost before that was confirmed
+    except NotFoundError as error:
+        log("job_lost", job=job.id, error=str(error))
+        return False
+    except DatabaseError as error:
+        log("job_end_not_stored", job=job.id, state=state, error=str(error))
+        return job.attended
+    return True
+
+
+def _leave(database: Database, job: Job, worker: str, log: Log) -> None:
+    """Put a job back that is not to its end; one without a database stays, and its process is found to be gone."""
+    if job.attended:
+        _end(database, job, worker, log, "interrupted", "it was interrupted; what was measured is kept")
+        return
+    try:
+        database.queue.release(job.id, worker)
+    except DatabaseError as error:
+        log("job_not_put_back", job=job.id, error=str(error))
 
 
 def _tuned(

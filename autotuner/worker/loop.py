@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotuner.database import Database, Job, open_database, this_process
-from autotuner.device import environment
-from autotuner.errors import AutotunerError, DatabaseError
+from autotuner.device import check_torch, environment
+from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
+from autotuner.measure import Measurer
 from autotuner.request import Request
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile, space_file
-from autotuner.worker.attending import run_job, silent
+from autotuner.worker.attending import run_job, silent, told
 from autotuner.worker.reporting import Log
 
 LOOK_S = 0.5
@@ -40,16 +41,22 @@ def run(
         log: called with an event and facts.
 
     Raises:
-        AutotunerError: the worker cannot start. What goes wrong with a job is stored with it and ends only the job.
+        AutotunerError: the worker cannot start, or cannot measure. What goes wrong with a job is stored with it and
+            ends only the job.
     """
     settings = Settings.from_environment()
     threads = threads if threads is not None else settings.threads
+    check_torch()
     here = environment(device, threads)
     file = space_file(device, space)
     name = this_process()
-    with open_database(database if database is not None else settings.database_url) as opened:
+    with open_database(database if database is not None else settings.database_url, log=log) as opened:
+        with Measurer(
+            threads=threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
+        ) as measurer:
+            measurer.start()  # a worker that cannot measure takes no job to fail it
         queue = opened.queue
-        greeted_at = -GREET_S
+        greeted_at, ran = -GREET_S, False
 
         def greet() -> None:
             queue.greet(name, here.device_type, here.device_name)
@@ -61,20 +68,36 @@ def run(
                     if time.monotonic() - greeted_at > GREET_S:
                         greet()
                         greeted_at = time.monotonic()
+                    if ran:
+                        opened.release_calls(name)  # with those that could not be released while the database was away
+                        ran = False
                     job = queue.claim(name, here.device_type, here.device_name)
                 except DatabaseError as error:
                     log("database_failed", error=str(error), retry_after_s=BROKEN_S)
                     time.sleep(BROKEN_S)
+                    _reopen(opened, log)
                     continue
                 if job is not None:
                     _run(job, opened, file, settings, name, threads, greet, log)
+                    ran = True
                 elif once:
                     return
                 else:
                     time.sleep(LOOK_S)
         finally:
             log("worker_ended", worker=name)
-            queue.leave(name)
+            try:
+                queue.leave(name)
+            except DatabaseError as error:
+                log("database_failed", error=str(error))
+
+
+def _reopen(database: Database, log: Log) -> None:
+    """Go on with the database that is there now, between two jobs: its file may have been replaced."""
+    try:
+        database.reopen()
+    except DatabaseError as error:
+        log("database_failed", error=str(error))
 
 
 def _run(
@@ -92,11 +115,13 @@ def _run(
         try:
             request = Request.from_json(job.request)
         except AutotunerError as error:
-            database.queue.finish(job.id, name, "failed", message=str(error))
+            database.queue.finish(job.id, name, "failed", message=told(error))
             raise
         found = run_job(
             job, request, database, file, settings, worker=name, threads=threads, also=greet, log=log
         )  # fmt: skip
+    except UnavailableError as error:
+        log("job_given_up", job=job.id, error=str(error))
     except AutotunerError as error:
         log("job_failed", job=job.id, error=str(error))
     except Exception as error:  # a job never ends the worker

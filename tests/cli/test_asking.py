@@ -158,6 +158,16 @@ def test_jobs_are_listed(run: Run, service: Pretended) -> None:
     assert dict(service.requests[-1].url.params) == {"state": "running", "limit": "2"}
 
 
+def test_a_job_whose_worker_died_is_shown_as_stalled_with_the_reason(run: Run, service: Pretended) -> None:
+    stalled = job(state="running", revision=2, progress=PROGRESS, stalled="its worker is gone; the next one goes on")
+    service.on("GET /v1/jobs", {"items": [stalled], "next": None})
+    service.on("GET /v1/jobs/3", stalled)
+    assert " stalled " in run("jobs").out
+    assert "its worker is gone; the next one goes on" in run("jobs", "3").out
+    told = JobView.model_validate(stalled)
+    assert stage_of(told) == "job 3 is stalled: its worker is gone; the next one goes on"
+
+
 def test_one_job_is_shown_with_all_that_is_known_of_it(run: Run, service: Pretended) -> None:
     limits = {"seconds": 60.0, "measurements": 9}
     service.on("GET /v1/jobs/3", job(state="running", progress=PROGRESS, limits=limits, gap=0.1, worker="host:1"))

@@ -106,6 +106,18 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run: Run, s
     assert served == {"beside": []}
 
 
+def test_a_worker_that_could_not_measure_is_refused_before_anything_starts(
+    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for arguments in (["serve", "--with-worker"], ["worker"]):
+        ran = run(*arguments)
+        assert ran.code == 3
+        assert "torch is not installed: install autotuner[torch] for a worker; a service alone" in ran.err
+    assert served == {"beside": []}
+    assert run("serve").code == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_a_worker_beside_a_service_is_started_anew_and_dies_with_a_service_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"

@@ -67,6 +67,32 @@ def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(
         queue.finish(job_id, name, "finished")
 
 
+def test_a_job_whose_process_was_killed_is_lost_at_once_and_no_more_when_another_has_it(
+    queue: JobQueue, start_holding: StartHolding
+) -> None:
+    job_id = enqueued(queue)
+    assert not queue.job(job_id).is_lost
+    process = start_holding("job")
+    said(process)
+    assert not queue.job(job_id).is_lost
+    process.kill()
+    process.wait()
+    found = queue.job(job_id)
+    assert (found.state, found.is_lost) == ("running", True)
+    assert [job.is_lost for job in queue.jobs()] == [True]
+    assert not claimed(queue, ME).is_lost
+
+
+def test_a_job_of_another_host_is_lost_when_its_lease_has_run_out(queue: JobQueue, expire: Callable[..., None]) -> None:
+    job_id = enqueued(queue)
+    claimed(queue, FAR)
+    assert not queue.job(job_id).is_lost
+    expire(job_id)
+    assert queue.job(job_id).is_lost
+    queue.finish(job_id, FAR, "finished")
+    assert not queue.job(job_id).is_lost
+
+
 def test_the_job_of_another_host_is_claimed_when_its_lease_has_run_out(
     queue: JobQueue, expire: Callable[..., None]
 ) -> None:

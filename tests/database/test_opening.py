@@ -45,7 +45,7 @@ def test_sqlite_is_opened_with_wal_foreign_keys_and_a_busy_timeout(tmp_path: Pat
         pragmas = ("journal_mode", "foreign_keys", "busy_timeout", "synchronous")
         values = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() for pragma in pragmas]
     engine.dispose()
-    assert values == ["wal", 1, 30_000, 1]
+    assert values == ["wal", 1, 1_000, 1]
 
 
 def test_a_closed_database_is_one_file(tmp_path: Path, environment: Environment) -> None:

@@ -325,7 +325,7 @@ def test_jobs_are_listed_newest_first_by_state_and_in_pages(queue: JobQueue) -> 
 def test_revisions_of_several_jobs_are_read_at_once(queue: JobQueue) -> None:
     first, second = enqueued(queue), enqueued(queue)
     queue.cancel(second.id)
-    assert queue.revisions([first.id, second.id, 99]) == {first.id: 1, second.id: 2}
+    assert queue.revisions([first.id, second.id, 99]) == {first.id: (1, False), second.id: (2, False)}
     assert queue.revisions([]) == {}
 
 

@@ -1,12 +1,29 @@
-"""The lock of a device: which file, and who shares it."""
+"""The lock of a device: which file, whose it is, and who shares it."""
 
 import fcntl
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from autotuner.errors import MeasureError
 from autotuner.measure import lock
 from autotuner.measure.lock import lock_path, locked
+
+STRANGER = 65534
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder, of this test alone; there is no other for what processes share."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return tmp_path
+
+
+def own(folder: Path) -> Path:
+    return folder / f"autotuner-{os.getuid()}"
 
 
 def test_a_cuda_device_is_locked_by_its_uuid_whatever_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +43,75 @@ def test_compiling_shares_a_device_and_timing_does_not(tmp_path: Path, alone: bo
         except BlockingIOError:
             shared = False
     assert shared is others_may
+
+
+def test_the_lock_lies_in_a_folder_that_only_its_user_can_enter(temporary: Path) -> None:
+    path = Path(lock_path("cpu"))
+    assert path == own(temporary) / "cpu.lock"
+    assert own(temporary).stat().st_mode & 0o777 == 0o700
+    with locked(str(path), alone=True):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("taken", ["linked", "open to all", "a file"])
+def test_a_folder_that_others_could_write_is_not_used(temporary: Path, taken: str) -> None:
+    folder = own(temporary)
+    if taken == "linked":
+        (temporary / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(temporary / "elsewhere")
+    elif taken == "open to all":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.touch()
+    with pytest.raises(MeasureError, match=rf"{folder} cannot be made, or can be written by others; remove what is"):
+        lock_path("cpu")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make what belongs to somebody else")
+def test_a_folder_that_another_user_made_first_is_not_used(temporary: Path) -> None:
+    own(temporary).mkdir(mode=0o700)
+    os.chown(own(temporary), STRANGER, STRANGER)
+    with pytest.raises(MeasureError, match="or set TMPDIR to a folder of your own"):
+        lock_path("cpu")
+
+
+def test_where_the_folder_is_taken_the_lock_lies_in_the_runtime_directory(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(temporary).touch()
+    runtime = temporary / "run"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert lock_path("cpu") == str(own(runtime) / "cpu.lock")
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(temporary: Path) -> None:
+    path = Path(lock_path("cpu"))
+    path.symlink_to(temporary / "elsewhere")
+    with pytest.raises(MeasureError, match="the lock of a device cannot be opened"), locked(str(path), alone=True):
+        pass
+    assert not (temporary / "elsewhere").exists()
+
+
+def test_a_lock_that_was_tidied_away_is_made_anew_and_waited_for_again(temporary: Path) -> None:
+    path = lock_path("cpu")
+    held = threading.Event()
+
+    def second() -> None:
+        with locked(path, alone=True):
+            held.set()
+
+    with locked(path, alone=True):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not held.wait(0.2)
+        Path(path).unlink()
+        with locked(path, alone=True):
+            pass
+    assert held.wait(60)
+    thread.join()
+    own(temporary).joinpath("cpu.lock").unlink()
+    own(temporary).rmdir()
+    with locked(path, alone=True):
+        assert Path(path).exists()

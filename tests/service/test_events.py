@@ -105,7 +105,7 @@ def counted_looks(database: Database, monkeypatch: pytest.MonkeyPatch) -> thread
     """Return a semaphore that each look for changes releases."""
     looks, look = threading.Semaphore(0), database.queue.revisions
 
-    def counted(job_ids: Iterable[int]) -> dict[int, int]:
+    def counted(job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
         looks.release()
         return look(job_ids)
 

@@ -27,6 +27,9 @@ DEVICE = environment("cpu")
 class Device(Replay):
     """A replay with what the worker asks of a measurer."""
 
+    def start(self) -> None:
+        pass
+
     def __enter__(self) -> "Device":
         return self
 
@@ -54,7 +57,8 @@ def database(path: Path) -> Iterator[Database]:
 def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measurement]:
     """What the device will answer; a test may change it before a job runs."""
     known = times(space_of(small).calls)
-    monkeypatch.setattr(attending, "Measurer", lambda **_: Device(HERE, known))
+    for module in (attending, loop):
+        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
     monkeypatch.setattr(loop, "LOOK_S", 0.01)
     return known
 
@@ -181,6 +185,7 @@ def test_what_nobody_expected_fails_the_job_and_not_the_worker(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(attending, "Measurer", broken)
+    monkeypatch.setattr(loop, "Measurer", lambda **_: Device(HERE, {}))
     numbers = [enqueue(database, small).id for _ in range(2)]
     run(path, once=True)
     assert [database.queue.job(number).message for number in numbers] == ["planted", "planted"]
