@@ -9,6 +9,7 @@ import yaml
 from autotuner.errors import ModelError
 from autotuner.models.model import Model, ModelFile
 from autotuner.models.schema import parse_definition
+from autotuner.models.values import Loader
 from autotuner.records import Scalar
 
 
@@ -79,7 +80,7 @@ def named_model(
     return load_model(name).instantiate(preset, extents=extents or {}, options=options or {}, dtype=dtype)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Loader):
     """YAML in which a key that occurs twice is an error; the plain loader silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

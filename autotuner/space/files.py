@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from autotuner.errors import DeviceError, SpaceError
 from autotuner.kernels import KERNELS
 from autotuner.models import search_spaces_dir
+from autotuner.models.values import Loader
 from autotuner.records import Scalar
 
 ENUMERATED = 32
@@ -75,7 +76,7 @@ def load_space(path: Path) -> SpaceFile:
         SpaceError: the file is missing or malformed, or names a kernel that is not registered.
     """
     try:
-        space = SpaceFile.model_validate(yaml.safe_load(path.read_text()))
+        space = SpaceFile.model_validate(yaml.load(path.read_text(), Loader))
     except FileNotFoundError as error:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
         raise SpaceError(f"{path}: no such search space; in that folder: {known or 'none'}") from error
