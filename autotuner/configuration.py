@@ -1,9 +1,7 @@
 """The answer: one candidate per operator and one form per tensor, with where it comes from and how good it is."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -11,7 +9,8 @@ from typing import Any
 
 import jsonschema
 
-from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.errors import AutotunerError, ConfigurationError, InputError
+from autotuner.files import write
 from autotuner.graph import Graph
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
@@ -352,18 +351,10 @@ def save_configuration(configuration: Configuration, path: str | Path) -> None:
     Raises:
         ConfigurationError: the path cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    text = json.dumps(configuration.to_json(), indent=1) + "\n"
     try:
-        part.write_text(text)
-        os.replace(part, path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise ConfigurationError(
-            f"{path}: cannot be written ({error.strerror}); name a file in a folder that can"
-        ) from error
+        write(Path(path), json.dumps(configuration.to_json(), indent=1) + "\n")
+    except InputError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def load_configuration(path: str | Path) -> Configuration:

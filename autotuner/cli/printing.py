@@ -1,18 +1,15 @@
-"""What commands print: tables and progress for people, JSON for programs, files."""
+"""What commands print: tables and progress for people, JSON for programs."""
 
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
-
-from autotuner.errors import InputError
 
 if TYPE_CHECKING:
     from autotuner.configuration import Configuration, Measured
@@ -44,18 +41,6 @@ STAGES = {
 def emit(value: Any) -> None:
     """Print JSON for programs: on standard output, never wrapped or coloured."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that a command was asked for.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); name a file in a folder that can") from error
 
 
 class Shown:

@@ -75,7 +75,10 @@ def test_devices_are_listed(run: Run) -> None:
         (["solve", "bert-encoder:tiny", "--option", "colour=red"], "no option 'colour'; known: activation"),
         (["solve", "bert-encoder:tiny", "--option", "activation"], "write name=value"),
         (["solve", "bert-encoder:tiny", "--option", "output_dropout=1.5"], "a number from 0 to below 1"),
-        (["solve", "bert-encoder:tiny", "--option", "epsilon=[1"], "option 'epsilon' is '[1'; it must be a number from"),
+        (
+            ["solve", "bert-encoder:tiny", "--option", "epsilon=[1"],
+            "option 'epsilon' is '[1'; it must be a number from",
+        ),
         (["solve", "bert-encoder:tiny", "--extent", "l=²"], "--extent l=²: write a whole number above 0"),
         (["solve", "bert-encoder:tiny", "--extent", f"l={'9' * 5000}"], "write a whole number above 0, below 1e18"),
         (["solve", "bert-encoder:tiny", "--budget", "9" * 400], "write a number of bytes"),
