@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import autotuner
-from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.errors import AutotunerError, ConfigurationError, DeviceError
 from autotuner.runtime import apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.bert_layers import bert_layer
@@ -101,7 +102,7 @@ ENCODER: list[tuple[str, Change, str]] = [
     (
         "parametrized",
         lambda layer: parametrizations.weight_norm(layer.linear1),
-        "its linear1 is a torch.nn.utils.parametrize.ParametrizedLinear, and the model has a Linear there; torch.nn.utils.",
+        "its linear1 is a torch.nn.utils.parametrize.ParametrizedLinear, and the model has a Linear there; ",
     ),
     (
         "parametrized inside",
@@ -188,3 +189,30 @@ def test_what_cannot_be_applied_is_refused_before_it_is_tuned(
 def test_what_is_no_layer_is_refused_with_what_can_be_tuned(given: Any) -> None:
     with pytest.raises(AutotunerError, match=r"cannot be tuned; these can: .*TransformerEncoderLayer.*RobertaLayer"):
         autotuner.tune(given, extents={"b": 2, "l": 6})
+
+
+class OnAbacus(nn.Module):
+    def parameters(self, recurse: bool = True) -> Any:
+        yield SimpleNamespace(device=SimpleNamespace(type="abacus", recurse=recurse))
+
+
+@pytest.mark.parametrize(
+    "given, options, wanted",
+    [
+        (OnAbacus(), {}, "abacus"),
+        (OnAbacus(), {"device": "cpu"}, "cpu"),
+        (nn.ReLU(), {}, "cpu"),
+        (encoder_layer(model()).to("meta"), {}, "cpu"),
+        ("bert-encoder:tiny", {}, "cpu"),
+    ],
+    ids=["module", "named", "no parameters", "no memory", "no module"],
+)
+def test_a_module_is_tuned_for_the_device_that_it_is_on(
+    monkeypatch: pytest.MonkeyPatch, given: Any, options: dict[str, str], wanted: str
+) -> None:
+    def asked(device_type: str) -> None:
+        raise DeviceError(f"asked for {device_type}")
+
+    monkeypatch.setattr("autotuner.api.environment", asked)
+    with pytest.raises(DeviceError, match=f"asked for {wanted}"):
+        autotuner.tune(given, **options)  # type: ignore[arg-type]
