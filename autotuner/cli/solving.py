@@ -149,6 +149,6 @@ def _read(path: Path) -> "Problem":
         value = json.loads(path.read_text())
     except OSError as error:
         raise ProblemError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProblemError(f"{path}: this is no problem, it is not JSON ({error})") from error
     return Problem.from_json(value)
