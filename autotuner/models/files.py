@@ -59,7 +59,7 @@ def load_model(name_or_path: str) -> ModelFile:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: no valid YAML: {error}") from None
     return ModelFile(str(path), parse_definition(content, str(path)))
 

@@ -80,7 +80,7 @@ def load_space(path: Path) -> SpaceFile:
     except FileNotFoundError as error:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
         raise SpaceError(f"{path}: no such search space; in that folder: {known or 'none'}") from error
-    except (yaml.YAMLError, ValidationError, OSError) as error:
+    except (yaml.YAMLError, ValidationError, OSError, ValueError, RecursionError) as error:
         raise SpaceError(f"{path}: {error}") from error
     unknown = [name for name in (*space.kernels, *space.conversions) if name not in KERNELS]
     if unknown:

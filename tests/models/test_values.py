@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.errors import ModelError
+from autotuner.errors import ModelError, SpaceError
 from autotuner.models import load_model, named_model, read_value
 from autotuner.records import Scalar
 from autotuner.space import load_space
@@ -52,3 +52,13 @@ def test_a_search_space_has_numbers_with_an_exponent(tmp_path: Path) -> None:
 def test_a_number_that_no_range_has_is_refused(value: Scalar) -> None:
     with pytest.raises(ModelError, match="it must be a number from 0 to below 1"):
         named_model("bert-encoder:tiny", options={"epsilon": value})
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"9" * 5000, b"[" * 50_000, b"2020-13-45"],
+                         ids=["binary", "huge", "deep", "no date"])  # fmt: skip
+def test_a_file_of_something_else_is_refused_where_a_model_or_a_space_is_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.yaml").write_bytes(content)
+    with pytest.raises(ModelError, match=r"odd\.yaml"):
+        load_model(str(tmp_path / "odd.yaml"))
+    with pytest.raises(SpaceError, match=r"odd\.yaml"):
+        load_space(tmp_path / "odd.yaml")
