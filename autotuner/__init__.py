@@ -18,11 +18,37 @@ if TYPE_CHECKING:
     from autotuner.api import summary as summary
     from autotuner.api import tune as tune
     from autotuner.client import Client as Client
+    from autotuner.configuration import Configuration as Configuration
+    from autotuner.errors import AutotunerError as AutotunerError
+    from autotuner.errors import TunedWarning as TunedWarning
+    from autotuner.request import Limits as Limits
+    from autotuner.tuner import Progress as Progress
 
-__all__ = ["Client", "apply", "check", "load_configuration", "restore", "save_configuration", "summary", "tune"]
+# Where each name is: imported when it is first used.
+_PLACES = {
+    "AutotunerError": "errors",
+    "Client": "client",
+    "Configuration": "configuration",
+    "Limits": "request",
+    "Progress": "tuner",
+    "TunedWarning": "errors",
+    "apply": "api",
+    "check": "api",
+    "load_configuration": "api",
+    "restore": "api",
+    "save_configuration": "api",
+    "summary": "api",
+    "tune": "api",
+}
+
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("autotuner.client" if name == "Client" else "autotuner.api"), name)
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"autotuner.{_PLACES[name]}"), name)
     raise AttributeError(f"autotuner has no {name!r}; it offers {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

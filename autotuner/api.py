@@ -42,7 +42,7 @@ def tune(
     options: Mapping[str, Scalar] | None = None,
     dtype: str | None = None,
     database: str | Path | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
@@ -63,7 +63,7 @@ def tune(
         options: of the model file, in place of its defaults.
         dtype: of inputs, parameters and activations.
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
-        device: device type: "cpu" or "cuda".
+        device: device type: "cpu" or "cuda"; by default where the module's parameters are, of a named model "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         watch: called with the progress.
@@ -81,6 +81,7 @@ def tune(
     Raises:
         AutotunerError: the tree in `autotuner.errors` says what.
     """
+    device = device or _device_type(model)
     environment(device)  # before anything else, since without the device there is nothing to do
     request = Request(
         model=_as_model(model, extents, options, dtype), device_type=device, gap=gap,
@@ -91,6 +92,16 @@ def tune(
     file = space_file(device, space)
     with open_database(database if database is not None else settings.database_url) as opened:
         return tune_attended(request, opened, file, settings, threads=threads, watch=watch)
+
+
+def _device_type(model: "str | Model | nn.Module") -> str:
+    """Return the type of the device that a module is on, "cpu" where it has no memory yet, or is no module."""
+    if isinstance(model, str | Model):
+        return "cpu"
+    from torch import nn
+
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
 
 
 def _as_model(

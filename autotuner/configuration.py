@@ -1,9 +1,7 @@
 """The answer: one candidate per operator and one form per tensor, with where it comes from and how good it is."""
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -11,12 +9,14 @@ from typing import Any
 
 import jsonschema
 
-from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.errors import AutotunerError, ConfigurationError, InputError
+from autotuner.files import write
 from autotuner.graph import Graph
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
 from autotuner.kernels.conversion import conversion_of
-from autotuner.layout import Form
+from autotuner.kernels.misfit import misfit
+from autotuner.layout import STACK_AXIS, Form
 from autotuner.models import Model
 from autotuner.records import LETTERS, Call, Candidate, digest
 
@@ -304,7 +304,38 @@ class Configuration:
         if sorted(covered) != sorted(operator.name for operator in graph.operators):
             odd = set(covered) ^ {operator.name for operator in graph.operators}
             raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
+        for number, step in enumerate(found.steps):
+            reason = _impossible(step, graph)
+            if reason is not None:
+                raise ConfigurationError(f"{origin}: $.steps[{number}]: {reason}")
         return found
+
+
+def _as_asked(step: Step) -> Step:
+    """Return a step in which operands that lie one behind the other are written as slices of a stack, as in rules."""
+    places = {name: f"@{place}/{len(names)}" for names in step.adjacent for place, name in enumerate(names)}
+    inputs, outputs = (
+        tuple((n, f"{STACK_AXIS}{form}{places[n]}" if n in places and "@" not in form else form) for n, form in side)
+        for side in (step.inputs, step.outputs)
+    )
+    return replace(step, inputs=inputs, outputs=outputs)
+
+
+def _impossible(step: Step, graph: Graph) -> str | None:
+    """Say why a step cannot be one of a graph's, or None: damaged, or of kernels that this version does not have."""
+    if step.kernel not in KERNELS:
+        return f"no kernel {step.kernel!r}: the file is damaged, or of a version that has one"
+    named = {operator.name: operator for operator in graph.operators}
+    read, made = ({tensor_of(name) for name, _ in side} for side in (step.inputs, step.outputs))
+    if not ({*step.recomputed, *step.operators} <= named.keys() and read | made <= graph.tensors.keys()):
+        return "it names operators or tensors that its model does not have"
+    results = {result for name in (*step.recomputed, *step.operators) for result in named[name].outputs}
+    if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
+        return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
+    try:
+        return misfit(_as_asked(step).call(graph))
+    except AutotunerError as error:
+        return str(error)
 
 
 def _step(value: Mapping[str, Any]) -> Step:
@@ -352,18 +383,10 @@ def save_configuration(configuration: Configuration, path: str | Path) -> None:
     Raises:
         ConfigurationError: the path cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    text = json.dumps(configuration.to_json(), indent=1) + "\n"
     try:
-        part.write_text(text)
-        os.replace(part, path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise ConfigurationError(
-            f"{path}: cannot be written ({error.strerror}); name a file in a folder that can"
-        ) from error
+        write(Path(path), json.dumps(configuration.to_json(), indent=1) + "\n")
+    except InputError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def load_configuration(path: str | Path) -> Configuration:
@@ -374,9 +397,13 @@ def load_configuration(path: str | Path) -> Configuration:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(), parse_constant=_no_number)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: this is no configuration, it is not JSON ({error})") from error
     return Configuration.from_json(value, str(path))
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")

@@ -10,6 +10,10 @@ class AutotunerError(Exception):
     exit_code = 1
 
 
+class TunedWarning(UserWarning):
+    """A tuned module ran otherwise than its configuration says; the message says why."""
+
+
 class InputError(AutotunerError):
     """Something that the user gave is not valid."""
 

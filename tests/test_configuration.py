@@ -119,6 +119,27 @@ def twice(value: dict[str, Any]) -> None:
         ),
         (lambda v: v["model"]["extents"].pop("b"), r"axis without extent: b \(batch\)"),
         (lambda v: v["model"]["definition"].pop("operators"), r"saved model: operators: Field required"),
+        (
+            lambda v: v["steps"][0].update(kernel="warp"),
+            r"\$\.steps\[0\]: no kernel 'warp': the file is damaged, or of a",
+        ),
+        (
+            lambda v: v["steps"][0].update(kernel="torch_relu"),
+            r"\$\.steps\[0\]: torch_relu does not compute contraction",
+        ),
+        (lambda v: v["steps"][0].update(kernel="inductor"), r"\$\.steps\[0\]: inductor cannot run: contraction is not"),
+        (lambda v: v["steps"][0].update(params=[["block"]]), r"\$\.steps\[0\]\.params\[0\]: \['block'\] is too short"),
+        (lambda v: v["steps"][0].update(params=[["block", {}]]), r"\.params\[0\]\[1\]: \{\} is not of type"),
+        (lambda v: v["steps"][0].update(inputs=[]), r"\$\.steps\[0\]: \w+ does not compute contraction"),
+        (
+            lambda v: v["steps"][0]["inputs"][0].__setitem__(0, "z"),
+            r"it names operators or tensors that its model does",
+        ),
+        (lambda v: v["steps"][0]["inputs"][0].__setitem__(1, "b!"), r"\$\.steps\[0\]: 'b!' is no (form|layout)"),
+        (lambda v: v["steps"][0]["inputs"][0].__setitem__(1, "b"), r"\$\.steps\[0\]: form a does not fit a tensor"),
+        (lambda v: v["steps"][0].update(recomputed=["nothing"]), r"it names operators or tensors that its model does"),
+        (lambda v: v["environment"].pop("device_type"), r"\$\.environment: 'device_type' is a required property"),
+        (lambda v: v["bytes_moved"].clear(), r"\$\.bytes_moved: 'unfused' is a required property"),
         (drop_steps, r"its steps do not compute each operator once; see \[.*'y'\]"),
         (twice, r"its steps do not compute each operator once"),
     ],
@@ -143,7 +164,8 @@ def test_json_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
         load_configuration(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"not json", b"\x80\x04\xff"])
+@pytest.mark.parametrize("data", [b"", b"{", b"not json", b"\x80\x04\xff", b"[" * 100_000, b'{"schema": NaN}'],
+                         ids=["nothing", "half", "words", "binary", "deep", "NaN"])  # fmt: skip
 def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "garbage.json"
     path.write_bytes(data)

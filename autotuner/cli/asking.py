@@ -26,6 +26,7 @@ from autotuner.cli.options import (
     given_extents,
     given_options,
 )
+from autotuner.cli.outputs import check_output
 from autotuner.cli.printing import emit, err, out, print_configuration
 from autotuner.errors import AutotunerError, NotFoundError
 
@@ -210,6 +211,7 @@ def best(
     """
     from autotuner.configuration import Configuration, save_configuration
 
+    check_output(output, model)
     with client(server) as asked:
         found = asked.best(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from autotuner.errors import InputError, ModelError
 
@@ -76,15 +75,17 @@ def given_extents(texts: Sequence[str] | None) -> dict[str, int]:
     """Read `--extent l=256`, each time that it was given."""
     extents: dict[str, int] = {}
     for axis, text in _pairs(texts, "--extent", "l=256"):
-        if not text.isdigit():
-            raise ModelError(f"--extent {axis}={text}: write a whole number above 0, e.g. {axis}=256")
+        if not re.fullmatch("[0-9]{1,18}", text):
+            raise ModelError(f"--extent {axis}={text}: write a whole number above 0, below 1e18, e.g. {axis}=256")
         extents[axis] = int(text)
     return extents
 
 
 def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
-    """Read `--option activation=relu`, each time that it was given; values are written as in YAML."""
-    return {name: yaml.safe_load(text) for name, text in _pairs(texts, "--option", "activation=relu")}
+    """Read `--option activation=relu`, each time that it was given."""
+    from autotuner.models import read_value
+
+    return {name: read_value(text) for name, text in _pairs(texts, "--option", "activation=relu")}
 
 
 def given_bytes(text: str | None) -> int | None:
@@ -95,7 +96,7 @@ def given_bytes(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise InputError(f"--budget {text!r}: write a number of bytes, or one with a unit, such as 512MiB")
     number, unit = match[1], (match[2] or "").lower()

@@ -1,11 +1,10 @@
-"""What commands print: tables and progress for people, JSON for programs, files."""
+"""What commands print: tables and progress for people, JSON for programs."""
 
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,7 +12,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autotuner.cli.plain import PlainConsole, lines, plain
-from autotuner.errors import InputError
 
 if TYPE_CHECKING:
     from autotuner.configuration import Configuration, Measured
@@ -45,18 +43,6 @@ STAGES = {
 def emit(value: Any) -> None:
     """Print JSON for programs: on standard output, never wrapped or coloured."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that a command was asked for.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); name a file in a folder that can") from error
 
 
 def progress_bars() -> Progress:

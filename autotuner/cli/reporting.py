@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotuner.cli.options import ConfigurationPath
-from autotuner.cli.printing import out, write
+from autotuner.cli.outputs import check_output
+from autotuner.cli.printing import out
+from autotuner.files import write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,8 +48,9 @@ def report(
     from autotuner.report import render
 
     found = load_configuration(path)
-    rows, counts = (None, None) if database is None else _measured(found, database, space)
     page = path.with_suffix(".html") if output is None else output
+    check_output(page, path, database, space)
+    rows, counts = (None, None) if database is None else _measured(found, database, space)
     write(page, render(found, rows, counts=counts))
     out.print(f"Report written to {page}", soft_wrap=True)
 

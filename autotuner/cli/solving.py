@@ -1,6 +1,7 @@
 """`autotuner solve`: with what is measured already, or a saved problem."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,10 @@ from autotuner.cli.options import (
     given_bytes,
     given_model,
 )
-from autotuner.cli.printing import print_configuration, print_solution, write
+from autotuner.cli.outputs import check_output
+from autotuner.cli.printing import print_configuration, print_solution
 from autotuner.errors import InputError, ProblemError
+from autotuner.files import write
 
 if TYPE_CHECKING:
     from autotuner.problem import Problem, Solution
@@ -60,6 +63,8 @@ def solve(
         raise InputError(f"--solver {solver} with a budget or layers: only exact solves these")
     budget_bytes = given_bytes(budget)
     if model.endswith(".json"):
+        _refuse_for_problem({"--output": output, "--problem": problem, "--extent": extent, "--option": option,
+                             "--dtype": dtype, "--database": database, "--threads": threads})  # fmt: skip
         print_solution(_solved(_read(Path(model)), solver, budget_bytes, layers), as_json=as_json)
         return
     from autotuner import tuner
@@ -72,13 +77,18 @@ def solve(
     from autotuner.settings import Settings
     from autotuner.space import build_space, space_file
 
+    if layers is not None and output is not None:
+        raise InputError("--output with --layers: a configuration is of one layer")
     settings = Settings.from_environment()
+    stored = database or settings.database_url
+    check_output(output, model, stored)
+    check_output(problem, model, stored, output)
     chosen = given_model(model, extent, option, dtype)
     graph = training_graph(chosen.graph())
     threads = threads if threads is not None else settings.threads
     here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
     saving = budget is not None
-    with open_database(database or settings.database_url, make=False) as opened:
+    with open_database(stored, make=False) as opened:
         whole = build_space(graph, space_file(device), saving=saving, chained=layers is not None)
         whole = tuner.with_known_calls(whole, opened, here.key)
         known = opened.find(here.key, tuple(whole.calls))
@@ -88,8 +98,6 @@ def solve(
         needs = {key: m.workspace_bytes for key, m in known.items()}
         write(problem, json.dumps(formulate(whole, costs, saving=saving, workspace_bytes=needs).problem.to_json()))
     if layers is not None:
-        if output is not None:
-            raise InputError("--output with --layers: a configuration is of one layer")
         found = _solved(formulate(whole, costs, saving=saving).problem, solver, budget_bytes, layers)
         print_solution(found, as_json=as_json)
         return
@@ -102,6 +110,13 @@ def solve(
     if output is not None:
         save_configuration(configuration, output)
     print_configuration(configuration, as_json=as_json)
+
+
+def _refuse_for_problem(options: Mapping[str, object]) -> None:
+    """Refuse options that are for a model: a saved problem has no names, extents or forms of its own."""
+    given = [flag for flag, value in options.items() if value is not None]
+    if given:
+        raise InputError(f"{given[0]} with a saved problem: it goes with a model, such as bert-encoder:tiny")
 
 
 def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: int | None) -> "Solution":
@@ -134,6 +149,6 @@ def _read(path: Path) -> "Problem":
         value = json.loads(path.read_text())
     except OSError as error:
         raise ProblemError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProblemError(f"{path}: this is no problem, it is not JSON ({error})") from error
     return Problem.from_json(value)

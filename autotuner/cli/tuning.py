@@ -30,6 +30,7 @@ from autotuner.cli.options import (
     given_bytes,
     given_model,
 )
+from autotuner.cli.outputs import check_output
 from autotuner.cli.printing import (
     Shown,
     emit,
@@ -75,7 +76,9 @@ def tune(
     Interrupt at any moment: what was measured stays, and the next run goes on from there.
     """
     from autotuner import api
+    from autotuner.settings import Settings
 
+    check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
     with _interruptible(), Shown(quiet=as_json) as show:
         found = api.tune(

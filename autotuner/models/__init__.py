@@ -2,5 +2,15 @@
 
 from autotuner.models.files import known_models, load_model, named_model, parse_reference, search_spaces_dir
 from autotuner.models.model import Model, ModelFile
+from autotuner.models.values import read_value
 
-__all__ = ["Model", "ModelFile", "known_models", "load_model", "named_model", "parse_reference", "search_spaces_dir"]
+__all__ = [
+    "Model",
+    "ModelFile",
+    "known_models",
+    "load_model",
+    "named_model",
+    "parse_reference",
+    "read_value",
+    "search_spaces_dir",
+]

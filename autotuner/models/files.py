@@ -9,6 +9,7 @@ import yaml
 from autotuner.errors import ModelError
 from autotuner.models.model import Model, ModelFile
 from autotuner.models.schema import parse_definition
+from autotuner.models.values import Loader
 from autotuner.records import Scalar
 
 
@@ -58,7 +59,7 @@ def load_model(name_or_path: str) -> ModelFile:
         content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {no_yaml(error)}") from None
     origin = str(path) if path == Path(name_or_path) else f"model {name_or_path!r}"
     return ModelFile(origin, parse_definition(content, origin))
@@ -80,7 +81,7 @@ def named_model(
     return load_model(name).instantiate(preset, extents=extents or {}, options=options or {}, dtype=dtype)
 
 
-def no_yaml(error: yaml.YAMLError) -> str:
+def no_yaml(error: Exception) -> str:
     """Say in one line what is wrong with a text that is no YAML, and where."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
@@ -88,7 +89,7 @@ def no_yaml(error: yaml.YAMLError) -> str:
     return f"{place}no valid YAML: {' '.join(problem.split())}"
 
 
-class StrictLoader(yaml.SafeLoader):
+class StrictLoader(Loader):
     """YAML in which a key that occurs twice is an error; the plain loader silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -1,6 +1,6 @@
 """What a model file may contain. Unknown keys are errors; nothing in the file is evaluated."""
 
-import math
+import sys
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -50,8 +50,8 @@ class Option(_Strict):
         if self.choices is not None:
             return next((choice for choice in self.choices if type(choice) is type(value) and choice == value), None)
         low, high = self.range or (0.0, 0.0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if number and math.isfinite(value) and low <= value < high else None
+        number = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+        return float(value) if number and abs(value) <= sys.float_info.max else None
 
 
 class Input(_Strict):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.configuration import Configuration
+from autotuner.device import device_of
+from autotuner.errors import InputError
 from autotuner.kernels import KERNELS
 from autotuner.kernels.on_torch.masks import decoded
 from autotuner.kernels.reference import evaluate
@@ -29,6 +31,7 @@ from autotuner.runtime.module import TunedModule, apply
 # that. Half types round every intermediate tensor to 2**-8 or 2**-11 of itself.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 SIGMAS = 6.0
+SEED_MAX = 2**63 - 1
 # On CUDA, so many steps come before the one that is compared: then it is a replay, with graphs that were captured.
 STEPS_BEFORE = 2
 # A generator that compares 16 random bits with p meets it to half a step.
@@ -76,9 +79,17 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
 
     Both run on the configuration's device; on CUDA the tuned one is a replay of its graphs.
 
+    Args:
+        seed: of inputs, parameters and masks, from 0 to `SEED_MAX`.
+
     Raises:
+        InputError: there is no such seed.
         ConfigurationError: the framework has no layer for the configuration's model.
+        DeviceError: the configuration's device is not here.
     """
+    if not 0 <= seed <= SEED_MAX:
+        raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
+    device_of(str(configuration.environment["device_type"]), 0)
     model, device = configuration.model, str(configuration.environment["device_type"])
     layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
     wide = copy.deepcopy(layer).double()

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
 from autotuner.kernels.registry import load
-from autotuner.runtime.adapters import Description, adapter_for
+from autotuner.runtime.adapters import Description, adapter_for, refusal_of
 from autotuner.runtime.adapters.adapter import DROPOUTS
 from autotuner.runtime.binding import Binding, dims_of
 from autotuner.runtime.function import TunedStep, run_forward
@@ -184,16 +184,7 @@ def describe(module: nn.Module) -> Description:
         ConfigurationError: it cannot be tuned; the message says what about it.
     """
     adapter = adapter_for(module)
-    refusal = adapter.refuses(module)
-    if refusal is None:
-        strange = [
-            type(part)
-            for part in adapter.parts(module)
-            if isinstance(part, nn.Module)
-            and not type(part).__module__.startswith(("torch.nn.modules.", "transformers."))
-        ]
-        if strange:
-            refusal = f"it contains a {strange[0].__module__}.{strange[0].__qualname__}, whose computation is not known"
+    refusal = refusal_of(adapter, module)
     if refusal is not None:
         raise ConfigurationError(f"this {type(module).__name__} cannot be tuned: {refusal}")
     return adapter.describe(module)

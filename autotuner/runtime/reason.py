@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from autotuner.errors import TunedWarning
 
-class TunedWarning(UserWarning):
-    """A tuned module ran otherwise than its configuration says; the message says why."""
+__all__ = ["Reason", "TunedWarning"]
 
 
 @dataclass(frozen=True)

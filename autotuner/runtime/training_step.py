@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from autotuner.configuration import Configuration
-from autotuner.errors import ConfigurationError
+from autotuner.errors import ConfigurationError, InputError
 from autotuner.placement.plan import Plan
 from autotuner.placement.planning import make_plan
 from autotuner.placement.port import Port, Ports
@@ -63,7 +63,18 @@ class TrainingStep:
         self._all = (True,) * len(self._ports.sources)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return y; the additive mask over keys is zero where it is not given."""
+        """Return y; the additive mask over keys is zero where it is not given.
+
+        Raises:
+            InputError: x or the mask has another shape, element type or device than the configuration's, or a mask is
+                given to a configuration that has none.
+        """
+        first, *others = (port.name for port in self._ports.inputs)
+        self._check(first, x)
+        if mask is not None:
+            if not others:
+                raise InputError("a mask is given, and the configuration has none: leave it out, or tune with one")
+            self._check(others[0], mask)
         inputs = (x, mask)[: len(self._ports.inputs)]
         return self.workspace.forward(*inputs)[0]
 
@@ -75,11 +86,24 @@ class TrainingStep:
             keeps: whether backward may be called again for the same forward.
 
         Raises:
+            InputError: the gradient has another shape, element type or device than the output.
             RuntimeError: it was called for this forward already, without `keeps`.
         """
+        self._check(self._ports.given[0].name, grad, "gradient of ")
         found = self.workspace.backward((grad,), self._all, keeps)
         names = (f"grad_{port.name}" for port in self._ports.sources)
         return {name: tensor for name, tensor in zip(names, found, strict=True) if tensor is not None}
+
+    def _check(self, name: str, given: Tensor, what: str = "") -> None:
+        """Check that a tensor is like the one that the configuration runs on: it is copied there as it is."""
+        if not isinstance(given, Tensor):
+            raise InputError(f"the {what}{name} is a {type(given).__name__}: give a tensor")
+        graph, device = self.plan.graph, self.workspace.device
+        wanted = (graph.shape(name), getattr(torch, graph.tensors[name].dtype), device)
+        found = (tuple(given.shape), given.dtype, given.device)
+        if found != wanted:
+            given_as, runs_as = ("{} {} on {}".format(*one) for one in (found, wanted))
+            raise InputError(f"the {what}{name} is {given_as}, and the configuration runs {runs_as}")
 
     def _declared(self, name: str) -> Port:
         return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))

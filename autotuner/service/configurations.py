@@ -19,7 +19,7 @@ from autotuner.configuration import Configuration
 from autotuner.database import Database, Match, Stored
 from autotuner.errors import ModelError, NotFoundError
 from autotuner.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
-from autotuner.records import Scalar
+from autotuner.models import read_value
 from autotuner.request import family_key
 from autotuner.service.described import refusals
 from autotuner.service.modelfiles import ModelFiles
@@ -210,7 +210,7 @@ def _asked(query: BestQuery, files: ModelFiles) -> Asked:
         ModelError: a value contradicts the model, or the query itself.
     """
     extents = given_extents(_pairs("extent", query.extent))
-    options = {name: _value(text) for name, text in _pairs("option", query.option).items()}
+    options = {name: read_value(text) for name, text in _pairs("option", query.option).items()}
     if (query.model is None) == (query.family is None):
         raise ModelError("give `model`, or `family` with `dtype` and every `extent`: one of the two")
     if query.model is not None:
@@ -232,15 +232,6 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
             raise ModelError(f"{name} {key!r} is given twice, as {found[key]!r} and {value!r}: give it once")
         found[key] = value
     return found
-
-
-def _value(text: str) -> Scalar:
-    """Read a value that may be written as JSON; what is none is a text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, str | int | float | bool) else text
 
 
 def _message(database: Database, asked: Asked, found: Match) -> str:

@@ -88,7 +88,7 @@ def load_space(path: Path) -> SpaceFile:
         raise SpaceError(f"{path}: no such search space; in that folder: {known or 'none'}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpaceError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpaceError(f"{path}: {no_yaml(error)}") from None
     try:
         space = SpaceFile.model_validate(content)

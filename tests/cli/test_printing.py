@@ -1,14 +1,12 @@
 """What people see of values that no command can make here without measuring, and what programs and files get."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
 from autotuner.cli import printing
 from autotuner.configuration import Configuration, Measured
-from autotuner.errors import InputError
 from autotuner.models import Model
 from autotuner.problem import Solution
 from autotuner.tuner import Progress
@@ -81,12 +79,6 @@ def test_json_for_programs_is_neither_wrapped_nor_coloured(capsys: Captured) -> 
     long = "[bold]" + "a " * 300
     printing.emit({"text": long})
     assert f'"{long}"' in capsys.readouterr().out
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "problem.json"
-    with pytest.raises(InputError, match=r"missing/problem\.json: cannot be written \(No such file or directory\)"):
-        printing.write(path, "{}")
 
 
 def test_what_was_tried_of_sampled_cells_is_shown_where_there_are_some(found: Configuration, capsys: Captured) -> None:

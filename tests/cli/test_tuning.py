@@ -75,6 +75,13 @@ def test_devices_are_listed(run: Run) -> None:
         (["solve", "bert-encoder:tiny", "--option", "colour=red"], "no option 'colour'; known: activation"),
         (["solve", "bert-encoder:tiny", "--option", "activation"], "write name=value"),
         (["solve", "bert-encoder:tiny", "--option", "output_dropout=1.5"], "a number from 0 to below 1"),
+        (
+            ["solve", "bert-encoder:tiny", "--option", "epsilon=[1"],
+            "option 'epsilon' is '[1'; it must be a number from",
+        ),
+        (["solve", "bert-encoder:tiny", "--extent", "l=²"], "--extent l=²: write a whole number above 0"),
+        (["solve", "bert-encoder:tiny", "--extent", f"l={'9' * 5000}"], "write a whole number above 0, below 1e18"),
+        (["solve", "bert-encoder:tiny", "--budget", "9" * 400], "write a number of bytes"),
         (["solve", "bert-encoder:tiny", "--dtype", "int8"], "no dtype 'int8'; known: float32"),
         (["solve", "bert-encoder:tiny", "--solver", "guess"], "no solver 'guess'; known: exact, shortest_path"),
         (["tune", "bert-encoder:tiny", "--space", "none.yaml"], "none.yaml: no such search space"),
@@ -184,6 +191,12 @@ def test_a_corrupt_problem_ends_with_2(run: Run, tmp_path: Path, text: str, sent
 
 
 # What is solved
+
+
+def test_berts_own_epsilon_is_a_number(run: Run, tmp_path: Path) -> None:
+    open_database(tmp_path / "empty.sqlite").close()
+    ran = run("solve", "bert-encoder:tiny", "--option", "epsilon=1e-12", "--database", tmp_path / "empty.sqlite")
+    assert (ran.code, "InfeasibleError" in ran.err) == (5, True)  # nothing is measured, and the model is valid
 
 
 def test_a_saved_problem_is_solved(run: Run, tmp_path: Path) -> None:

@@ -164,6 +164,15 @@ def test_an_algorithm_that_the_library_does_not_offer_is_refused_in_a_sentence()
         built("cublaslt_matmul", 5)
 
 
+@pytest.mark.usefixtures("fake_lt")
+@pytest.mark.parametrize("algorithm", [-1, "first", True, 1.5])
+def test_an_algorithm_that_is_no_place_in_a_list_is_refused_in_a_sentence(algorithm: Any) -> None:
+    call = built("cublaslt_matmul", 0)[0]
+    other = replace(call, candidate=replace(call.candidate, params=(("algorithm", algorithm),)))
+    with pytest.raises(KernelError, match=f"algorithm is {algorithm!r}: write a place in the library's list, from 0"):
+        prepare(other)
+
+
 # GELU
 
 

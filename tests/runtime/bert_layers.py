@@ -1,5 +1,6 @@
 """Hugging Face's BertLayer of the tiny model's extents, and masks in its forms."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -11,15 +12,25 @@ pytest.importorskip("transformers")
 KEEPS = torch.arange(6) < torch.tensor([[4], [6]])
 
 
-def bert_layer(**options: Any) -> nn.Module:
-    from transformers import BertConfig
-    from transformers.models.bert.modeling_bert import BertLayer
+LIKE_BERT = {
+    "bert": "BertLayer",
+    "camembert": "CamembertLayer",
+    "electra": "ElectraLayer",
+    "roberta": "RobertaLayer",
+    "xlm_roberta": "XLMRobertaLayer",
+}
+"""Layers of the library that compute the same, by the folder that defines them."""
 
+
+def bert_layer(family: str = "bert", attention: str = "sdpa", **options: Any) -> nn.Module:
+    file = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    kind = getattr(file, LIKE_BERT[family])
+    config_of = getattr(file, LIKE_BERT[family].replace("Layer", "Config"))
     given = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-5, **options}
-    config = BertConfig(hidden_size=8, num_attention_heads=2, intermediate_size=12, **given)
-    config._attn_implementation = "sdpa"
+    config = config_of(hidden_size=8, num_attention_heads=2, intermediate_size=12, **given)
+    config._attn_implementation = attention
     torch.manual_seed(0)
-    layer: nn.Module = BertLayer(config).double()
+    layer: nn.Module = kind(config).double()
     return layer
 
 

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from autotuner.errors import ConfigurationError
+from autotuner.errors import ConfigurationError, DeviceError, InputError
 from autotuner.runtime import TrainingStep, check, time_peers
 from autotuner.runtime.check import Kept
 from tests.runtime.plans import TINY, configuration, model
@@ -65,3 +65,16 @@ def test_peers_are_timed_in_the_same_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.samples == 3
     assert found.plan_us > 0
     assert set(found.ratios) == {"eager", "torch.compile"}
+
+
+@pytest.mark.parametrize("seed", [-1, 10**19, 10**20])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
+    with pytest.raises(InputError, match=rf"the seed is {seed}: give a number from 0 to 9223372036854775807"):
+        check(configuration(model(), 0), seed)
+
+
+def test_a_configuration_of_a_device_that_is_not_here_is_refused() -> None:
+    found = configuration(model(), 0)
+    elsewhere = replace(found, environment={**found.environment, "device_type": "abacus"})
+    with pytest.raises(DeviceError, match="no device 'abacus' here; what is here: cpu"):
+        check(elsewhere)

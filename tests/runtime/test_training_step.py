@@ -1,13 +1,16 @@
 """A configuration as plain calls: what a backward leaves for another one."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 
+from autotuner.errors import InputError
 from autotuner.models import Model
 from autotuner.runtime import TrainingStep
 from tests.runtime.layers import batch
-from tests.runtime.plans import WITH_DROPOUT, configuration, model
+from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model
 
 
 def training_step(of: Model) -> TrainingStep:
@@ -40,3 +43,55 @@ def test_a_second_backward_is_refused_where_the_first_kept_nothing() -> None:
         step.backward(batch(1))
     step.forward(batch())
     assert step.backward(batch(1))
+
+
+WIDE = (2, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        (torch.zeros(1, 6, 8, dtype=torch.float64), "(1, 6, 8) torch.float64 on cpu"),
+        (torch.zeros(8, dtype=torch.float64), "(8,) torch.float64 on cpu"),
+        (torch.zeros((), dtype=torch.float64), "() torch.float64 on cpu"),
+        (torch.zeros(WIDE), "(2, 6, 8) torch.float32 on cpu"),
+        (torch.zeros(WIDE, dtype=torch.bool), "(2, 6, 8) torch.bool on cpu"),
+        (torch.zeros(WIDE, dtype=torch.float64, device="meta"), "(2, 6, 8) torch.float64 on meta"),
+    ],
+    ids=["batch of one", "row", "scalar", "narrow type", "boolean", "device"],
+)
+def test_an_input_or_a_gradient_that_is_unlike_the_configurations_is_refused(given: Tensor, found: str) -> None:
+    step = training_step(model())
+    runs = "and the configuration runs (2, 6, 8) torch.float64 on cpu"
+    with pytest.raises(InputError, match=re.escape(f"the x is {found}, {runs}")):
+        step.forward(given)
+    step.forward(batch())
+    with pytest.raises(InputError, match=re.escape(f"the gradient of y is {found}, {runs}")):
+        step.backward(given)
+    assert set(step.backward(batch(1))) >= {"grad_x"}
+
+
+@pytest.mark.parametrize(
+    "mask, found",
+    [
+        (torch.zeros(6, dtype=torch.float64), "(6,) torch.float64 on cpu"),
+        (torch.zeros(2, 6, dtype=torch.bool), "(2, 6) torch.bool on cpu"),
+    ],
+)
+def test_a_mask_that_is_unlike_the_configurations_is_refused(mask: Tensor, found: str) -> None:
+    step = training_step(MASKED)
+    with pytest.raises(
+        InputError, match=re.escape(f"the attention_mask is {found}, and the configuration runs (2, 6)")
+    ):
+        step.forward(batch(), mask)
+    assert torch.equal(step.forward(batch()), step.forward(batch(), torch.zeros(2, 6, dtype=torch.float64)))
+
+
+def test_a_mask_for_a_configuration_without_one_is_refused_not_left_out() -> None:
+    with pytest.raises(InputError, match="a mask is given, and the configuration has none"):
+        training_step(model()).forward(batch(), torch.zeros(2, 6, dtype=torch.float64))
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(InputError, match="the x is a NoneType: give a tensor"):
+        training_step(model()).forward(None)  # type: ignore[arg-type]

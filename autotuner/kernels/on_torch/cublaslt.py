@@ -212,7 +212,9 @@ def _product(
     Raises:
         KernelError: the library has no such epilogue or algorithm for these operands.
     """
-    wanted = int(dict(call.candidate.params).get("algorithm", 0))
+    wanted = dict(call.candidate.params).get("algorithm", 0)
+    if type(wanted) is not int or wanted < 0:
+        raise KernelError(f"algorithm is {wanted!r}: write a place in the library's list, from 0")
     plan = _planned(oriented(a, b, c), DATA_TYPES[a.dtype], epilogue, wanted, c.device, addend)
     return lambda: plan.launch(c.device)
 

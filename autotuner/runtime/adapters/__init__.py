@@ -2,30 +2,62 @@
 of it is given."""
 
 import importlib
+from typing import Any
 
 from torch import nn
 
 from autotuner.errors import ConfigurationError
 from autotuner.runtime.adapters.adapter import Adapter, Description
+from autotuner.runtime.adapters.refusal import refusal_of
 
-__all__ = ["Adapter", "Description", "adapter_for"]
+__all__ = ["Adapter", "Description", "adapter_for", "refusal_of"]
 
 # By the module's class: where its adapter is.
 _ADAPTERS = {
     "torch.nn.modules.transformer.TransformerEncoderLayer": "encoder_layer",
     "transformers.models.bert.modeling_bert.BertLayer": "bert_layer",
+    "transformers.models.camembert.modeling_camembert.CamembertLayer": "bert_layer",
+    "transformers.models.electra.modeling_electra.ElectraLayer": "bert_layer",
+    "transformers.models.roberta.modeling_roberta.RobertaLayer": "bert_layer",
+    "transformers.models.xlm_roberta.modeling_xlm_roberta.XLMRobertaLayer": "bert_layer",
 }
+NAMED_MAX = 6
 
 
 def adapter_for(module: nn.Module) -> Adapter:
     """Return the adapter of a module's class, tuned or not.
 
     Raises:
-        ConfigurationError: no adapter for this class; subclasses may compute something else, so they have none.
+        ConfigurationError: no adapter for this class; the message says what to tune instead.
     """
-    kind = getattr(type(module), "original", type(module))
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name not in _ADAPTERS:
-        raise ConfigurationError(f"{name} cannot be tuned; these can: {', '.join(_ADAPTERS)}")
-    found: Adapter = importlib.import_module(f"{__name__}.{_ADAPTERS[name]}").ADAPTER
+    kind = getattr(type(module), "original", None)
+    kind = kind if isinstance(kind, type) else type(module)
+    if _name(kind) not in _ADAPTERS:
+        raise ConfigurationError(_instead(module))
+    found: Adapter = importlib.import_module(f"{__name__}.{_ADAPTERS[_name(kind)]}").ADAPTERS[kind]
     return found
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _instead(module: Any) -> str:
+    """Say that a module cannot be tuned, and what about it can."""
+    name = _name(type(module))
+    known = next((base for base in type(module).__mro__ if _name(base) in _ADAPTERS), None)
+    if known is not None:
+        return (
+            f"{name} cannot be tuned: it is a subclass of {known.__name__} and may compute something else; give a "
+            f"{known.__name__} itself"
+        )
+    inside = module.named_modules() if isinstance(module, nn.Module) else ()
+    layers = [(path, type(part).__name__) for path, part in inside if _name(type(part)) in _ADAPTERS]
+    if not layers:
+        return f"{name} cannot be tuned; these can: {', '.join(_ADAPTERS)}"
+    paths, kinds = ", ".join(path for path, _ in layers[:NAMED_MAX]), ", ".join(sorted({kind for _, kind in layers}))
+    more = f" and {len(layers) - NAMED_MAX} more" if layers[NAMED_MAX:] else ""
+    return (
+        f"{name} cannot be tuned as a whole; its layers can: {paths}{more} ({kinds}). Tune "
+        f"one, module.get_submodule({layers[0][0]!r}), and put what apply returns for each layer in its place"
+    )

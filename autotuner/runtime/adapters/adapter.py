@@ -30,8 +30,9 @@ class Adapter:
 
     Args:
         tuned: path of the drop-in's class, "package.module:Class".
+        kinds: by the path of each submodule that the model stands for, the classes that it may be of.
         ports: parameters as the module names them, over the graph's parameters.
-        refuses: says in a sentence why a module cannot be tuned at all, or None.
+        refuses: says in a sentence why a module of these kinds cannot be tuned at all, or None.
         describe: reads extents, options and dtype of a module that is not refused.
         parts: the submodules that a forward uses and its activation: a replaced one shows.
         settings: from the parts, the dropout probabilities in force, by option, and both epsilons.
@@ -39,6 +40,7 @@ class Adapter:
     """
 
     tuned: str
+    kinds: Mapping[str, tuple[type[nn.Module], ...]]
     ports: tuple[Port, ...]
     refuses: Callable[[nn.Module], str | None]
     describe: Callable[[nn.Module], Description]

@@ -1,11 +1,18 @@
-"""Hugging Face's BertLayer; this file imports transformers."""
+"""Hugging Face's BertLayer, and those layers of the library that are BertLayer by another name; this file imports
+transformers."""
 
+import sys
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import BertLayer
+from transformers.models.camembert.modeling_camembert import CamembertLayer
+from transformers.models.electra.modeling_electra import ElectraLayer
+from transformers.models.roberta.modeling_roberta import RobertaLayer
+from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
 from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
 from autotuner.runtime.module import TunedModule
@@ -17,15 +24,14 @@ HARMLESS = frozenset({"output_hidden_states", "return_dict", "use_cache", "num_i
 
 def activation_kind(activation: Any) -> str | None:
     """Return the operator kind of an activation module, or None for one that has none."""
-    if isinstance(activation, GELUActivation):
+    if type(activation) is GELUActivation:
         return "gelu_erf"
-    if isinstance(activation, GELUTanh | NewGELUActivation):
+    if type(activation) in (GELUTanh, NewGELUActivation):
         return "gelu_tanh"
-    return "relu" if isinstance(activation, nn.ReLU) else None
+    return "relu" if type(activation) is nn.ReLU else None
 
 
-def refuses(module: nn.Module) -> str | None:
-    assert isinstance(module, BertLayer)
+def refuses(module: Any) -> str | None:
     if module.is_decoder or module.add_cross_attention:
         return "it is a decoder's layer: the model is an encoder's, without causal mask, cache and cross attention"
     if activation_kind(module.intermediate.intermediate_act_fn) is None:
@@ -34,11 +40,20 @@ def refuses(module: nn.Module) -> str | None:
     first, second = module.attention.output.LayerNorm.eps, module.output.LayerNorm.eps
     if first != second:
         return f"epsilon is {first} in the first layer norm and {second} in the second; the model has one"
+    chosen = attention_of(module.attention.self)
+    function = ALL_ATTENTION_FUNCTIONS.get(chosen)
+    if not getattr(getattr(function, "func", function), "__module__", "transformers.").startswith("transformers."):
+        return f"its attention is {chosen!r}, which is none of the library's own: choose sdpa or eager"
     return None
 
 
-def describe(module: nn.Module) -> Description:
-    assert isinstance(module, BertLayer)
+def attention_of(attention: Any) -> str | None:
+    """Return the name of the function that computes attention."""
+    name: str | None = attention.config._attn_implementation
+    return name
+
+
+def describe(module: Any) -> Description:
     attention = module.attention.self
     return Description(
         "bert-encoder",
@@ -70,7 +85,7 @@ def parts(module: nn.Module) -> Parts:
         projections["query"], projections["key"], projections["value"], projections["dropout"],
         dense["dense"], dense["LayerNorm"], dense["dropout"],
         intermediate._modules["dense"], intermediate._modules.get("intermediate_act_fn"),
-        last["dense"], last["LayerNorm"], last["dropout"],
+        last["dense"], last["LayerNorm"], last["dropout"], attention_of(inner),
     )  # fmt: skip
 
 
@@ -86,14 +101,13 @@ def settings(found: Parts) -> tuple[float, ...]:
     )
 
 
-class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
+class TunedLikeBert(TunedModule):
     """Runs a configuration where it covers the call, and the layer that it was made from elsewhere."""
 
-    original = BertLayer
     keeps = True
 
     def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        made: Tensor = BertLayer.forward(self, x, attention_mask=mask)
+        made: Tensor = self.original.forward(self, x, attention_mask=mask)
         return made
 
     def forward(
@@ -106,7 +120,7 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Tensor:
         original = partial(
-            BertLayer.forward,
+            self.original.forward,
             self,
             attention_mask=attention_mask,
             encoder_hidden_states=encoder_hidden_states,
@@ -123,21 +137,65 @@ class TunedBertLayer(TunedModule, BertLayer):  # type: ignore[misc]
         return self.run(hidden_states, mask, original)
 
 
-ADAPTER = Adapter(
-    tuned=f"{__name__}:TunedBertLayer",
-    ports=(
-        *linear("attention.self.query.", ("query",), "np", "h"),
-        *linear("attention.self.key.", ("key",), "np", "h"),
-        *linear("attention.self.value.", ("value",), "np", "h"),
-        *linear("attention.output.dense.", ("output",), "h", "np"),
-        *norm("attention.output.LayerNorm", "norm1"),
-        *linear("intermediate.dense.", ("linear1",), "f", "h"),
-        *linear("output.dense.", ("linear2",), "h", "f"),
-        *norm("output.LayerNorm", "norm2"),
-    ),
-    refuses=refuses,
-    describe=describe,
-    parts=parts,
-    settings=settings,
-    batch_first=lambda _: True,
-)
+class TunedBertLayer(TunedLikeBert, BertLayer):  # type: ignore[misc]
+    original = BertLayer
+
+
+class TunedCamembertLayer(TunedLikeBert, CamembertLayer):  # type: ignore[misc]
+    original = CamembertLayer
+
+
+class TunedElectraLayer(TunedLikeBert, ElectraLayer):  # type: ignore[misc]
+    original = ElectraLayer
+
+
+class TunedRobertaLayer(TunedLikeBert, RobertaLayer):  # type: ignore[misc]
+    original = RobertaLayer
+
+
+class TunedXLMRobertaLayer(TunedLikeBert, XLMRobertaLayer):  # type: ignore[misc]
+    original = XLMRobertaLayer
+
+
+def _adapter(tuned: type[TunedModule]) -> Adapter:
+    """Return the adapter of a class whose submodules are called as BertLayer's, but for the beginning."""
+    original = tuned.original
+    beginning, file = original.__name__.removesuffix("Layer"), sys.modules[original.__module__]
+    own = {
+        "attention": "Attention",
+        "attention.self": "SelfAttention",
+        "attention.output": "SelfOutput",
+        "intermediate": "Intermediate",
+        "output": "Output",
+    }
+    linears = [f"attention.self.{name}" for name in ("query", "key", "value")]
+    linears += [f"{name}.dense" for name in ("attention.output", "intermediate", "output")]
+    return Adapter(
+        tuned=f"{__name__}:{tuned.__name__}",
+        kinds={
+            **{path: (getattr(file, beginning + name),) for path, name in own.items()},
+            **dict.fromkeys(linears, (nn.Linear,)),
+            **dict.fromkeys(("attention.output.LayerNorm", "output.LayerNorm"), (nn.LayerNorm,)),
+            **dict.fromkeys(("attention.self.dropout", "attention.output.dropout", "output.dropout"), (nn.Dropout,)),
+        },
+        ports=(
+            *linear("attention.self.query.", ("query",), "np", "h"),
+            *linear("attention.self.key.", ("key",), "np", "h"),
+            *linear("attention.self.value.", ("value",), "np", "h"),
+            *linear("attention.output.dense.", ("output",), "h", "np"),
+            *norm("attention.output.LayerNorm", "norm1"),
+            *linear("intermediate.dense.", ("linear1",), "f", "h"),
+            *linear("output.dense.", ("linear2",), "h", "f"),
+            *norm("output.LayerNorm", "norm2"),
+        ),
+        refuses=refuses,
+        describe=describe,
+        parts=parts,
+        settings=settings,
+        batch_first=lambda _: True,
+    )
+
+
+_TUNED = (TunedBertLayer, TunedCamembertLayer, TunedElectraLayer, TunedRobertaLayer, TunedXLMRobertaLayer)
+
+ADAPTERS = {tuned.original: _adapter(tuned) for tuned in _TUNED}

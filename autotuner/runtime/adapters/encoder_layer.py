@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
 from autotuner.runtime.module import TunedModule
@@ -14,11 +15,11 @@ from autotuner.runtime.reason import Reason
 
 def activation_kind(activation: Any) -> str | None:
     """Return the operator kind of an activation function or module, or None for one that has none."""
-    if activation is functional.relu or activation is torch.relu or isinstance(activation, nn.ReLU):
+    if activation is functional.relu or activation is torch.relu or type(activation) is nn.ReLU:
         return "relu"
     if activation is functional.gelu:
         return "gelu_erf"
-    if isinstance(activation, nn.GELU):
+    if type(activation) is nn.GELU:
         return "gelu_tanh" if activation.approximate == "tanh" else "gelu_erf"
     return None
 
@@ -28,14 +29,10 @@ def refuses(module: nn.Module) -> str | None:
     attention = module.self_attn
     if module.norm_first:
         return "norm_first=True: the model normalises after each part, not before it"
-    if attention.in_proj_weight is None:
+    if getattr(attention, "in_proj_weight", None) is None:
         return "query, key and value of different widths"
     if attention.bias_k is not None or attention.add_zero_attn:
         return "its attention adds keys of its own (add_bias_kv or add_zero_attn)"
-    for name in ("self_attn.in_proj_bias", "linear1.bias", "linear2.bias", "norm1.bias", "norm2.bias"):
-        part, _, attribute = name.partition(".")
-        if getattr(getattr(module, part), attribute) is None:
-            return f"no {name}: the model has every bias"
     if activation_kind(module.activation) is None:
         return f"activation {module.activation!r}: it is none of relu, gelu (erf) and nn.GELU('tanh')"
     if module.norm1.eps != module.norm2.eps:
@@ -120,8 +117,15 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
         return self.run(src, mask, original)
 
 
-ADAPTER = Adapter(
+_ADAPTER = Adapter(
     tuned=f"{__name__}:TunedTransformerEncoderLayer",
+    kinds={
+        "self_attn": (nn.MultiheadAttention,),
+        "self_attn.out_proj": (NonDynamicallyQuantizableLinear, nn.Linear),
+        **dict.fromkeys(("linear1", "linear2"), (nn.Linear,)),
+        **dict.fromkeys(("norm1", "norm2"), (nn.LayerNorm,)),
+        **dict.fromkeys(("dropout", "dropout1", "dropout2"), (nn.Dropout,)),
+    },
     ports=(
         *linear("self_attn.in_proj_", ("query", "key", "value"), "np", "h"),
         *linear("self_attn.out_proj.", ("output",), "h", "np"),
@@ -136,3 +140,5 @@ ADAPTER = Adapter(
     settings=settings,
     batch_first=lambda module: bool(module.self_attn.batch_first),  # type: ignore[union-attr]
 )
+
+ADAPTERS = {nn.TransformerEncoderLayer: _ADAPTER}

@@ -1,0 +1,33 @@
+"""What `import autotuner` offers."""
+
+import subprocess
+import sys
+
+import autotuner
+from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.runtime import TunedWarning
+
+NAMES = (
+    "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TunedWarning", "apply", "check",
+    "load_configuration", "save_configuration", "tune",
+)  # fmt: skip
+
+
+def test_every_name_is_listed_and_imported_without_torch() -> None:
+    program = (
+        f"import sys, autotuner; names = {NAMES}\n"
+        "assert not [name for name in sys.modules if name.startswith('autotuner.')]\n"
+        "assert set(names) <= set(dir(autotuner)) and sorted(autotuner.__all__) == sorted(names)\n"
+        f"from autotuner import {', '.join(NAMES)}\n"
+        "assert 'torch' not in sys.modules"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_what_is_offered_is_what_the_rooms_define() -> None:
+    assert autotuner.TunedWarning is TunedWarning
+    assert autotuner.AutotunerError is AutotunerError
+    assert issubclass(ConfigurationError, autotuner.AutotunerError)
+    assert autotuner.Limits(seconds=60).seconds == 60
+    assert autotuner.Progress("done", 1, 1).stage == "done"
