@@ -247,7 +247,10 @@ class BestView(Answer):
 
 
 class MeasurementView(Answer):
-    """What a call cost in an environment, or why it could not be had."""
+    """What a call cost in an environment, or why it could not be had.
+
+    `marks` say under which conditions: `eliminated` (dropped early: the least of a few looks), `contended`, `drifted`.
+    """
 
     id: int
     environment_key: str
@@ -265,6 +268,7 @@ class MeasurementView(Answer):
     samples: int
     workspace_bytes: int
     message: str
+    marks: list[str] = []
     measured_at: datetime
 
 

@@ -19,6 +19,7 @@ MEASUREMENT = (
     MeasurementRow.samples_us,
     MeasurementRow.workspace_bytes,
     MeasurementRow.message,
+    MeasurementRow.marks,
 )
 JOB = (
     JobRow.id,
@@ -65,6 +66,7 @@ def measurement_of(row: Row[*tuple[Any, ...]]) -> Measurement:
         tuple(row.samples_us),
         row.workspace_bytes,
         row.message,
+        tuple(row.marks),
     )
 
 

@@ -135,7 +135,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
             if request["do"] == "race":
                 if (sentence := bench.contended()) is not None:
                     send(connection, {"warning": sentence})
-                bench.race(calls, begin, emit)
+                bench.race(calls, begin, emit, contended=sentence is not None)
                 send(connection, {"done": True})
             elif request["do"] == "noise":
                 send(connection, {"noise": bench.noise_floor()})
