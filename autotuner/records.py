@@ -195,6 +195,22 @@ class Measurement:
         return cls(**{**value, **lists})
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A reason why an answer is not settled, and a sentence about it: the next request measures again.
+
+    Args:
+        reason: `no_compiler`, `contended`, `drifted`, `wide` (intervals) or `end_to_end` (predicted against measured).
+    """
+
+    reason: str
+    sentence: str
+
+
+NO_COMPILER = "absent"
+"""The fact `compiler` of an environment in which none is found; where one is, there is no such fact."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """What makes two timings comparable: device, libraries, versions, threads and measuring policy.

@@ -115,16 +115,23 @@ class Configurations:
             )
             return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
 
-    def find(self, request_key: str, environment_key: str) -> tuple[int, dict[str, Any]] | None:
-        """Return id and document of the latest complete answer to a request in an environment, None without one."""
+    def find(
+        self, request_key: str, environment_key: str, *, complete: bool = True
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return id and document of the latest answer to a request in an environment, None without one.
+
+        Args:
+            complete: only of those that are.
+        """
         query = (
             select(ConfigurationRow.id, ConfigurationRow.document)
             .join(EnvironmentRow)
             .where(ConfigurationRow.request_key == request_key, EnvironmentRow.key == environment_key)
-            .where(ConfigurationRow.complete)
             .order_by(ConfigurationRow.id.desc())
             .limit(1)
         )
+        if complete:
+            query = query.where(ConfigurationRow.complete)
         with self._transactions.reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else (row.id, row.document)

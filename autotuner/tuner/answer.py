@@ -19,6 +19,7 @@ from autotuner.records import Environment, Measurement
 from autotuner.solvers import SOLVERS
 from autotuner.space import Choice, Space
 from autotuner.tuner.budget import within_budget
+from autotuner.tuner.doubts import doubts_of
 from autotuner.tuner.explaining import explained
 from autotuner.tuner.outlook import gap
 from autotuner.tuner.steps import steps_of
@@ -90,6 +91,9 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
         overtaking=overtaking,
+        doubts=doubts_of(
+            steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor
+        ),
     )
     needs = _needs(space, steps, known)
     return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from autotuner.request import Limits
 from autotuner.space import Space
 from autotuner.tuner.answer import solved
 from autotuner.tuner.asked import Asked, Progress, Result
+from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.races import openers, races
 from autotuner.tuner.standing import Standing
 
@@ -63,26 +64,32 @@ def measure_missing(
     standing: Standing,
     *,
     retry: bool = False,
+    remeasure: bool = False,
     exhaustive: bool = False,
     unconfirmed: Iterable[str] = (),
+    doubted: Iterable[str] = (),
     budget_bytes: int | None = None,
 ) -> Known:
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
     What would be chosen is measured once more in the end: the least of many noisy timings is too low on average, a
     second timing of the same call is not. What another walk measures at the moment is waited for, and not measured a
-    second time.
+    second time. What was measured under bad conditions, or took far longer than its siblings, is measured again; what
+    then cannot be measured keeps what was known.
 
     Args:
         retry: measure once more what has failed.
+        remeasure: measure once more whatever is known.
         exhaustive: measure everything.
         unconfirmed: keys of calls that were measured before in this walk, once.
+        doubted: keys of what an answer that is doubtful was made of.
         budget_bytes: of what would be chosen.
 
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
     walk = _Measuring(space, database, measurer, standing, retry, unconfirmed, budget_bytes)
+    walk.distrust(set(space.calls) if remeasure else set(doubted))
     try:
         walk.run(exhaustive)
     except InfeasibleError as error:
@@ -115,6 +122,7 @@ class _Measuring:
         self._space, self._database, self._measurer, self._standing = space, database, measurer, standing
         self._retry = retry
         self._environment = measurer.environment.key
+        self._before: dict[str, Measurement] = {}
         self._known = self._stored(list(space.calls))
         self._missing = {key: call for key, call in space.calls.items() if key not in self._known}
         self._fresh: set[str] = set()
@@ -129,6 +137,14 @@ class _Measuring:
         self._is_news = True
         standing.reused = len(self._known) - standing.measured  # what the cells' search has measured is known as well
 
+    def distrust(self, chosen: Collection[str]) -> None:
+        """Take what is doubtful of what is known for missing, until it is measured again or nothing more will be."""
+        doubtful = distrusted(self._space.calls, self._known, chosen) - self._fresh - self._unconfirmed
+        self._before = {key: measurement for key, measurement in self._known.items() if key in doubtful}
+        self._known = {key: measurement for key, measurement in self._known.items() if key not in doubtful}
+        self._missing |= {key: self._space.calls[key] for key in doubtful}
+        self._standing.reused -= len(doubtful)
+
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
         known = Ceilings.from_facts(self._database.facts(self._environment))
@@ -141,6 +157,8 @@ class _Measuring:
         while True:
             if lazy:
                 self._what_matters()
+            self._sample_outliers()
+            self._known = {**self._before, **self._known}
             self._look()
             if not self._confirm():
                 break
@@ -292,7 +310,23 @@ class _Measuring:
         others = [call for call in race if call.key not in mine]
         return [others] if others else []
 
+    def _sample_outliers(self) -> None:
+        """Race once more what took far longer in this walk than its siblings did."""
+        wanted = outliers(self._space.calls, self._known) & self._unconfirmed
+        self._unconfirmed -= wanted
+        self.flush()
+        for race in races(self._space, wanted):
+            if self._standing.enough():
+                return
+            again = [(call, measured) for call, measured in self._measurer.measure([race]) if measured.status == "ok"]
+            self._database.store(self._environment, again, replace=True)
+            self._known |= {call.key: measurement for call, measurement in again}
+            self._is_news = True
+
     def _learn(self, call: Call, measurement: Measurement) -> None:
+        before = self._before.get(call.key)
+        if before is not None and before.status == "ok" and measurement.status != "ok":
+            measurement = before  # what worked is not lost to one failure
         self._known[call.key] = measurement
         self._fresh.add(call.key)
         self._unconfirmed.add(call.key)
@@ -308,12 +342,15 @@ class _Measuring:
 
     def flush(self) -> None:
         if self._new:
-            self._database.store(self._environment, self._new)
+            newer = [(call, measurement) for call, measurement in self._new if call.key in self._before]
+            self._database.store(self._environment, [each for each in self._new if each[0].key not in self._before])
+            self._database.store(self._environment, newer, replace=True)
         self._new, self._stored_at = [], time.monotonic()
 
     def _stored(self, keys: Sequence[str]) -> dict[str, Measurement]:
         found = self._database.find(self._environment, keys)
-        return {key: m for key, m in found.items() if m.status == "ok" or not self._retry}
+        known = {key: m for key, m in found.items() if m.status == "ok" or not self._retry}
+        return {key: m for key, m in known.items() if m != self._before.get(key)}
 
     def _confirm(self) -> bool:
         """Measure what would be chosen once more, and solve again, until nothing new is chosen.

@@ -27,7 +27,7 @@ def request_key(request: Request, file: SpaceFile) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A configuration, the id under which the database keeps it, and whether all that could matter was measured."""
+    """A configuration, the id under which the database keeps it, and whether all that could matter was measured, well."""
 
     configuration: Configuration
     id: int
@@ -56,7 +56,7 @@ def tune(
     model, environment = request.model, measurer.environment
     key = request_key(request, file)
     database.remember(environment)
-    if not (request.again or request.retry):
+    if not (request.again or request.retry or request.remeasure):
         stored = _stored(database, key, environment.key)
         is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
         if stored is not None and (is_whole or not request.exhaustive):
@@ -69,8 +69,8 @@ def tune(
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
     known = measure_missing(
-        space, database, measurer, standing, retry=request.retry, exhaustive=everything, unconfirmed=searched.fresh,
-        budget_bytes=request.budget_bytes,
+        space, database, measurer, standing, retry=request.retry, remeasure=request.remeasure, exhaustive=everything,
+        unconfirmed=searched.fresh, doubted=_doubted(database, key, environment.key), budget_bytes=request.budget_bytes,
     )  # fmt: skip
     known = searched.counted(known)
     if known.fresh:
@@ -81,9 +81,23 @@ def tune(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
     )  # fmt: skip
-    number = save(database, found, key, complete=known.complete)
+    complete = known.complete and not found.doubts
+    number = save(database, found, key, complete=complete)
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
-    return Tuned(found, number, known.complete)
+    return Tuned(found, number, complete)
+
+
+def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str]:
+    """Return the keys of what the latest answer to a request is made of, if that is doubtful."""
+    stored = database.configurations.find(key, environment_key, complete=False)
+    if stored is None or not stored[1].get("doubts"):
+        return frozenset()
+    try:
+        found = Configuration.from_json(stored[1], "the stored configuration")
+    except ConfigurationError:
+        return frozenset()
+    graph = found.graph()
+    return frozenset(step.call(graph).key for step in found.steps)
 
 
 def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
@@ -105,7 +119,8 @@ def save(database: Database, configuration: Configuration, key: str, *, complete
     """Store a configuration as the latest answer to a request, and return its id.
 
     Args:
-        complete: whether all that could matter had been measured; otherwise a later request measures on.
+        complete: whether all that could matter had been measured, and nothing makes the answer doubtful; otherwise a
+            later request measures on.
     """
     model = configuration.model
     return database.configurations.save(

@@ -86,7 +86,7 @@ def run_job(
         def end(state: JobState, message: str = "", tuned: Tuned | None = None) -> bool:
             try:
                 database.queue.finish(
-                    job.id, worker, state, message=message,
+                    job.id, worker, state, message=message or (doubts_words(tuned.configuration) if tuned else ""),
                     counts=tuned.configuration.counts if tuned else {}, configuration_id=tuned.id if tuned else None,
                 )  # fmt: skip
             except JobStateError as error:
@@ -114,6 +114,11 @@ def run_job(
         return tuned.configuration if end("finished", tuned=tuned) else None
 
 
+def doubts_words(found: Configuration) -> str:
+    """Return why an answer is doubtful, in sentences; nothing where it is not."""
+    return " ".join(doubt.sentence for doubt in found.doubts)
+
+
 def _tuned(
     request: Request,
     database: Database,
@@ -139,8 +144,8 @@ def _tuned(
     with locked(lock_path(request.device_type), alone=True):
         measured = time_peers(tuned.configuration, END_TO_END_SAMPLES, threads=threads)
     found = tuned.configuration.with_measured(measured)
-    key = tuner.request_key(request, file)
-    return Tuned(found, tuner.save(database, found, key, complete=tuned.complete), tuned.complete)
+    complete = tuned.complete and not found.doubts
+    return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)
 
 
 def _has_peers(model: Model) -> bool:
