@@ -27,7 +27,7 @@ BYTES_MAX = 2**50
 OPTIONS_MAX = 64
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
-MatchName = Literal["exact", "near_device", "near_shape", "none"]
+MatchName = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Axis = Annotated[str, Field(pattern=AXIS)]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
@@ -101,6 +101,7 @@ class Submission(Body):
     limits: SubmittedLimits = SubmittedLimits()
     again: bool = False
     retry: bool = False
+    remeasure: bool = False
     end_to_end: bool = True
 
 
@@ -164,7 +165,7 @@ class Answer(BaseModel):
 
 class ProgressView(Answer):
     """How far a job is: `done` of `total` calls of this stage; the best plan so far, and how far it may be from the
-    best there can be: `gap` is proven, `estimated_gap` follows from learned costs.
+    best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `note` says what is waited for.
     """
 
     stage: str
@@ -178,6 +179,7 @@ class ProgressView(Answer):
     gap: float | None
     estimated_gap: float | None = None
     eta_s: float | None
+    note: str = ""
 
 
 class JobView(Answer):
@@ -222,7 +224,10 @@ class JobPage(Answer):
 
 
 class ConfigurationView(Answer):
-    """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs."""
+    """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs.
+
+    `doubts` says in sentences why it is worth measuring again; then it is not `complete`.
+    """
 
     id: int
     dtype: str
@@ -234,6 +239,7 @@ class ConfigurationView(Answer):
     predicted_us: float
     measured_us: float | None
     created_at: datetime
+    doubts: list[str] = []
     configuration: dict[str, Any]
 
 

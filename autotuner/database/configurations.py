@@ -28,7 +28,7 @@ from autotuner.database.transactions import Transactions
 from autotuner.errors import NotFoundError
 from autotuner.records import digest
 
-MatchStatus = Literal["exact", "near_device", "near_shape", "none"]
+MatchStatus = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Stored:
         complete: whether all that could matter had been measured.
         total_us: predicted, for one step.
         measured_us: measured end to end, where it was.
+        doubts: why it is worth measuring again, in sentences.
     """
 
     id: int
@@ -54,6 +55,7 @@ class Stored:
     total_us: float
     measured_us: float | None
     created_at: datetime
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Match:
     """The best that is known for what somebody wants to run.
 
     Args:
-        status: "exact"; "near_device": tuned on another device; "near_shape": on the device, with other extents.
+        status: "exact"; "doubtful": the same, measured under bad conditions; "near_device": tuned on another device; "near_shape": on the device, with other extents.
         differs: the fields in which it is not what was asked for, such as "device_name" or "extents.b".
         stored: None where the status is "none".
     """
@@ -175,7 +177,8 @@ class Configurations:
             return Match("near_shape", tuple(differs), found)
         asked = {"device_type": device_type, "device_name": device_name}
         differs = [name for name, value in asked.items() if value is not None and getattr(found, name) != value]
-        return Match("near_device" if differs else "exact", tuple(differs), found)
+        alike: MatchStatus = "doubtful" if found.doubts else "exact"
+        return Match("near_device" if differs else alike, tuple(differs), found)
 
     def count(self, family_key: str) -> int:
         """Return how many there are for a family of models: while it stays, so do `best` and `known` of that family.
@@ -212,6 +215,7 @@ def _stored() -> Select[*tuple[Any, ...]]:
     return select(
         ConfigurationRow.id,
         cast(ConfigurationRow.document, Text).label("text"),
+        ConfigurationRow.document["doubts"].label("doubts"),
         ConfigurationRow.dtype,
         ConfigurationRow.extents,
         ConfigurationRow.complete,
@@ -225,7 +229,8 @@ def _stored() -> Select[*tuple[Any, ...]]:
 
 
 def _read(row: Row[*tuple[Any, ...]]) -> Stored:
-    return Stored(**row._mapping)
+    doubts = tuple(doubt["sentence"] for doubt in row.doubts or ())  # none in those of earlier versions
+    return Stored(**{**row._mapping, "doubts": doubts})
 
 
 def _of(extents: Mapping[str, int]) -> ColumnElement[bool]:

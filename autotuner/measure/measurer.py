@@ -1,7 +1,7 @@
 """What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
@@ -73,6 +73,9 @@ class Measurer:
             "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None
+        self.waited_s = 0.0
+        self._waited_until = monotonic()
+        self._told: Callable[[str], None] = lambda _words: None
         load_modules(list(modules))
 
     def __enter__(self) -> "Measurer":
@@ -92,6 +95,17 @@ class Measurer:
     def process_id(self) -> int | None:
         """The measuring process's number, None while there is none."""
         return self._child.process_id if self._child else None
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have it told who holds the device, every second while that is waited for, and with "" when that is over."""
+        self._told = tell
+
+    def _waiting(self, waited_s: float, words: str) -> None:
+        """Count what was waited for the device: processes that wait at the same time count once."""
+        now = monotonic()
+        self.waited_s += max(0.0, now - max(now - waited_s, self._waited_until))
+        self._waited_until = now
+        self._told(words)
 
     def close(self) -> None:
         """End the measuring process. The next request starts another."""
@@ -145,7 +159,7 @@ class Measurer:
         pool: list[Child] = []
         busy: dict[Child, tuple[Call, Measurement | None]] = {}
         try:
-            pool.extend(Child(start) for _ in range(min(self._compilers(), len(queue))))
+            pool.extend(Child(start, self._waiting) for _ in range(min(self._compilers(), len(queue))))
             for child in pool:
                 child.started()
             idle = list(pool)
@@ -166,7 +180,7 @@ class Measurer:
                         pool.remove(child)
                         yield call, error.measurement
                         if queue:
-                            idle.append(Child(start))
+                            idle.append(Child(start, self._waiting))
                             pool.append(idle[-1])
                             idle[-1].started()
                         continue
@@ -201,6 +215,10 @@ class Measurer:
         except DiedError as error:
             self._child = None
             raise MeasureError(f"the measuring process was lost: {error}") from None
+        except BaseException:  # whoever was told of a wait has had enough; the answer would be taken for the next one
+            child.kill()
+            self._child = None
+            raise
 
     def _attempt(self, calls: Sequence[Call]) -> Iterator[tuple[int, Measurement]]:
         """Run one race and yield results by place; a race that is given up midway costs the process."""
@@ -222,7 +240,7 @@ class Measurer:
     def _alive(self) -> Child:
         if self._child is None:
             computes = self._environment.device_type == "cuda" and computes_on_cuda(self._start["device_index"])
-            child = Child({**self._start, "parent_computes": computes})
+            child = Child({**self._start, "parent_computes": computes}, self._waiting)
             child.started()
             self._child = child
         return self._child

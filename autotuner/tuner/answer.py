@@ -91,9 +91,7 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
         overtaking=overtaking,
-        doubts=doubts_of(
-            steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor
-        ),
+        doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor),
     )
     needs = _needs(space, steps, known)
     return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))

@@ -17,6 +17,12 @@ class Asked(Protocol):
     @property
     def environment(self) -> Environment: ...
 
+    waited_s: float
+    """For how long it has waited for the device, which somebody else held."""
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have told who holds the device while that is waited for, and "" when that is over."""
+
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]: ...
 
     def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]: ...
@@ -41,6 +47,10 @@ class Replay:
         self.environment = environment
         self.recorded = recorded
         self.recorded_ceilings = ceilings
+        self.waited_s = 0.0
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Never wait."""
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         yield from ((call, None) for call in calls)
@@ -71,6 +81,7 @@ class Progress:
         bound_us: no plan takes less, whatever the calls will take that are not measured yet.
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
+        note: what is waited for now, and who has it; "" while nothing is.
     """
 
     stage: Stage
@@ -83,6 +94,7 @@ class Progress:
     bound_us: float | None = None
     estimated_us: float | None = None
     eta_s: float | None = None
+    note: str = ""
 
     @property
     def gap(self) -> float | None:

@@ -113,9 +113,7 @@ def _missing_tools(
         )
 
 
-def _marked(
-    chosen: Collection[str], calls: Mapping[str, Call], known: Mapping[str, Measurement]
-) -> Iterator[Doubt]:
+def _marked(chosen: Collection[str], calls: Mapping[str, Call], known: Mapping[str, Measurement]) -> Iterator[Doubt]:
     timed = [key for key, measurement in known.items() if measurement.status == "ok" and key in calls]
     for mark, happened in WHAT_HAPPENED.items():
         found = {key for key in timed if mark in known[key].marks}

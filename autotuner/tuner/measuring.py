@@ -14,7 +14,7 @@ from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.answer import solved
+from autotuner.tuner.answer import is_declared, solved
 from autotuner.tuner.asked import Asked, Progress, Result
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.races import openers, races
@@ -33,6 +33,10 @@ LOOKS = 30
 """How often it takes to look for what matters until then."""
 TOGETHER = 3.0
 """A call alone takes so many times as long to set up and time as one that races others for the same work."""
+OPENING_S = 600.0
+"""Until there is a plan, measuring goes on for as long as this, whatever the limits of a job say."""
+CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6
+"""To open with what needs no conversion, and no compiler; see `_opening`."""
 DECIDED = "looks for what matters in"
 """With a digest of a space's calls, the fact whether it does, 1 or 0."""
 
@@ -105,6 +109,22 @@ def measure_missing(
     return walk.result()
 
 
+def open_plan(space: Space, database: Database, measurer: Asked, standing: Standing) -> frozenset[str]:
+    """Measure what one plan is made of, whatever the limits say, and return the keys of what was measured.
+
+    The plan is that of the framework: each operator alone, tensors as declared, kernels that need no compiler; another
+    one where a part of that does not work. Afterwards a job that has reached its limits has an answer.
+    """
+    walk = _Measuring(space, database, measurer, standing, False, (), None)
+    walk.distrust(())
+    try:
+        walk.open()
+    finally:
+        walk.flush()
+        database.release_calls(walk.owner)
+    return walk.result().fresh
+
+
 class _Measuring:
     """One walk through the races of a space."""
 
@@ -145,13 +165,46 @@ class _Measuring:
         self._missing |= {key: self._space.calls[key] for key in doubtful}
         self._standing.reused -= len(doubtful)
 
+    def open(self) -> None:
+        """Measure one plan, and another where a part of it fails, until one works, there is none, or time is up."""
+        standing, until_s = self._standing, self._standing.spent_s + OPENING_S
+        while standing.spent_s < until_s:
+            known = {**self._before, **self._known}
+            left = [key for key in self._opening(known) if key not in known]
+            self._total = self._done + len(left)
+            waiting = [[self._space.calls[key]] for key in left]
+            while waiting and standing.spent_s < until_s:
+                waiting = [others for race in waiting for others in self._race(race)]
+                if waiting:
+                    time.sleep(WAIT_FOR_OTHERS_S)
+            if not left:
+                return
+
+    def _opening(self, known: Mapping[str, Measurement]) -> frozenset[str]:
+        """Return the keys of the simplest plan of what works or is not measured yet; empty where there is none."""
+        space = self._space
+        plain = {c.call.key for c in space.choices if len(c.cover.operators) == 1 and is_declared(space.graph, c)}
+        prices = {
+            key: (1.0 if key in plain else CONVERTED_PRICE)
+            * (COMPILED_PRICE if KERNELS[call.candidate.kernel].compiles and key not in known else 1.0)
+            for key, call in space.calls.items() if key not in known or known[key].status == "ok"
+        }  # fmt: skip
+        first = {key: price for key, price in prices.items() if key in plain and price < COMPILED_PRICE}
+        for costs in (first, prices):
+            try:
+                return self._standing.puzzle().solved(costs).keys
+            except InfeasibleError:
+                continue
+        return frozenset()
+
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
         known = Ceilings.from_facts(self._database.facts(self._environment))
         lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
-            self._standing.ceilings = self._with_ceilings(known)
-            self._is_news = True
+            if not self._standing.enough():
+                self._standing.ceilings = self._with_ceilings(known)
+                self._is_news = True
         else:
             self._everything()
         while True:

@@ -1,6 +1,6 @@
 """How far a walk is, for those who watch, and whether that is enough."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -31,6 +31,7 @@ class Standing:
         gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
         estimated_gap: the same by learned costs.
         ceilings: of this environment; without them, what is not measured may cost nothing.
+        waited_s: for how long the device was waited for so far; it does not count against the limits.
     """
 
     space: Space
@@ -43,6 +44,7 @@ class Standing:
     measured: int = 0
     failed: int = 0
     outlook: Outlook | None = None
+    waited_s: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
         self._began = self._stage_began = self._solved_at = monotonic()
@@ -50,6 +52,7 @@ class Standing:
         self._stage = ""
         self._done_before = 0
         self._seen: _Seen | None = None
+        self._told = Progress("space", 0, 0)
 
     @property
     def best_us(self) -> float | None:
@@ -64,6 +67,11 @@ class Standing:
         return self.outlook.estimated_us if self.outlook else None
 
     @property
+    def spent_s(self) -> float:
+        """For how long the walk has gone on, waiting for the device left out."""
+        return monotonic() - self._began - self.waited_s()
+
+    @property
     def look_s(self) -> float:
         """What the last look took."""
         return self._solving_s
@@ -75,6 +83,7 @@ class Standing:
             self._stage, self._stage_began, self._done_before = progress.stage, now, progress.done
         left, done = progress.total - progress.done, progress.done - self._done_before
         pace_s = (now - self._stage_began) / done if done else None
+        self._told = progress
         self.watch(
             replace(
                 progress,
@@ -88,6 +97,10 @@ class Standing:
             )
         )
 
+    def wait(self, note: str) -> None:
+        """Tell what is waited for, at the progress of before."""
+        self.tell(replace(self._told, note=note))
+
     def look(self, known: Mapping[str, Measurement], *, now: bool = False) -> None:
         """Solve with what is known, if the last time was long enough ago or it must be now."""
         rested_s = monotonic() - self._solved_at
@@ -99,6 +112,16 @@ class Standing:
         self.outlook = self._seen.outlook(known, self.ceilings, self.gap or 0.0)
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
+
+    def puzzle(self) -> SpacePuzzle:
+        """Return the problem of the space.
+
+        Raises:
+            InfeasibleError: some operator has no choice at all.
+        """
+        if self._seen is None or self._seen.space is not self.space:
+            self._seen = _Seen(self.space)
+        return self._seen.puzzle()
 
     def batch(self, wanted: Sequence[str], known: int, pace_s: float) -> Sequence[str]:
         """Return what to measure before the next look, of what is wanted.
@@ -118,7 +141,7 @@ class Standing:
         share = 1.0 if stage == "measure" else EARLY_SHARE
         if self.limits.measurements is not None and self.measured >= share * self.limits.measurements:
             return True
-        if self.limits.seconds is not None and monotonic() - self._began > share * self.limits.seconds:
+        if self.limits.seconds is not None and self.spent_s > share * self.limits.seconds:
             return True
         if self.outlook is None:
             return False
@@ -135,6 +158,10 @@ class _Seen:
         self._works: dict[str, Work] = {key: work_of(call) for key, call in space.calls.items()}
         self._groups: Groups = groups_of(space.calls)
 
+    def puzzle(self) -> SpacePuzzle:
+        self._puzzle = self._puzzle or SpacePuzzle(self.space)
+        return self._puzzle
+
     def outlook(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Outlook | None:
         """Solve; None where there is no plan, whatever will be measured."""
         calls = self._works
@@ -147,7 +174,6 @@ class _Seen:
             guessed = learned_us(self._groups, optimistic, measured)
             learned = {key: guessed[key] for key in left}
         try:
-            self._puzzle = self._puzzle or SpacePuzzle(self.space)
-            return look(self._puzzle, measured, left, learned, enough)
+            return look(self.puzzle(), measured, left, learned, enough)
         except InfeasibleError:
             return None

@@ -8,12 +8,12 @@ from autotuner.errors import ConfigurationError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
 from autotuner.records import digest
-from autotuner.request import Request, family_key
+from autotuner.request import Limits, Request, family_key
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import Asked, Progress, Watch
 from autotuner.tuner.cells import search_cells
-from autotuner.tuner.measuring import measure_missing
+from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
@@ -65,7 +65,11 @@ def tune(
     watch(Progress("space", 0, 0))
     space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
     standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap)
+    standing.waited_s = lambda: measurer.waited_s
+    measurer.hear(standing.wait)
+    opened = frozenset[str]() if request.limits == Limits() else open_plan(space, database, measurer, standing)
     searched = search_cells(space, database, measurer, standing)
+    searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
     known = measure_missing(

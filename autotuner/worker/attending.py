@@ -141,7 +141,7 @@ def _tuned(
     from autotuner.runtime import time_peers
 
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
-    with locked(lock_path(request.device_type), alone=True):
+    with locked(lock_path(request.device_type), alone=True, waiting=lambda _waited_s, words: reporter.wait(words)):
         measured = time_peers(tuned.configuration, END_TO_END_SAMPLES, threads=threads)
     found = tuned.configuration.with_measured(measured)
     complete = tuned.complete and not found.doubts
