@@ -207,9 +207,10 @@ def best(
 ) -> None:
     """Print the best configuration that a service knows, how good a match it is, and what differs.
 
-    Matches: exact; doubtful, the same measured under bad conditions; near_device, tuned on another device; near_shape, tuned for other extents, which does not run with
-    yours; none, with exit code 2. What was tuned with a budget is found with the same budget only. --output writes the
-    configuration for `show`, `check`, `report` and autotuner.apply.
+    Matches: exact; doubtful, the same measured under bad conditions; near_device, tuned on another device;
+    near_shape, tuned for other extents, which does not run with yours; none, with exit code 2. What was tuned with
+    a budget is found with the same budget only. --output writes the configuration for `show`, `check`, `report` and
+    autotuner.apply.
     """
     from autotuner.configuration import Configuration, save_configuration
 

@@ -61,7 +61,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Lines:
-    """Progress where standard error is no terminal: a line when a stage begins, and every few seconds while it goes on."""
+    """Progress where standard error is no terminal: a line when a stage begins, and every few seconds meanwhile."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

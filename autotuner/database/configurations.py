@@ -63,7 +63,8 @@ class Match:
     """The best that is known for what somebody wants to run.
 
     Args:
-        status: "exact"; "doubtful": the same, measured under bad conditions; "near_device": tuned on another device; "near_shape": on the device, with other extents.
+        status: "exact"; "doubtful": the same, measured under bad conditions; "near_device": tuned on another
+            device; "near_shape": on the device, with other extents.
         differs: the fields in which it is not what was asked for, such as "device_name" or "extents.b".
         stored: None where the status is "none".
     """

@@ -73,15 +73,16 @@ class Race:
     """Candidates that compete.
 
     Everyone gets one look, in the order given; then rounds over those that are left, each round starting one place
-    further. After every sample, candidates above a factor times the incumbent (the least time shown) are out: 2 on looks
-    alone, 1.5 with one kept sample, 1.2 with more. A single look or sample ends nobody: whoever would be out is looked
-    at again, after another candidate was where there is one, until the two least of what it has shown agree within 25 %
-    or it was looked at four times. Up to three kept samples, the least of what a candidate has shown counts; from then on
-    the median, which one bad sample does not move. The looks may leave one candidate; the later rules leave two.
-    Who is out comes back when the incumbent turns out slower, so that a lucky sample of one candidate ends no other,
-    and nobody who is out shows a lower time than the winner. A candidate is settled, and gets no further samples,
-    when the 95 % interval of its median is narrower than max(1 %, 0.5 us) or it has `samples_max` samples. The race is
-    over when all are out, failed or settled, or when the rounds have taken `limit_us`.
+    further. After every sample, candidates above a factor times the incumbent (the least time shown) are out: 2 on
+    looks alone, 1.5 with one kept sample, 1.2 with more. A single look or sample ends nobody: whoever would be out
+    is looked at again, after another candidate was where there is one, until the two least of what it has shown
+    agree within 25 % or it was looked at four times. Up to three kept samples, the least of what a candidate has
+    shown counts; from then on the median, which one bad sample does not move. The looks may leave one candidate;
+    the later rules leave two. Who is out comes back when the incumbent turns out slower, so that a lucky sample of
+    one candidate ends no other, and nobody who is out shows a lower time than the winner. A candidate is settled,
+    and gets no further samples, when the 95 % interval of its median is narrower than max(1 %, 0.5 us) or it has
+    `samples_max` samples. The race is over when all are out, failed or settled, or when the rounds have taken
+    `limit_us`.
     """
 
     def __init__(self, count: int, *, samples_min: int, samples_max: int, limit_us: float) -> None:

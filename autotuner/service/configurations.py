@@ -65,9 +65,10 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
     def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
         """Return the best configuration known for a model with these extents and options, on a device.
 
-        `match` is `exact`; `doubtful` for the same, measured under bad conditions; `near_device` for one from another device, which runs if that is of the same type;
-        `near_shape` for the nearest extents on this device, which does not run with those asked for; or `none`.
-        `differs` names the fields in which it is not what was asked for, `message` explains it.
+        `match` is `exact`; `doubtful` for the same, measured under bad conditions; `near_device` for one from
+        another device, which runs if that is of the same type; `near_shape` for the nearest extents on this device,
+        which does not run with those asked for; or `none`. `differs` names the fields in which it is not what was
+        asked for, `message` explains it.
 
         Give `model`, as in `bert-encoder:base`; or `family` as a job has it, with `dtype` and all extents.
         """

@@ -11,7 +11,7 @@ from autotuner.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measu
 from autotuner.tuner.estimates import groups_of
 
 OUTLIER_FACTOR = 4.0
-"""Above the median of calls of the same kernel for as much work. Of 1,209 calls of a tiny layer on a quiet CPU, none is."""
+"""Above the median of calls of the same kernel for as much work. Of 1,209 of a tiny layer on a quiet CPU, none is."""
 
 OUTLIER_FACTOR_OF_BEST = 16.0
 """Above the fastest call for the same operators. Of the same 1,209 calls, none is; five are above 8 times it."""

@@ -7,6 +7,7 @@ from autotuner.database import Database
 from autotuner.errors import ConfigurationError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
+from autotuner.kernels.canonical import canonical
 from autotuner.records import digest
 from autotuner.request import Limits, Request, family_key
 from autotuner.space import SpaceFile, build_space
@@ -27,7 +28,7 @@ def request_key(request: Request, file: SpaceFile) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A configuration, the id under which the database keeps it, and whether all that could matter was measured, well."""
+    """A configuration, its id in the database, and whether all that could matter was measured, and measured well."""
 
     configuration: Configuration
     id: int
@@ -35,7 +36,13 @@ class Tuned:
 
 
 def tune(
-    request: Request, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None
+    request: Request,
+    file: SpaceFile,
+    database: Database,
+    measurer: Asked,
+    *,
+    watch: Watch = lambda _: None,
+    provisional: bool = False,
 ) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
 
@@ -45,6 +52,8 @@ def tune(
         database: where measurements and the answer are kept; an equal request is answered from it.
         measurer: measures calls, one after another.
         watch: called with the progress; an error that it raises ends the walk, and what was measured is kept.
+        provisional: whether what follows may make the answer doubtful: it is stored as one that is not complete, and
+            the caller stores another.
 
     Returns:
         The configuration; its `measured` is None unless the stored one had been timed end to end.
@@ -86,7 +95,7 @@ def tune(
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
     )  # fmt: skip
     complete = known.complete and not found.doubts
-    number = save(database, found, key, complete=complete)
+    number = save(database, found, key, complete=complete and not provisional)
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
     return Tuned(found, number, complete)
 
@@ -100,14 +109,18 @@ def _doubted(database: Database, key: str, environment_key: str) -> frozenset[st
         found = Configuration.from_json(stored[1], "the stored configuration")
     except ConfigurationError:
         return frozenset()
-    graph = found.graph()
-    return frozenset(step.call(graph).key for step in found.steps)
+    calls = [step.call(found.graph()) for step in found.steps]
+    return frozenset(canonical(call.subgraph, call.candidate).key for call in calls)
 
 
 def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
-    """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss."""
+    """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss.
+
+    So is one of which the latest made doubtful what it says.
+    """
     stored = database.configurations.find(key, environment_key)
-    if stored is None:
+    latest = database.configurations.find(key, environment_key, complete=False)
+    if stored is None or (latest is not None and latest[1].get("doubts")):
         return None
     number, document = stored
     try:

@@ -135,8 +135,9 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        tuned = tuner.tune(request, file, database, measurer, watch=reporter)
-    if not request.end_to_end or tuned.configuration.measured is not None or not _has_peers(request.model):
+        timed = request.end_to_end and _has_peers(request.model)
+        tuned = tuner.tune(request, file, database, measurer, watch=reporter, provisional=timed)
+    if not timed or tuned.configuration.measured is not None:
         return tuned
     from autotuner.runtime import time_peers
 
