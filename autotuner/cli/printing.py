@@ -80,7 +80,7 @@ class Shown:
     """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._lines = quiet, None if err.is_terminal else Lines()
+        self._lines = None if quiet or err.is_terminal else Lines()
         self.bars = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"), console=err,
@@ -96,8 +96,6 @@ class Shown:
         self.context.__exit__(*error)
 
     def __call__(self, progress: "Walked") -> None:
-        if self._quiet:
-            return
         if self._lines is not None:
             self._lines(progress.stage + progress.note, walked(progress))
             return
