@@ -64,7 +64,7 @@ def holders(path: str) -> list[int]:
         return []
     rows = [line.split() for line in lines if "->" not in line]
     found = (row[4] for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode))
-    return [int(number) for number in found if number.isdigit() and number != "0"]
+    return sorted({int(number) for number in found if number.isdigit()} - {0})
 
 
 def _words(processes: Sequence[int]) -> str:

@@ -172,6 +172,7 @@ class _Measuring:
             known = {**self._before, **self._known}
             left = [key for key in self._opening(known) if key not in known]
             self._total = self._done + len(left)
+            standing.tell(Progress("measure", self._done, self._total))
             waiting = [[self._space.calls[key]] for key in left]
             while waiting and standing.spent_s < until_s:
                 waiting = [others for race in waiting for others in self._race(race)]

@@ -18,6 +18,8 @@ from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
+OF_THE_WHOLE = ("wide", "end_to_end")
+"""Doubts for which every call of a plan is measured again; the others are of single calls, which the database marks."""
 
 
 def request_key(request: Request, file: SpaceFile) -> str:
@@ -101,9 +103,9 @@ def tune(
 
 
 def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str]:
-    """Return the keys of what the latest answer to a request is made of, if that is doubtful."""
+    """Return the keys of what the latest answer to a request is made of, where that as a whole is doubtful."""
     stored = database.configurations.find(key, environment_key, complete=False)
-    if stored is None or not stored[1].get("doubts"):
+    if stored is None or not any(doubt["reason"] in OF_THE_WHOLE for doubt in stored[1].get("doubts", ())):
         return frozenset()
     try:
         found = Configuration.from_json(stored[1], "the stored configuration")
