@@ -65,7 +65,7 @@ def test_whoever_is_told_can_end_the_waiting(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     other = held_by_another(path)
 
-    def waiting(waited_s: float, words: str) -> None:
+    def waiting(_waited_s: float, _words: str) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError), locked(str(path), alone=True, waiting=waiting):

@@ -210,7 +210,7 @@ def test_waiting_for_the_device_is_told_and_counted(measurer: Measurer, add: Mak
 
 
 def test_whoever_is_told_of_a_wait_can_end_it(measurer: Measurer, add: MakeCall) -> None:
-    def tell(words: str) -> None:
+    def tell(_words: str) -> None:
         raise InterruptedError
 
     measurer.hear(tell)

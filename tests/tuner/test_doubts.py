@@ -1,6 +1,6 @@
 """What was measured in a bad moment: said, and measured again by the next request. Made-up times."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,16 +239,16 @@ def test_where_no_kernel_of_an_operator_works_the_error_says_so(small: Model, da
 
 def test_waiting_for_the_device_does_not_count_against_the_limits_and_is_told(small: Model, database: Database) -> None:
     class Waiting(Asking):
+        told: Callable[[str], None]
+
+        def hear(self, tell: Callable[[str], None]) -> None:
+            self.told = tell
+
         def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             self.waited_s += 1e6
-            self.tell("waiting for the device, held by process 17")
-            self.tell("")
+            self.told("waiting for the device, held by process 17")
+            self.told("")
             yield from super().measure(races)
-
-        def hear(self, tell: object) -> None:
-            self.tell = tell  # type: ignore[assignment]
-
-        def tell(self, note: str) -> None: ...
 
     notes: list[str] = []
     known = times(space_of(small).calls)
