@@ -1,7 +1,7 @@
 """A space with its measurements -> the answer: solved, in running order, with its certificate."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -40,6 +40,7 @@ def build_configuration(
     lower_bound_us: float | None = None,
     estimated_us: float | None = None,
     budget_bytes: int | None = None,
+    fresh: Collection[str] | None = None,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
@@ -47,6 +48,7 @@ def build_configuration(
         lower_bound_us: proven: no plan takes less, measured or not; None for what follows from the measurements.
         estimated_us: by learned costs, no plan takes less; None where nothing is estimated.
         budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
+        fresh: keys of what was measured for it: of all else, what could matter was measured well. None for everything.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
@@ -91,7 +93,7 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
         overtaking=overtaking,
-        doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor),
+        doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
     )
     needs = _needs(space, steps, known)
     return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))

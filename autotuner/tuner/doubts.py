@@ -84,13 +84,20 @@ def doubts_of(
     known: Mapping[str, Measurement],
     environment: Environment,
     noise_floor: float | None,
+    fresh: Collection[str] | None = None,
 ) -> tuple[Doubt, ...]:
     """Return why a plan may not be the best, or not take what is predicted.
 
     Args:
         chosen: keys of the calls that its steps execute.
+        fresh: keys of what was measured for it; None for everything.
     """
-    return (*_missing_tools(calls, known, environment), *_marked(chosen, calls, known), *_wide(steps, noise_floor))
+    timed = [key for key in (known if fresh is None else {*fresh, *chosen}) if key in calls and key in known]
+    return (
+        *_missing_tools(calls, known, environment),
+        *_marked(chosen, {key: known[key] for key in timed}),
+        *_wide(steps, noise_floor),
+    )
 
 
 def _missing_tools(
@@ -113,8 +120,8 @@ def _missing_tools(
         )
 
 
-def _marked(chosen: Collection[str], calls: Mapping[str, Call], known: Mapping[str, Measurement]) -> Iterator[Doubt]:
-    timed = [key for key, measurement in known.items() if measurement.status == "ok" and key in calls]
+def _marked(chosen: Collection[str], known: Mapping[str, Measurement]) -> Iterator[Doubt]:
+    timed = [key for key, measurement in known.items() if measurement.status == "ok"]
     for mark, happened in WHAT_HAPPENED.items():
         found = {key for key in timed if mark in known[key].marks}
         inside = len(found & set(chosen))

@@ -57,8 +57,8 @@ class Known:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that is unknown could make a difference."""
-        return self.counts["unknown"] == self.counts["unneeded"]
+        """Whether nothing that is unknown, or doubtful and was not measured again, could make a difference."""
+        return self.counts["unknown"] == self.counts["unneeded"] and not self.counts["stale"]
 
 
 def measure_missing(
@@ -155,6 +155,7 @@ class _Measuring:
         self._total = self._done = self._compiled = self._compiling = 0
         self._measuring_s = 0.0
         self._is_news = True
+        self._stale = 0
         standing.reused = len(self._known) - standing.measured  # what the cells' search has measured is known as well
 
     def distrust(self, chosen: Collection[str]) -> None:
@@ -212,8 +213,8 @@ class _Measuring:
             if lazy:
                 self._what_matters()
             self._sample_outliers()
-            self._known = {**self._before, **self._known}
             self._look()
+            self._fall_back()
             if not self._confirm():
                 break
         if not lazy and len(self._space.calls) >= FEW and self.result().complete:
@@ -364,6 +365,16 @@ class _Measuring:
         others = [call for call in race if call.key not in mine]
         return [others] if others else []
 
+    def _fall_back(self) -> None:
+        """Take what is doubtful and was not measured again as it was known, and remember whether it could matter."""
+        stale = {key: measurement for key, measurement in self._before.items() if key not in self._known}
+        if stale:
+            outlook = self._standing.outlook
+            self._stale = 0 if outlook is not None and outlook.proven_gap == 0 else len(stale)
+            self._known |= stale
+            self._is_news = True
+            self._look()
+
     def _sample_outliers(self) -> None:
         """Race once more what took far longer in this walk than its siblings did."""
         wanted = outliers(self._space.calls, self._known) & self._unconfirmed
@@ -446,6 +457,7 @@ class _Measuring:
             "reused": len(known) - len(self._fresh),
             "unknown": unknown,
             "unneeded": unknown if outlook is None or outlook.proven_gap == 0 else 0,
+            "stale": self._stale,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }
         statuses = Counter(measurement.status for measurement in known.values())

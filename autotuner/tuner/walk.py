@@ -95,6 +95,7 @@ def tune(
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
+        fresh=known.fresh,
     )  # fmt: skip
     complete = known.complete and not found.doubts
     number = save(database, found, key, complete=complete and not provisional)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotuner import tuner
+from autotuner.ceilings import Ceilings, Ladder
 from autotuner.configuration import Configuration, Measured, load_configuration, save_configuration
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError
@@ -258,3 +259,33 @@ def test_waiting_for_the_device_does_not_count_against_the_limits_and_is_told(sm
     assert found.counts["unknown"] == found.counts["unneeded"]
     assert "waiting for the device, held by process 17" in notes
     assert notes[-1] == ""
+
+
+def test_what_is_doubtful_and_was_not_measured_again_for_the_limits_is_left_to_a_later_request(
+    small: Model, database: Database
+) -> None:
+    known = times(space_of(small).calls)
+    tune(small, CPU, database, Asking(marked(known, "contended")))
+    short = tuner.tune(Request(small, limits=Limits(seconds=1e-9)), CPU, database, Asking(known))
+    assert not short.complete
+    assert short.configuration.counts["stale"] > 0
+    rest = Asking(known)
+    assert tuner.tune(Request(small), CPU, database, rest).complete
+    assert rest.asked
+
+
+def test_what_is_doubtful_and_proven_to_make_no_difference_does_not_keep_an_answer_doubtful(
+    small: Model, database: Database
+) -> None:
+    known = times(space_of(small).calls)
+    busy = {key: replace(m, median_us=100.0 + (m.median_us or 0), marks=("contended",)) for key, m in known.items()}
+    tune(small, CPU, database, Asking(busy))
+    twenty = Ceilings(call_us=20.0, moved=Ladder(((1.0, 20.0),)))
+    slower = {key: replace(m, median_us=20.0 + (m.median_us or 0)) for key, m in known.items()}
+    for name, us in twenty.to_facts().items():
+        database.set_fact(HERE.key, name, us)
+    asking = Asking(slower, ceilings=twenty)
+    found = tuner.tune(Request(small, gap=0.0), CPU, database, asking)
+    assert len(asking.asked) < len(known)
+    assert found.configuration.doubts == ()
+    assert found.complete
