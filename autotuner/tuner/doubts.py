@@ -65,15 +65,18 @@ def unbuilt(calls: Mapping[str, Call], known: Mapping[str, Measurement]) -> set[
 
 
 def distrusted(
-    calls: Mapping[str, Call], known: Mapping[str, Measurement], chosen: Collection[str] = ()
+    calls: Mapping[str, Call], known: Mapping[str, Measurement], chosen: Collection[str] | None
 ) -> frozenset[str]:
     """Return the keys of known calls that are to be measured again.
 
     Args:
-        chosen: what an answer that is doubtful was made of.
+        chosen: what is doubtful of the latest answer as a whole; None where that is settled, or there is none yet: a
+            tuning that was interrupted goes on with what is missing, and then has a doubtful answer.
     """
-    marked = {key for key, measurement in known.items() if measurement.is_doubtful}
     lone = {key for key in outliers(calls, known) if len(known[key].samples_us) == 1}
+    if chosen is None:
+        return frozenset(lone)
+    marked = {key for key, measurement in known.items() if measurement.is_doubtful}
     return frozenset(marked | lone | unbuilt(calls, known) | (set(chosen) & known.keys()))
 
 

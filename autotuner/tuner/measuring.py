@@ -71,14 +71,14 @@ def measure_missing(
     remeasure: bool = False,
     exhaustive: bool = False,
     unconfirmed: Iterable[str] = (),
-    doubted: Iterable[str] = (),
+    doubted: Collection[str] | None = None,
     budget_bytes: int | None = None,
 ) -> Known:
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
     What would be chosen is measured once more in the end: the least of many noisy timings is too low on average, a
     second timing of the same call is not. What another walk measures at the moment is waited for, and not measured a
-    second time. What was measured under bad conditions, or took far longer than its siblings, is measured again; what
+    second time. What makes the latest answer doubtful, or took far longer than its siblings, is measured again; what
     then cannot be measured keeps what was known.
 
     Args:
@@ -86,14 +86,14 @@ def measure_missing(
         remeasure: measure once more whatever is known.
         exhaustive: measure everything.
         unconfirmed: keys of calls that were measured before in this walk, once.
-        doubted: keys of what an answer that is doubtful was made of.
+        doubted: keys of what is doubtful of the latest answer as a whole; None where that is not doubtful.
         budget_bytes: of what would be chosen.
 
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
     walk = _Measuring(space, database, measurer, standing, retry, unconfirmed, budget_bytes)
-    walk.distrust(set(space.calls) if remeasure else set(doubted))
+    walk.distrust(space.calls if remeasure else doubted)
     try:
         walk.run(exhaustive)
     except InfeasibleError as error:
@@ -116,7 +116,7 @@ def open_plan(space: Space, database: Database, measurer: Asked, standing: Stand
     one where a part of that does not work. Afterwards a job that has reached its limits has an answer.
     """
     walk = _Measuring(space, database, measurer, standing, False, (), None)
-    walk.distrust(())
+    walk.distrust(None)
     try:
         walk.open()
     finally:
@@ -158,7 +158,7 @@ class _Measuring:
         self._stale = 0
         standing.reused = len(self._known) - standing.measured  # what the cells' search has measured is known as well
 
-    def distrust(self, chosen: Collection[str]) -> None:
+    def distrust(self, chosen: Collection[str] | None) -> None:
         """Take what is doubtful of what is known for missing, until it is measured again or nothing more will be."""
         doubtful = distrusted(self._space.calls, self._known, chosen) - self._fresh - self._unconfirmed
         self._before = {key: measurement for key, measurement in self._known.items() if key in doubtful}

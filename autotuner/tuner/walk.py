@@ -83,9 +83,10 @@ def tune(
     searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
+    doubted = _doubted(database, key, environment.key)
     known = measure_missing(
         space, database, measurer, standing, retry=request.retry, remeasure=request.remeasure, exhaustive=everything,
-        unconfirmed=searched.fresh, doubted=_doubted(database, key, environment.key), budget_bytes=request.budget_bytes,
+        unconfirmed=searched.fresh, doubted=doubted, budget_bytes=request.budget_bytes,
     )  # fmt: skip
     known = searched.counted(known)
     if known.fresh:
@@ -95,7 +96,7 @@ def tune(
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
-        fresh=known.fresh,
+        fresh=None if doubted is None else known.fresh,
     )  # fmt: skip
     complete = known.complete and not found.doubts
     number = save(database, found, key, complete=complete and not provisional)
@@ -103,10 +104,12 @@ def tune(
     return Tuned(found, number, complete)
 
 
-def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str]:
-    """Return the keys of what the latest answer to a request is made of, where that as a whole is doubtful."""
+def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str] | None:
+    """Return the keys of what is doubtful of the latest answer as a whole, None where it is not doubtful at all."""
     stored = database.configurations.find(key, environment_key, complete=False)
-    if stored is None or not any(doubt["reason"] in OF_THE_WHOLE for doubt in stored[1].get("doubts", ())):
+    if stored is None or not stored[1].get("doubts"):
+        return None
+    if not any(doubt["reason"] in OF_THE_WHOLE for doubt in stored[1]["doubts"]):
         return frozenset()
     try:
         found = Configuration.from_json(stored[1], "the stored configuration")

@@ -289,3 +289,16 @@ def test_what_is_doubtful_and_proven_to_make_no_difference_does_not_keep_an_answ
     assert len(asking.asked) < len(known)
     assert found.configuration.doubts == ()
     assert found.complete
+
+
+def test_an_interrupted_tuning_goes_on_with_what_is_missing_before_it_doubts_what_it_has(
+    small: Model, database: Database
+) -> None:
+    busy = marked(times(space_of(small).calls), "contended")
+    first = Asking(busy, stop_after=5)
+    with pytest.raises(KeyboardInterrupt):
+        tune(small, CPU, database, first)
+    rest = Asking(busy)
+    found = tune(small, CPU, database, rest)
+    assert not set(rest.asked) & set(first.answered)
+    assert reasons(found) == ["contended"]
