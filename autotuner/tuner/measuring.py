@@ -169,9 +169,11 @@ class _Measuring:
     def open(self) -> None:
         """Measure one plan, and another where a part of it fails, until one works, there is none, or time is up."""
         standing, until_s = self._standing, self._standing.spent_s + OPENING_S
+        asked: set[str] = set()
         while standing.spent_s < until_s:
             known = {**self._before, **self._known}
-            left = [key for key in self._opening(known) if key not in known]
+            left = [key for key in self._opening(known) if key not in known and key not in asked]
+            asked.update(left)
             self._total = self._done + len(left)
             standing.tell(Progress("measure", self._done, self._total))
             waiting = [[self._space.calls[key]] for key in left]
