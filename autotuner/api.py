@@ -48,6 +48,7 @@ def tune(
     watch: Watch = lambda _: None,
     again: bool = False,
     retry: bool = False,
+    remeasure: bool = False,
     end_to_end: bool = True,
     gap: float | None = None,
     estimated_gap: float | None = None,
@@ -69,6 +70,7 @@ def tune(
         watch: called with the progress.
         again: solve anew instead of answering from the database; measurements are reused all the same.
         retry: measure once more what has failed.
+        remeasure: measure everything anew, whatever is known; what cannot be measured keeps what was known.
         end_to_end: time the result against the framework, and keep that in the configuration; a model for which the
             framework has no layer is not timed.
         gap: stop measuring as soon as the best plan is proven to take at most this share longer than the best there
@@ -86,7 +88,7 @@ def tune(
     request = Request(
         model=_as_model(model, extents, options, dtype), device_type=device, gap=gap,
         estimated_gap=estimated_gap, budget_bytes=budget_bytes, exhaustive=exhaustive, limits=limits or Limits(),
-        again=again, retry=retry, end_to_end=end_to_end,
+        again=again, retry=retry, remeasure=remeasure, end_to_end=end_to_end,
     )  # fmt: skip
     settings = Settings.from_environment()
     file = space_file(device, space)
@@ -242,14 +244,15 @@ def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tu
                         device=here.device_type, device_name=here.device_name) for chosen in options
         ]  # fmt: skip
         url = client.url
-    for match in ("exact", "near_device"):
+    for match in ("exact", "doubtful", "near_device"):
         for view in views:
             best = view.best
             if best is not None and view.match == match and best.device_type == here.device_type:
                 partly = "" if best.complete else (
+                    f"configuration {best.id} is doubtful: {' '.join(best.doubts)}" if best.doubts else
                     f"not all that could matter was measured for configuration {best.id}: a job stopped at its limit"
                 )  # fmt: skip
-                note = partly if match == "exact" else (
+                note = partly if match != "near_device" else (
                     f"the configuration was tuned on another device, {best.device_name}, and may not be the fastest on "
                     f"{here.device_name}; for one of this device: {_submitting(model, here.device_name, url)}"
                 )  # fmt: skip

@@ -18,7 +18,7 @@ from autotuner.kernels.conversion import conversion_of
 from autotuner.kernels.misfit import misfit
 from autotuner.layout import STACK_AXIS, Form
 from autotuner.models import Model
-from autotuner.records import LETTERS, Call, Candidate, digest
+from autotuner.records import LETTERS, Call, Candidate, Doubt, digest
 
 SCHEMA = 2
 
@@ -35,6 +35,9 @@ PLAIN_FIELDS = (
 
 
 AGAIN = "again "
+
+OFF_SHARE = 0.3
+"""By so much, predicted may differ from measured end to end before the answer is doubtful."""
 
 
 def tensor_of(name: str) -> str:
@@ -212,6 +215,7 @@ class Configuration:
     """A solution with provenance, ready to run.
 
     `overtaking` lists what could still be better than what was chosen, within the intervals of what was measured.
+    `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
     """
 
     model: Model
@@ -228,6 +232,7 @@ class Configuration:
     measured: Measured | None = None
     memory: Memory | None = None
     overtaking: tuple[Alternative, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     schema: int = field(default=SCHEMA)
 
     def graph(self) -> Graph:
@@ -251,7 +256,16 @@ class Configuration:
         return digest([self.graph_key, steps])
 
     def with_measured(self, measured: Measured) -> "Configuration":
-        return replace(self, measured=measured)
+        """Return it with an end-to-end timing, and a doubt where that is far from what was predicted."""
+        doubts = tuple(doubt for doubt in self.doubts if doubt.reason != "end_to_end")
+        off = measured.predicted_over_measured(self.certificate.predicted_us)
+        if abs(off) > OFF_SHARE:
+            sentence = (
+                f"A step was predicted to take {self.certificate.predicted_us + measured.overhead_us:,.0f} us and took "
+                f"{measured.plan_us:,.0f} us end to end: {off:+.0%}, above the {OFF_SHARE:.0%} that are allowed."
+            )
+            doubts += (Doubt("end_to_end", sentence),)
+        return replace(self, measured=measured, doubts=doubts)
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS}
@@ -263,6 +277,7 @@ class Configuration:
             "measured": asdict(self.measured) if self.measured else None,
             "memory": asdict(self.memory) if self.memory else None,
             "overtaking": [asdict(each) for each in self.overtaking],
+            "doubts": [asdict(doubt) for doubt in self.doubts],
         }
         normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return normal
@@ -291,6 +306,7 @@ class Configuration:
                 measured=Measured(**value["measured"]) if value["measured"] else None,
                 memory=Memory(**value["memory"]) if value["memory"] else None,
                 overtaking=tuple(_alternative(each) for each in value["overtaking"]),
+                doubts=tuple(Doubt(**doubt) for doubt in value.get("doubts", ())),
                 **{name: value[name] for name in PLAIN_FIELDS},
             )
             graph = found.graph()

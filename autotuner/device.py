@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from math import ceil
 from pathlib import Path
 
 from autotuner.errors import DeviceError
-from autotuner.records import Environment, Scalar
+from autotuner.records import NO_COMPILER, Environment, Scalar
+from autotuner.settings import cxx_compiler
 
 VECTOR_FLAGS = ("avx2", "avx512_bf16", "avx512f", "amx_bf16", "asimd", "bf16", "sve")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -134,6 +136,11 @@ def cache_bytes(level: int) -> int | None:
     return None
 
 
+def compiler() -> str | None:
+    """Return the path of the C++ compiler that Inductor uses, None where it is not found."""
+    return shutil.which(cxx_compiler())
+
+
 def cpu_name() -> str:
     """Return what the processor calls itself."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
@@ -156,6 +163,8 @@ def _cpu_facts(threads: int) -> dict[str, Scalar]:
     quota = _quota()
     if quota is not None:
         facts["cpu_quota"] = quota
+    if compiler() is None:  # only then a fact: where there is one, as nearly everywhere, what was measured stays valid
+        facts["compiler"] = NO_COMPILER
     for level in (2, 3):
         size = cache_bytes(level)
         if size is not None:

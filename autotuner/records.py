@@ -18,6 +18,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 Scalar = str | int | float | bool
 Attributes = tuple[tuple[str, Scalar], ...]
 Status = Literal["ok", "refused", "wrong", "error", "timeout", "crashed", "out_of_memory"]
+Mark = Literal["eliminated", "contended", "drifted"]
+"""What is said of a measurement beside its status: it was dropped early, so that its time is that of a few looks; most
+of its samples were taken while others used the device, or while the device changed."""
+
+DOUBTS: frozenset[Mark] = frozenset({"contended", "drifted"})
+"""Marks of what is better measured again."""
+
 STATUSES: tuple[Status, ...] = ("ok", "refused", "wrong", "error", "timeout", "crashed", "out_of_memory")
 
 
@@ -156,7 +163,8 @@ class Measurement:
     """What a call cost in one environment, or why it could not be had.
 
     Times in microseconds; `samples_us` holds every kept sample, `low_us` to `high_us` is the 95 % interval of the
-    median. `message` is the sentence that goes with any status but `ok`.
+    median. `message` is the sentence that goes with any status but `ok`. `marks` say under which conditions it came
+    about. One that was eliminated early has the least of its samples in place of their median.
     """
 
     status: Status
@@ -166,6 +174,7 @@ class Measurement:
     samples_us: tuple[float, ...] = ()
     workspace_bytes: int = 0
     message: str = ""
+    marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.median_us is not None):
@@ -175,9 +184,31 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the conditions under which it was measured say that it is better measured again."""
+        return not DOUBTS.isdisjoint(self.marks)
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Measurement":
-        return cls(**{**value, "samples_us": tuple(value["samples_us"])})
+        lists = {"samples_us": tuple(value["samples_us"]), "marks": tuple(value.get("marks", ()))}
+        return cls(**{**value, **lists})
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A reason why an answer is not settled, and a sentence about it: the next request measures again.
+
+    Args:
+        reason: `no_compiler`, `contended`, `drifted`, `wide` (intervals) or `end_to_end` (predicted against measured).
+    """
+
+    reason: str
+    sentence: str
+
+
+NO_COMPILER = "absent"
+"""The fact `compiler` of an environment in which none is found; where one is, there is no such fact."""
 
 
 @dataclass(frozen=True)

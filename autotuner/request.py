@@ -42,6 +42,7 @@ class Request:
         exhaustive: measure all there is, also what is proven to make no difference.
         again: solve anew even if the answer is known; measurements are reused all the same.
         retry: measure once more what has failed.
+        remeasure: measure everything anew, whatever is known; what it cannot measure keeps what was known.
         end_to_end: time the answer against the framework.
     """
 
@@ -55,6 +56,7 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     again: bool = False
     retry: bool = False
+    remeasure: bool = False
     end_to_end: bool = True
 
     def __post_init__(self) -> None:
@@ -75,6 +77,7 @@ class Request:
         Raises:
             InputError: a key is missing or unknown, or a value is not valid.
         """
+        value = {"remeasure": False, **value}  # a job that an earlier version stored has none
         keys = {"model", "limits", *_PLAIN}
         if set(value) != keys:
             raise InputError(f"a request has the keys {', '.join(sorted(keys))}, not {sorted(value)}")
@@ -88,5 +91,6 @@ def family_key(family: str, budget_bytes: int | None = None) -> str:
 
 
 _PLAIN = (
-    "device_type", "device_name", "gap", "estimated_gap", "budget_bytes", "exhaustive", "again", "retry", "end_to_end",
+    "device_type", "device_name", "gap", "estimated_gap", "budget_bytes", "exhaustive", "again", "retry", "remeasure",
+    "end_to_end",
 )  # fmt: skip

@@ -67,6 +67,11 @@ def runtime_dir() -> Path | None:
     return Path(text) if text.startswith("/") else None
 
 
+def cxx_compiler() -> str:
+    """Return the C++ compiler that kernels are compiled with: `CXX`, as torch reads it, or g++."""
+    return os.environ.get("CXX", "").strip() or "g++"
+
+
 def database_url(url_or_path: str | Path) -> str:
     """Return a database URL as it is, and the path of an SQLite file as a URL."""
     if isinstance(url_or_path, str) and "://" in url_or_path:

@@ -25,7 +25,7 @@ BYTES_MAX = 2**50
 OPTIONS_MAX = 64
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
-MatchName = Literal["exact", "near_device", "near_shape", "none"]
+MatchName = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Axis = Annotated[str, Field(pattern=AXIS)]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
@@ -99,6 +99,7 @@ class Submission(Body):
     limits: SubmittedLimits = SubmittedLimits()
     again: bool = False
     retry: bool = False
+    remeasure: bool = False
     end_to_end: bool = True
 
 
@@ -181,7 +182,7 @@ class Answer(BaseModel):
 
 class ProgressView(Answer):
     """How far a job is: `done` of `total` calls of this stage; the best plan so far, and how far it may be from the
-    best there can be: `gap` is proven, `estimated_gap` follows from learned costs.
+    best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `note` says what is waited for.
     """
 
     stage: str
@@ -195,6 +196,7 @@ class ProgressView(Answer):
     gap: float | None
     estimated_gap: float | None = None
     eta_s: float | None
+    note: str = ""
 
 
 class JobView(Answer):
@@ -243,7 +245,10 @@ class JobPage(Answer):
 
 
 class ConfigurationView(Answer):
-    """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs."""
+    """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs.
+
+    `doubts` says in sentences why it is worth measuring again; then it is not `complete`.
+    """
 
     id: int
     dtype: str
@@ -255,6 +260,7 @@ class ConfigurationView(Answer):
     predicted_us: float
     measured_us: float | None
     created_at: datetime
+    doubts: list[str] = []
     configuration: dict[str, Any]
 
 
@@ -268,7 +274,10 @@ class BestView(Answer):
 
 
 class MeasurementView(Answer):
-    """What a call cost in an environment, or why it could not be had."""
+    """What a call cost in an environment, or why it could not be had.
+
+    `marks` say under which conditions: `eliminated` (dropped early: the least of a few looks), `contended`, `drifted`.
+    """
 
     id: int
     environment_key: str
@@ -286,6 +295,7 @@ class MeasurementView(Answer):
     samples: int
     workspace_bytes: int
     message: str
+    marks: list[str] = []
     measured_at: datetime
 
 

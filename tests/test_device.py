@@ -1,6 +1,7 @@
 """Facts about this machine, and what is said where a device is missing."""
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotuner import device
+from autotuner.device import compiler, environment
 from autotuner.errors import DeviceError
 
 
@@ -146,6 +148,22 @@ def test_a_machine_without_those_files_still_has_an_environment(
     found = device.environment()
     assert found.device_name
     assert "l2_bytes" not in dict(found.facts)
+
+
+def test_a_missing_compiler_is_another_environment_and_a_present_one_is_no_fact(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    here = environment()
+    assert "compiler" not in dict(here.facts)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    assert dict(environment().facts)["compiler"] == "absent"
+    assert environment().key != here.key
+    monkeypatch.undo()
+    mine = tmp_path / "my-c++"
+    mine.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(mine))
+    assert compiler() == str(mine)
 
 
 def test_the_cpus_environment_does_not_import_torch() -> None:

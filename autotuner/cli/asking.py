@@ -21,6 +21,7 @@ from autotuner.cli.options import (
     MaxSeconds,
     Option,
     Output,
+    Remeasure,
     Retry,
     given_bytes,
     given_extents,
@@ -78,6 +79,7 @@ def submit(
     max_measurements: MaxMeasurements = None,
     again: Again = False,
     retry: Retry = False,
+    remeasure: Remeasure = False,
     end_to_end: EndToEnd = True,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it has ended.")] = False,
     server: Server = None,
@@ -93,7 +95,7 @@ def submit(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
             device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=given_bytes(budget),
             exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
-            retry=retry, end_to_end=end_to_end,
+            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
         )  # fmt: skip
         _warn_if_nobody(asked, job, quiet=as_json)
         if wait:
@@ -205,9 +207,10 @@ def best(
 ) -> None:
     """Print the best configuration that a service knows, how good a match it is, and what differs.
 
-    Matches: exact; near_device, tuned on another device; near_shape, tuned for other extents, which does not run with
-    yours; none, with exit code 2. What was tuned with a budget is found with the same budget only. --output writes the
-    configuration for `show`, `check`, `report` and autotuner.apply.
+    Matches: exact; doubtful, the same measured under bad conditions; near_device, tuned on another device;
+    near_shape, tuned for other extents, which does not run with yours; none, with exit code 2. What was tuned with
+    a budget is found with the same budget only. --output writes the configuration for `show`, `check`, `report` and
+    autotuner.apply.
     """
     from autotuner.configuration import Configuration, save_configuration
 
@@ -242,9 +245,8 @@ def _print_best(found: "BestView") -> None:
     table.add_row("configuration", str(view.id))
     table.add_row("for", f"{view.dtype}  {_extents(view.extents)}")
     table.add_row("tuned on", f"{view.device_name} ({view.device_type}), {_moment(view.created_at)}")
-    table.add_row(
-        "measured", "all that could matter" if view.complete else "in part: a job stopped at its limit or gap"
-    )
+    part = "with doubts, see below" if view.doubts else "in part: a job stopped at its limit or gap"
+    table.add_row("measured", "all that could matter" if view.complete else part)
     table.add_row("predicted, kernels of one training step", f"{view.predicted_us:,.1f} us")
     table.add_row("measured end to end", "no" if view.measured_us is None else f"{view.measured_us:,.1f} us")
     out.print(table)

@@ -4,14 +4,14 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotuner.cli.plain import plain
-from autotuner.cli.printing import STAGES, err, progress_bars
+from autotuner.cli.printing import STAGES, Lines, err, progress_bars
 
 if TYPE_CHECKING:
     from autotuner.wire import JobView, ProgressView
 
 
 class Followed:
-    """One line on standard error that changes with the job; where that is no terminal, a line for each stage.
+    """One line on standard error that changes with the job; where that is no terminal, lines.
 
     `quiet` shows nothing.
     """
@@ -22,7 +22,7 @@ class Followed:
         self._live = err.is_terminal and not quiet
         self._context = self.bars if self._live else nullcontext()
         self._task: Any = None
-        self._told = ""
+        self._lines = Lines()
 
     def __enter__(self) -> "Followed":
         self._context.__enter__()
@@ -40,9 +40,11 @@ class Followed:
                 self._task = self.bars.add_task(stage, total=None, note="")
             done, total = (job.progress.done, job.progress.total) if job.progress else (0, 0)
             self.bars.update(self._task, description=stage, completed=done, total=total or None, note=note)
-        elif not self._quiet and stage != self._told:
-            self._told = stage
-            err.print("; ".join(text for text in (stage, note) if text), soft_wrap=True)
+        elif not self._quiet:
+            place = f" {job.progress.done:,} of {job.progress.total:,}" if job.progress and job.progress.total else ""
+            is_over = job.ended or job.progress is None
+            waits = "" if job.progress is None else job.progress.note
+            self._lines(stage + waits, "; ".join(text for text in (stage + ("" if is_over else place), note) if text))
 
 
 def stage_of(job: "JobView") -> str:
@@ -65,6 +67,8 @@ def note_of(progress: "ProgressView") -> str:
         gap = "" if progress.gap is None else f", gap {progress.gap:.1%}"
         expected = "" if progress.estimated_gap is None else f", {progress.estimated_gap:.1%} by estimate"
         parts.append(f"best {progress.best_us:,.1f} us{gap}{expected}")
+    if progress.note:
+        parts.append(progress.note)
     if progress.eta_s:
         parts.append(f"{progress.eta_s:,.0f} s left")
     return "; ".join(part for part in parts if part)

@@ -32,6 +32,9 @@ Device = Annotated[str, typer.Option(help="Device type to tune for; see `devices
 Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use.", show_default="all cores")]
 Again = Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")]
+Remeasure = Annotated[
+    bool, typer.Option("--remeasure", help="Measure everything anew, whatever is known: for times that you distrust.")
+]
 EndToEnd = Annotated[bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")]
 Gap = Annotated[
     float | None,

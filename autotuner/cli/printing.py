@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -26,6 +27,7 @@ out = PlainConsole()
 err = PlainConsole(stderr=True)
 
 OVERTAKING_MAX = 10
+LINE_S = 5.0
 COVERED_SETS = {"inductor": "connected sets"}
 STAGES = {
     "space": "enumerating",
@@ -53,12 +55,29 @@ def progress_bars() -> Progress:
     )  # fmt: skip
 
 
+class Lines:
+    """Progress where standard error is no terminal: a line when a stage begins, and every few seconds meanwhile."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._told_at = 0.0
+
+    def __call__(self, stage: str, text: str) -> None:
+        """Print a line, unless it is of the stage of the last one and that was moments ago."""
+        now = self._clock()
+        if stage != self._stage or now - self._told_at >= LINE_S:
+            self._stage, self._told_at = stage, now
+            err.print(text, soft_wrap=True)
+
+
 class Shown:
-    """A progress bar that a walk calls; nothing where the output is for a program."""
+    """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
 
     def __init__(self, *, quiet: bool) -> None:
+        self._lines = None if quiet or err.is_terminal else Lines()
         self.bars = progress_bars()
-        self.context = nullcontext() if quiet else self.bars
+        self.context = nullcontext() if quiet or self._lines else self.bars
         self.tasks: dict[str, Any] = {}
 
     def __enter__(self) -> "Shown":
@@ -69,13 +88,27 @@ class Shown:
         self.context.__exit__(*error)
 
     def __call__(self, progress: "Walked") -> None:
+        if self._lines is not None:
+            self._lines(progress.stage + progress.note, walked(progress))
+            return
         if progress.stage not in self.tasks:
             self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
         notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
+        notes += [progress.note] if progress.note else []
         self.bars.update(
             self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
             completed=progress.done if progress.total else 1,
         )  # fmt: skip
+
+
+def walked(progress: "Walked") -> str:
+    """Say in a line how far a walk is."""
+    parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
+    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
+    parts += [f"{count:,} {name}" for name, count in counts if count]
+    parts += [f"best {progress.best_us:,.1f} us"] if progress.best_us is not None else []
+    parts += [progress.note] if progress.note else []
+    return ", ".join(parts)
 
 
 def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = False) -> None:
@@ -91,10 +124,21 @@ def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = 
     if steps:
         _print_fusions(found)
     _print_totals(found)
+    print_doubts(found)
     if found.measured:
         print_measured(found.measured, found.certificate.predicted_us)
     if steps:
         _print_certificate(found)
+
+
+def print_doubts(found: "Configuration") -> None:
+    """Print why a configuration is doubtful, if it is."""
+    if found.doubts:
+        _print_words("doubtful: not taken for the best there is", [doubt.sentence for doubt in found.doubts])
+        out.print(
+            "  `autotuner tune` measures again what is doubtful, `autotuner tune --remeasure` everything.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _print_steps(found: "Configuration", every: bool) -> None:
@@ -164,6 +208,8 @@ def _print_totals(found: "Configuration") -> None:
     conversions = [step for step in found.steps if step.is_conversion]
     saved = reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"])
     above = "the plan is {:.2%} above" if certificate.proven_gap else "no plan takes less"
+    if found.doubts:
+        above += ", by times that are doubtful"
     if certificate.proven_gap is None:
         above = "too little is measured"
     estimated = certificate.estimated_gap is not None

@@ -25,6 +25,7 @@ from autotuner.cli.options import (
     Option,
     Output,
     Reference,
+    Remeasure,
     Retry,
     Threads,
     given_bytes,
@@ -62,6 +63,7 @@ def tune(
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
     again: Again = False,
     retry: Retry = False,
+    remeasure: Remeasure = False,
     end_to_end: EndToEnd = True,
     gap: Gap = None,
     estimated_gap: EstimatedGap = None,
@@ -83,7 +85,7 @@ def tune(
     with _interruptible(), Shown(quiet=as_json) as show:
         found = api.tune(
             chosen, database=database, device=device, threads=threads, space=space, watch=show, again=again,
-            retry=retry, end_to_end=end_to_end, gap=gap, estimated_gap=estimated_gap,
+            retry=retry, remeasure=remeasure, end_to_end=end_to_end, gap=gap, estimated_gap=estimated_gap,
             budget_bytes=given_bytes(budget), exhaustive=exhaustive, limits=api.Limits(max_seconds, max_measurements),
         )  # fmt: skip
     if output is not None:

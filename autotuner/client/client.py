@@ -100,6 +100,7 @@ class Client:
         max_measurements: int | None = None,
         again: bool = False,
         retry: bool = False,
+        remeasure: bool = False,
         end_to_end: bool = True,
     ) -> JobView:
         """Submit a tuning job, and return it as it waits for a worker.
@@ -119,6 +120,7 @@ class Client:
             max_seconds, max_measurements: stop after so much measuring, with the best plan so far.
             again: solve anew even if the answer is known; measurements are reused all the same.
             retry: measure once more what has failed.
+            remeasure: measure everything anew, whatever is known.
             end_to_end: time the answer against the framework.
 
         Raises:
@@ -128,7 +130,7 @@ class Client:
             model, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
             device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=budget_bytes,
             exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
-            retry=retry, end_to_end=end_to_end,
+            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
         )  # fmt: skip
         return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
 

@@ -54,6 +54,7 @@ def submission(
     max_measurements: int | None,
     again: bool,
     retry: bool,
+    remeasure: bool,
     end_to_end: bool,
 ) -> Submission:
     """Return the body that asks for a job.
@@ -78,6 +79,7 @@ def submission(
         limits={"seconds": max_seconds, "measurements": max_measurements},
         again=again,
         retry=retry,
+        remeasure=remeasure,
         end_to_end=end_to_end,
     )
 

@@ -20,6 +20,7 @@ MEASUREMENT = (
     MeasurementRow.samples_us,
     MeasurementRow.workspace_bytes,
     MeasurementRow.message,
+    MeasurementRow.marks,
 )
 JOB = (
     JobRow.id,
@@ -67,6 +68,7 @@ def measurement_of(row: Row[*tuple[Any, ...]]) -> Measurement:
         tuple(row.samples_us),
         row.workspace_bytes,
         row.message,
+        tuple(row.marks),
     )
 
 

@@ -29,7 +29,7 @@ from autotuner.database.transactions import Transactions
 from autotuner.errors import NotFoundError
 from autotuner.records import digest
 
-MatchStatus = Literal["exact", "near_device", "near_shape", "none"]
+MatchStatus = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Stored:
         complete: whether all that could matter had been measured.
         total_us: predicted, for one step.
         measured_us: measured end to end, where it was.
+        doubts: why it is worth measuring again, in sentences.
     """
 
     id: int
@@ -55,6 +56,7 @@ class Stored:
     total_us: float
     measured_us: float | None
     created_at: datetime
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Match:
     """The best that is known for what somebody wants to run.
 
     Args:
-        status: "exact"; "near_device": tuned on another device; "near_shape": on the device, with other extents.
+        status: "exact"; "doubtful": the same, measured under bad conditions; "near_device": tuned on another
+            device; "near_shape": on the device, with other extents.
         differs: the fields in which it is not what was asked for, such as "device_name" or "extents.b".
         stored: None where the status is "none".
     """
@@ -118,16 +121,23 @@ class Configurations:
             return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
 
     @patient
-    def find(self, request_key: str, environment_key: str) -> tuple[int, dict[str, Any]] | None:
-        """Return id and document of the latest complete answer to a request in an environment, None without one."""
+    def find(
+        self, request_key: str, environment_key: str, *, complete: bool = True
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Return id and document of the latest answer to a request in an environment, None without one.
+
+        Args:
+            complete: only of those that are.
+        """
         query = (
             select(ConfigurationRow.id, ConfigurationRow.document)
             .join(EnvironmentRow)
             .where(ConfigurationRow.request_key == request_key, EnvironmentRow.key == environment_key)
-            .where(ConfigurationRow.complete)
             .order_by(ConfigurationRow.id.desc())
             .limit(1)
         )
+        if complete:
+            query = query.where(ConfigurationRow.complete)
         with self._transactions.reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else (row.id, row.document)
@@ -173,7 +183,8 @@ class Configurations:
             return Match("near_shape", tuple(differs), found)
         asked = {"device_type": device_type, "device_name": device_name}
         differs = [name for name, value in asked.items() if value is not None and getattr(found, name) != value]
-        return Match("near_device" if differs else "exact", tuple(differs), found)
+        alike: MatchStatus = "doubtful" if found.doubts else "exact"
+        return Match("near_device" if differs else alike, tuple(differs), found)
 
     @patient
     def count(self, family_key: str) -> int:
@@ -212,6 +223,7 @@ def _stored() -> Select[*tuple[Any, ...]]:
     return select(
         ConfigurationRow.id,
         cast(ConfigurationRow.document, Text).label("text"),
+        ConfigurationRow.document["doubts"].label("doubts"),
         ConfigurationRow.dtype,
         ConfigurationRow.extents,
         ConfigurationRow.complete,
@@ -225,7 +237,8 @@ def _stored() -> Select[*tuple[Any, ...]]:
 
 
 def _read(row: Row[*tuple[Any, ...]]) -> Stored:
-    return Stored(**row._mapping)
+    doubts = tuple(doubt["sentence"] for doubt in row.doubts or ())  # none in those of earlier versions
+    return Stored(**{**row._mapping, "doubts": doubts})
 
 
 def _of(extents: Mapping[str, int]) -> ColumnElement[bool]:

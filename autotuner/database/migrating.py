@@ -9,7 +9,7 @@ from autotuner.database.opening import WRITES, shown
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration. Stated here so that opening a migrated database does not import Alembic (0.2 s)."""
 
 VERSION_TABLE = "autotuner_migration"

@@ -61,6 +61,7 @@ class Tables(DeclarativeBase):
         datetime: Utc,
         dict[str, Any]: JSON,
         list[float]: JSON,
+        list[str]: JSON,
     }
 
 
@@ -102,6 +103,7 @@ class MeasurementRow(Tables):
     samples_us: Mapped[list[float]]
     workspace_bytes: Mapped[int] = mapped_column(BigInteger)
     message: Mapped[str]
+    marks: Mapped[list[str]] = mapped_column(server_default="[]")
     measured_at: Mapped[datetime]
 
 

@@ -61,6 +61,7 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
         overtaking=tuple(weigh(configuration, other) for other in overtaking),
         overtaking_count=_overtaking_count(configuration),
         words=(
+            *(f"Doubtful: {doubt.sentence}" for doubt in configuration.doubts),
             *_certificate_words(configuration.certificate),
             *_loss_words(losses, losses_us, conversions, conversions_us),
             *_rest_words(configuration.certificate, losses_us + conversions_us),

@@ -12,7 +12,7 @@ Process
     the rest of which runs again in a new child; then it is tried once more, alone, and its status is stored. A child
     killed by the system while its count of out-of-memory kills rises is `out_of_memory`; the child offers itself first
     for that. A lock file per device (all cores, or one CUDA device by UUID) and user keeps two tunings from timing at
-    once; compiling shares it.
+    once; compiling shares it. Whoever waits for it says so every second, with the number of the process that holds it.
     Kernels that compile are built ahead of timing by `prepare`, one process per core, which never overlaps with timing.
 
 Truth
@@ -38,9 +38,11 @@ A sample
     least counts. On a busy machine this is the difference between 36 us and 14 ms for a kernel of two threads.
 
 Racing
-    See `Race`: a look each (the least of three samples), then 3 to 10 samples in rounds; above 2, 1.5 and 1.2 times the
-    incumbent a candidate waits aside; enough is a 95 % interval of the median below max(1 %, 0.5 us), or 5 seconds of
-    sampling. Whoever is out is still `ok`, with what it has shown.
+    See `Race`: a look each (the least of two samples), then 3 to 10 samples in rounds; above 2, 1.5 and 1.2 times the
+    incumbent a candidate waits aside, once two looks or samples agree on that; enough is a 95 % interval of the median
+    below max(1 %, 0.5 us), or 5 seconds of sampling. Whoever is out is still `ok`, with the least that it has shown and
+    the mark `eliminated`. Half of the looks and samples of a call, or more, that had to wait for a core all the same,
+    or of which a second drift was seen, make it `contended` or `drifted`.
     A canary (a small matrix product) is timed every two seconds and at the end of each race, before its timings are
     handed out: if it differs by more than 10 % from last time, what the race sampled in between is taken again, once.
     `noise_floor` is the median difference of five races between two identical calls.

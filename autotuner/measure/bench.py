@@ -11,10 +11,10 @@ from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.measure.ceilings import measure_ceilings
 from autotuner.measure.failure import RefusalError, WrongError, failure
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
-from autotuner.measure.race import Race, interval
+from autotuner.measure.race import Race, Runner, interval
 from autotuner.measure.timing import Canary, Run, Timed, Timing
 from autotuner.measure.verification import References, fault
-from autotuner.records import Call, Measurement
+from autotuner.records import Call, Mark, Measurement
 
 CANARY_S = 2.0
 DRIFT_SHARE = 0.10
@@ -28,7 +28,8 @@ Begin = Callable[[int, bool], None]
 class Contestant:
     """A call in a race. `sampler` is None before its first look and after its operand sets had to make room.
 
-    `workspace_bytes` is what a verified call allocates at most while it runs.
+    `workspace_bytes` is what a verified call allocates at most while it runs. `contended` and `drifted` count looks and
+    samples that were taken while others used the device, and while it changed.
     """
 
     call: Call
@@ -36,6 +37,18 @@ class Contestant:
     verified: bool = False
     workspace_bytes: int = 0
     sampler: Timed | None = None
+    contended: int = 0
+    drifted: int = 0
+
+    def measurement(self, runner: Runner) -> Measurement:
+        """Return what came of it. A mark is for half of its looks and samples, or more."""
+        kept_us = tuple(runner.kept_us)
+        half = len(runner.looks_us + runner.samples_us) / 2
+        found: tuple[tuple[Mark, bool], ...] = (
+            ("eliminated", runner.out), ("contended", self.contended >= half), ("drifted", self.drifted >= half),
+        )  # fmt: skip
+        marks = tuple(mark for mark, holds in found if holds)
+        return Measurement("ok", runner.time_us, *interval(kept_us), kept_us, self.workspace_bytes, marks=marks)
 
 
 class Bench:
@@ -48,12 +61,13 @@ class Bench:
         self._canary = Canary(timing)
         self._canary_at = monotonic()
 
-    def race(self, calls: Sequence[Call], begin: Begin, emit: Emit) -> None:
+    def race(self, calls: Sequence[Call], begin: Begin, emit: Emit, *, contended: bool = False) -> None:
         """Race calls and emit a measurement for each: a failure at once, timings when no drift was seen behind them.
 
         Args:
             begin: told which call is worked on, and whether the work is the bench's own (a float64 reference).
             emit: told the place of a call and what came of it.
+            contended: whether others are known to use the device.
         """
         signatures = {call.subgraph.signature for call in calls}
         if {signature for signature, _ in self._values} - signatures:
@@ -71,9 +85,13 @@ class Bench:
             if index is None or monotonic() - self._canary_at > CANARY_S:
                 begin(-1, True)
                 self._canary_at = monotonic()
-                if self._canary.drifted(DRIFT_SHARE) and not taken_again:
-                    race, taken_again = race.back_to(window), True
-                    continue
+                if self._canary.drifted(DRIFT_SHARE):
+                    if not taken_again:
+                        race, taken_again = race.back_to(window), True
+                        continue
+                    for survivor, taken in zip(contestants, race.taken_since(window), strict=True):
+                        if survivor is not None:
+                            survivor.drifted += taken
                 window = race.copy()
                 if index is None:
                     break
@@ -84,10 +102,11 @@ class Bench:
                 if contestant.sampler is None:
                     self._seat(contestant, contestants)
                 assert contestant.sampler is not None
-                if race.runners[index].look_us is None:
+                if race.is_look(index):
                     race.add(index, contestant.sampler.look())
+                    contestant.contended += contended or contestant.sampler.is_contended
                 else:
-                    self._sample(race, contestants)
+                    self._sample(race, contestants, contended)
                 for place, runner in enumerate(race.runners):
                     dropped = contestants[place]
                     if runner.out and dropped is not None:
@@ -100,9 +119,7 @@ class Bench:
         for index, runner in enumerate(race.runners):
             survivor = contestants[index]
             if survivor is not None:
-                kept_us = tuple(runner.kept_us)
-                low_us, high_us = interval(kept_us)
-                emit(index, Measurement("ok", median(kept_us), low_us, high_us, kept_us, survivor.workspace_bytes))
+                emit(index, survivor.measurement(runner))
 
     def noise_floor(self) -> float:
         """Race two identical calls a few times and return the median of their relative differences."""
@@ -147,16 +164,18 @@ class Bench:
             kernel.builder()(call, inputs, outputs)
         self._forget()
 
-    def _sample(self, race: Race, contestants: Sequence[Contestant | None]) -> None:
+    def _sample(self, race: Race, contestants: Sequence[Contestant | None], contended: bool) -> None:
         """Take samples of the next contestants of this round, as many as the device takes together."""
-        samplers: dict[int, Timed] = {}
+        seated: dict[int, tuple[Contestant, Timed]] = {}
         for turn in race.turns():
             contestant = contestants[turn]
             if contestant is None or contestant.sampler is None:  # it is seated when it is its turn alone
                 break
-            samplers[turn] = contestant.sampler
-        for turn, sample in zip(samplers, self._timing.samples(list(samplers.values())), strict=False):
+            seated[turn] = (contestant, contestant.sampler)
+        samples = self._timing.samples([sampler for _, sampler in seated.values()])
+        for (turn, (contestant, sampler)), sample in zip(seated.items(), samples, strict=False):
             race.add(turn, *sample)
+            contestant.contended += contended or sampler.is_contended
 
     def _admitted(self, call: Call, index: int, begin: Begin) -> Contestant:
         """Return a call that may race, or raise what keeps it out."""

@@ -124,18 +124,21 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     def emit(index: int, measurement: Measurement) -> None:
         send(connection, {"index": index, "measurement": measurement.to_json()})
 
+    def waiting(waited_s: float, words: str) -> None:
+        send(connection, {"waited_s": waited_s, "words": words})
+
     send(connection, {"ready": True})
     while True:
         gc.collect()
         pulse.write(NOBODY, inf)
         request = json.loads(connection.recv_bytes())
         calls = [Call.from_json(value) for value in request.get("calls", ())]
-        with locked(start["lock"], alone=request["do"] != "build"):
+        with locked(start["lock"], alone=request["do"] != "build", waiting=waiting):
             begin(NOBODY, True)
             if request["do"] == "race":
                 if (sentence := bench.contended()) is not None:
                     send(connection, {"warning": sentence})
-                bench.race(calls, begin, emit)
+                bench.race(calls, begin, emit, contended=sentence is not None)
                 send(connection, {"done": True})
             elif request["do"] == "noise":
                 send(connection, {"noise": bench.noise_floor()})

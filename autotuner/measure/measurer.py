@@ -1,7 +1,7 @@
 """What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
@@ -75,6 +75,9 @@ class Measurer:
             "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None
+        self.waited_s = 0.0
+        self._waited_until = monotonic()
+        self._told: Callable[[str], None] = lambda _words: None
         load_modules(list(modules))
 
     def __enter__(self) -> "Measurer":
@@ -102,6 +105,17 @@ class Measurer:
             MeasureError: it cannot be started.
         """
         self._alive()
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have it told who holds the device, every second while that is waited for, and with "" when that is over."""
+        self._told = tell
+
+    def _waiting(self, waited_s: float, words: str) -> None:
+        """Count what was waited for the device: processes that wait at the same time count once."""
+        now = monotonic()
+        self.waited_s += max(0.0, now - max(now - waited_s, self._waited_until))
+        self._waited_until = now
+        self._told(words)
 
     def close(self) -> None:
         """End the measuring process. The next request starts another."""
@@ -155,7 +169,7 @@ class Measurer:
         pool: list[Child] = []
         busy: dict[Child, tuple[Call, Measurement | None]] = {}
         try:
-            pool.extend(Child(start) for _ in range(min(self._compilers(), len(queue))))
+            pool.extend(Child(start, self._waiting) for _ in range(min(self._compilers(), len(queue))))
             for child in pool:
                 child.started()
             idle = list(pool)
@@ -176,7 +190,7 @@ class Measurer:
                         pool.remove(child)
                         yield call, error.measurement
                         if queue:
-                            idle.append(Child(start))
+                            idle.append(Child(start, self._waiting))
                             pool.append(idle[-1])
                             idle[-1].started()
                         continue
@@ -237,7 +251,7 @@ class Measurer:
     def _alive(self) -> Child:
         if self._child is None:
             computes = self._environment.device_type == "cuda" and computes_on_cuda(self._start["device_index"])
-            self._child = child = Child({**self._start, "parent_computes": computes})
+            self._child = child = Child({**self._start, "parent_computes": computes}, self._waiting)
             try:
                 child.started()
             except BaseException:

@@ -17,6 +17,7 @@ from typing import Any
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import MeasureError
 from autotuner.measure.child import NOBODY, PULSE, Pulse
+from autotuner.measure.lock import Waiting
 from autotuner.records import Measurement, Status
 
 START_S = 180.0
@@ -38,9 +39,15 @@ class DiedError(Exception):
 
 
 class Child:
-    """One measuring process: a fresh interpreter, leader of its own session and process group."""
+    """One measuring process: a fresh interpreter, leader of its own session and process group.
 
-    def __init__(self, start: Mapping[str, Any]) -> None:
+    Args:
+        start: what it needs to know first.
+        waiting: told for how long it has waited for the device, and who holds that.
+    """
+
+    def __init__(self, start: Mapping[str, Any], waiting: Waiting = lambda _waited_s, _words: None) -> None:
+        self._waiting = waiting
         self.connection, theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._oom_kills = oom_kills()
@@ -86,9 +93,13 @@ class Child:
             checkpoint()
             if self.connection.poll(min(POLL_S, max(0.0, self.deadline() - monotonic()))):
                 try:
-                    return json.loads(self.connection.recv_bytes())  # type: ignore[no-any-return]
+                    answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise self._died() from None
+                if "waited_s" not in answer:
+                    return answer
+                self._waiting(answer["waited_s"], answer["words"])
+                continue
             if self.deadline() <= monotonic():
                 raise self.overdue()
 

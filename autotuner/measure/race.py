@@ -10,6 +10,9 @@ from statistics import median
 LOOK_FACTOR = 2.0
 FIRST_FACTOR = 1.5
 LATER_FACTOR = 1.2
+AGREE_FACTOR = 1.25
+LOOKS_MAX = 4
+FEW_SAMPLES = 3
 SETTLED_SHARE = 0.01
 SETTLED_US = 0.5
 COVERAGE = 0.95
@@ -35,30 +38,51 @@ def coverage(count: int, depth: int) -> float:
 class Runner:
     """One candidate in a race: what it has shown so far, in microseconds."""
 
-    look_us: float | None = None
+    looks_us: list[float] = field(default_factory=list)
     samples_us: list[float] = field(default_factory=list)
     out: bool = False
     failed: bool = False
-    median_us: float = inf
+    doubtful: bool = False
+    """Whether it would be out by a look or sample that nothing agrees with: it is looked at again first."""
+    shown_us: float = inf
+    """What it is judged by: the median of its samples; the least of looks and samples where a single one decides it."""
+
+    @property
+    def look_us(self) -> float | None:
+        """The least of its looks; None before the first."""
+        return min(self.looks_us, default=None)
 
     @property
     def kept_us(self) -> list[float]:
-        """The samples that count: the first look only where there is nothing else."""
-        if self.samples_us or self.look_us is None:
-            return self.samples_us
-        return [self.look_us]
+        """The samples that count: looks only where there are too few others for a median that one cannot spoil."""
+        return self.samples_us if len(self.samples_us) >= FEW_SAMPLES else [*self.looks_us, *self.samples_us]
+
+    @property
+    def time_us(self) -> float:
+        """What it takes, by what it has shown."""
+        return median(self.samples_us) if len(self.samples_us) >= FEW_SAMPLES else min(self.kept_us)
+
+    @property
+    def rests_on_one(self) -> bool:
+        """Whether nothing yet agrees with the least that it has shown."""
+        ordered = sorted([*self.looks_us, *self.samples_us])
+        return len(ordered) < 2 or ordered[1] > AGREE_FACTOR * ordered[0]
 
 
 class Race:
     """Candidates that compete.
 
     Everyone gets one look, in the order given; then rounds over those that are left, each round starting one place
-    further. After every sample, candidates above a factor times the incumbent (the lowest median) are out: 2 on the
-    look alone, 1.5 with one kept sample, 1.2 with more. The look may leave one candidate; the later rules leave two.
-    Who is out comes back when the incumbent turns out slower, so that a lucky sample of one candidate ends no other,
-    and nobody who is out shows a lower median than the winner. A candidate is settled, and gets no further samples,
-    when the 95 % interval of its median is narrower than max(1 %, 0.5 us) or it has `samples_max` samples. The race is
-    over when all are out, failed or settled, or when the rounds have taken `limit_us`.
+    further. After every sample, candidates above a factor times the incumbent (the least time shown) are out: 2 on
+    looks alone, 1.5 with one kept sample, 1.2 with more. A single look or sample ends nobody: whoever would be out
+    is looked at again, after another candidate was where there is one, until the two least of what it has shown
+    agree within 25 % or it was looked at four times. Up to three kept samples, the least of what a candidate has
+    shown counts; from then on the median, which one bad sample does not move. The looks may leave one candidate;
+    the later rules leave two. Who is out comes back when the incumbent turns out slower, so that a lucky sample of
+    one candidate ends no other, and nobody who is out shows a lower time than the winner. A candidate is settled,
+    and gets no further samples, when the 95 % interval of its median is narrower than max(1 %, 0.5 us) or it has
+    `samples_max` samples. The race is over when all are out, failed or settled, or when the rounds have taken
+    `limit_us`.
     """
 
     def __init__(self, count: int, *, samples_min: int, samples_max: int, limit_us: float) -> None:
@@ -67,12 +91,18 @@ class Race:
         self._round = 0
         self._turns: list[int] = []
         self._spent_us = 0.0
+        self._last = -1
 
     def next(self) -> int | None:
         """Return whose turn it is, or None when the race is over."""
+        again = [index for index, runner in enumerate(self.runners) if runner.doubtful]
+        if again and again[0] != self._last:
+            return again[0]
         for index, runner in enumerate(self.runners):
-            if runner.look_us is None and not runner.out:
+            if not runner.looks_us and not runner.out:
                 return index
+        if again:
+            return again[0]
         if self._spent_us >= self._limit_us:
             return None
         self._turns = [index for index in self._turns if self._wanted(index)]
@@ -88,23 +118,30 @@ class Race:
         index = self.next()
         if index is None:
             return []
-        return [index] if self.runners[index].look_us is None else list(self._turns)
+        return [index] if self.is_look(index) else list(self._turns)
+
+    def is_look(self, index: int) -> bool:
+        """Say whether a candidate's next sample is a look: the first, or one that others are to agree with."""
+        runner = self.runners[index]
+        return not runner.looks_us or runner.doubtful
 
     def add(self, index: int, sample_us: float, spent_us: float = 0.0) -> None:
         """Take a sample of a candidate; taking it lasted `spent_us`."""
         runner = self.runners[index]
-        if runner.look_us is None:
-            runner.look_us = sample_us
+        if self.is_look(index):
+            runner.looks_us.append(sample_us)
         else:
             runner.samples_us.append(sample_us)
             self._spent_us += spent_us
-        runner.median_us = median(runner.kept_us)
+        runner.shown_us = runner.time_us
+        self._last = index
         self._turns = [turn for turn in self._turns if turn != index]
         self._drop()
 
     def fail(self, index: int) -> None:
         """Take a candidate out that could not be run."""
         self.runners[index].out = self.runners[index].failed = True
+        self.runners[index].doubtful = False
 
     def back_to(self, earlier: "Race") -> "Race":
         """Return the state of an earlier copy, but with what has failed since left out."""
@@ -114,10 +151,21 @@ class Race:
                 restored.fail(index)
         return restored
 
+    def taken_since(self, earlier: "Race") -> list[int]:
+        """Return how many looks and samples each candidate has had since an earlier copy."""
+        return [
+            len(now.looks_us + now.samples_us) - len(then.looks_us + then.samples_us)
+            for now, then in zip(self.runners, earlier.runners, strict=True)
+        ]
+
     def copy(self) -> "Race":
         twin = Race(0, samples_min=self._samples_min, samples_max=self._samples_max, limit_us=self._limit_us)
-        twin.runners = [Runner(r.look_us, list(r.samples_us), r.out, r.failed, r.median_us) for r in self.runners]
-        twin._round, twin._turns, twin._spent_us = self._round, list(self._turns), self._spent_us
+        twin.runners = [
+            Runner(list(r.looks_us), list(r.samples_us), r.out, r.failed, r.doubtful, r.shown_us) for r in self.runners
+        ]
+        twin._round, twin._turns, twin._spent_us, twin._last = (
+            self._round, list(self._turns), self._spent_us, self._last,
+        )  # fmt: skip
         return twin
 
     def _wanted(self, index: int) -> bool:
@@ -130,12 +178,14 @@ class Race:
         return high - low >= max(SETTLED_SHARE * median(samples), SETTLED_US)
 
     def _drop(self) -> None:
-        seen = [runner for runner in self.runners if not runner.failed and runner.look_us is not None]
-        leaders = nsmallest(2, seen, key=lambda runner: runner.median_us)
-        best_us = leaders[0].median_us
+        seen = [runner for runner in self.runners if not runner.failed and runner.looks_us]
+        leaders = nsmallest(2, seen, key=lambda runner: runner.shown_us)
+        best_us = leaders[0].shown_us
         for runner in seen:
             taken = len(runner.samples_us)
             factor = (LOOK_FACTOR, FIRST_FACTOR)[taken] if taken < 2 else LATER_FACTOR
-            runner.out = runner.median_us > factor * best_us and (
+            behind = runner.shown_us > factor * best_us and (
                 taken == 0 or not any(runner is leader for leader in leaders)
             )
+            alone = runner.rests_on_one and len(runner.looks_us) < LOOKS_MAX
+            runner.out, runner.doubtful = behind and not alone, behind and alone

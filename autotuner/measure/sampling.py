@@ -14,7 +14,8 @@ from autotuner.measure.timing import Run
 THREADS = "/proc/self/task"
 CANARY_EXTENT = 160
 WARM_US = 1_000.0
-LOOK_SAMPLES = 3
+LOOK_SAMPLES = 2
+LOOK_ATTEMPTS = 5
 ATTEMPTS = 10
 ATTEMPTS_US = 100_000.0
 PAUSE_S = 0.001
@@ -33,15 +34,25 @@ class Sampler:
     def __init__(self, runs: Sequence[Run], policy: Policy, between: Run | None = None) -> None:
         self._runs, self._policy, self._between = runs, policy, between
         self._turn = 0
+        self.is_contended = False
         self._call_us = self._warm()
 
     def look(self) -> float:
-        """Return the least of three samples (of one, where a call is a sample by itself), in microseconds of a call.
+        """Return the least of some samples, in microseconds of a call.
 
-        A stall that the system causes spoils one sample and not its neighbours; this one decides who is timed at all.
+        Two, or one where a call is a sample by itself, and further ones while this process's threads waited for a core
+        in all of them. A stall that the system causes spoils one sample and not its neighbours.
         """
-        samples = LOOK_SAMPLES if self._call_us < self._policy.single_us else 1
-        return min(self._loop()[0] for _ in range(samples))
+        least_us, self.is_contended = inf, True
+        for attempt in range(LOOK_ATTEMPTS):
+            waited_us = core_wait_us()
+            call_us, spent_us = self._loop()
+            least_us = min(least_us, call_us)
+            self.is_contended &= core_wait_us() - waited_us > WAIT_SHARE * spent_us
+            enough = attempt + 1 >= LOOK_SAMPLES or call_us >= self._policy.single_us
+            if enough and not self.is_contended:
+                break
+        return least_us
 
     def sample(self) -> tuple[float, float]:
         """Return microseconds of one call, averaged over one sample, and microseconds that taking it took.
@@ -49,7 +60,7 @@ class Sampler:
         A sample during which this process's threads waited for a core is taken again, after a pause; where that goes
         on, the least of them counts.
         """
-        least_us, total_us = inf, 0.0
+        least_us, total_us, self.is_contended = inf, 0.0, False
         for attempt in range(ATTEMPTS):
             waited_us = core_wait_us()
             call_us, spent_us = self._loop()
@@ -59,6 +70,7 @@ class Sampler:
             if total_us > ATTEMPTS_US:
                 break
             sleep(PAUSE_S * attempt)
+        self.is_contended = True
         return least_us, total_us
 
     def _loop(self) -> tuple[float, float]:

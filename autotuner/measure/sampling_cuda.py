@@ -55,6 +55,8 @@ class GraphSampler:
     operators. What the events themselves add is 2 to 3 us on an H200, of 200 or more.
     """
 
+    is_contended = False
+
     def __init__(self, runs: Sequence[Run], policy: CudaPolicy, pool: Pool) -> None:
         self._pair = _Pair(inside=True)
         self._capture(runs, graph_calls(_first_us(runs), len(runs), policy), pool)
@@ -84,6 +86,8 @@ class GraphSampler:
 
 class EventSampler:
     """One candidate, launched call by call, each after a flush of the second-level cache."""
+
+    is_contended = False
 
     def __init__(self, runs: Sequence[Run], policy: CudaPolicy, flushed: torch.Tensor) -> None:
         call_us = max(_first_us(runs), LEAST_US)

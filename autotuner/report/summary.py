@@ -56,7 +56,12 @@ class Need:
 
 
 def lead(configuration: Configuration) -> str:
-    """Return the result in one sentence."""
+    """Return the result in one sentence, and why it is doubtful, where it is."""
+    doubts = " ".join(doubt.sentence for doubt in configuration.doubts)
+    return _result(configuration) + (f" This is doubtful. {doubts}" if doubts else "")
+
+
+def _result(configuration: Configuration) -> str:
     model, device = configuration.model, configuration.environment.get("device_name", "a device without a name")
     what = f"One training step of {model.reference} in {model.dtype}"
     measured = configuration.measured

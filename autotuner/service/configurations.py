@@ -65,9 +65,10 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
     def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
         """Return the best configuration known for a model with these extents and options, on a device.
 
-        `match` is `exact`; `near_device` for one from another device, which runs if that is of the same type;
-        `near_shape` for the nearest extents on this device, which does not run with those asked for; or `none`.
-        `differs` names the fields in which it is not what was asked for, `message` explains it.
+        `match` is `exact`; `doubtful` for the same, measured under bad conditions; `near_device` for one from
+        another device, which runs if that is of the same type; `near_shape` for the nearest extents on this device,
+        which does not run with those asked for; or `none`. `differs` names the fields in which it is not what was
+        asked for, `message` explains it.
 
         Give `model`, as in `bert-encoder:base`; or `family` as a job has it, with `dtype` and all extents.
         """
@@ -252,6 +253,8 @@ def _message(database: Database, asked: Asked, found: Match) -> str:
             f"tuned for {_shown(stored.extents)}, not for {_shown(dict(asked.extents))}: it does not run with these; "
             "POST /v1/jobs tunes for them"
         )
+    if stored.doubts:
+        return f"tuned for exactly this, and doubtful: {' '.join(stored.doubts)} POST /v1/jobs measures again what is"
     whole = "" if stored.complete else "; not all that could matter was measured: a job stopped at its limit or gap"
     return f"tuned for exactly this{whole}"
 
@@ -326,6 +329,7 @@ def _view(stored: Stored) -> dict[str, Any]:
         "predicted_us": stored.total_us,
         "measured_us": stored.measured_us,
         "created_at": stored.created_at.isoformat(),
+        "doubts": list(stored.doubts),
     }
 
 

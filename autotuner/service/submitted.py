@@ -76,6 +76,7 @@ def request_of(submission: Submission, files: ModelFiles, database: Database) ->
         limits=Limits(submission.limits.seconds, submission.limits.measurements),
         again=submission.again,
         retry=submission.retry,
+        remeasure=submission.remeasure,
         end_to_end=submission.end_to_end,
     )
 

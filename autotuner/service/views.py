@@ -78,6 +78,7 @@ def measurement_view(found: Measured) -> MeasurementView:
         samples=len(measurement.samples_us),
         workspace_bytes=measurement.workspace_bytes,
         message=measurement.message,
+        marks=list(measurement.marks),
         measured_at=found.measured_at,
     )
 

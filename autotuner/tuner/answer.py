@@ -1,7 +1,7 @@
 """A space with its measurements -> the answer: solved, in running order, with its certificate."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -22,6 +22,7 @@ from autotuner.records import Environment, Measurement
 from autotuner.solvers import SOLVERS, exact
 from autotuner.space import Choice, Space
 from autotuner.tuner.budget import within_budget
+from autotuner.tuner.doubts import doubts_of
 from autotuner.tuner.explaining import explained
 from autotuner.tuner.outlook import gap
 from autotuner.tuner.steps import steps_of
@@ -45,6 +46,7 @@ def build_configuration(
     estimated_us: float | None = None,
     budget_bytes: int | None = None,
     left_s: float | None = None,
+    fresh: Collection[str] | None = None,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
@@ -54,6 +56,7 @@ def build_configuration(
         budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
         left_s: what this may take; `FINISHING_S` at least. The best plan that is found until then is taken, and what
             else there is to say of it is left out. None for as long as it takes.
+        fresh: keys of what was measured for it: of all else, what could matter was measured well. None for everything.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
@@ -99,6 +102,7 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": metadata.version("autotuner")},
         overtaking=overtaking,
+        doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
     )
     needs = _needs(space, steps, known)
     return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))

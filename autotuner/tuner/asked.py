@@ -18,6 +18,12 @@ class Asked(Protocol):
     @property
     def environment(self) -> Environment: ...
 
+    waited_s: float
+    """For how long it has waited for the device, which somebody else held."""
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have told who holds the device while that is waited for, and "" when that is over."""
+
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]: ...
 
     def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]: ...
@@ -42,6 +48,10 @@ class Replay:
         self.environment = environment
         self.recorded = recorded
         self.recorded_ceilings = ceilings
+        self.waited_s = 0.0
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Never wait."""
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         yield from ((call, None) for call in calls)
@@ -97,6 +107,7 @@ class Progress:
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
         spent_s, spent_measurements: of the job's limits, those before it was taken once more included.
+        note: what is waited for now, and who has it; "" while nothing is.
     """
 
     stage: Stage
@@ -111,6 +122,7 @@ class Progress:
     eta_s: float | None = None
     spent_s: float = 0.0
     spent_measurements: int = 0
+    note: str = ""
 
     @property
     def gap(self) -> float | None:

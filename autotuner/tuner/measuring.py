@@ -3,8 +3,8 @@
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -17,8 +17,9 @@ from autotuner.kernels import KERNELS
 from autotuner.records import Call, Measurement, digest
 from autotuner.request import Limits
 from autotuner.space import Space
-from autotuner.tuner.answer import must_be_computable, solved
+from autotuner.tuner.answer import is_declared, must_be_computable, solved
 from autotuner.tuner.asked import Asked, Progress, Result
+from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.races import openers, races
 from autotuner.tuner.standing import Standing
 
@@ -35,6 +36,10 @@ LOOKS = 30
 """How often it takes to look for what matters until then."""
 TOGETHER = 3.0
 """A call alone takes so many times as long to set up and time as one that races others for the same work."""
+OPENING_S = 600.0
+"""Until there is a plan, measuring goes on for as long as this, whatever the limits of a job say."""
+CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6
+"""To open with what needs no conversion, and no compiler; see `_opening`."""
 DECIDED = "looks for what matters in"
 """With a digest of a space's calls, the fact whether it does, 1 or 0."""
 
@@ -55,8 +60,8 @@ class Known:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that is unknown could make a difference."""
-        return self.counts["unknown"] == self.counts["unneeded"]
+        """Whether nothing that is unknown, or doubtful and was not measured again, could make a difference."""
+        return self.counts["unknown"] == self.counts["unneeded"] and not self.counts["stale"]
 
 
 def measure_missing(
@@ -66,26 +71,32 @@ def measure_missing(
     standing: Standing,
     *,
     retry: bool = False,
+    remeasure: bool = False,
     exhaustive: bool = False,
     unconfirmed: Iterable[str] = (),
+    doubted: Collection[str] | None = None,
     budget_bytes: int | None = None,
 ) -> Known:
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
     What would be chosen is measured once more in the end: the least of many noisy timings is too low on average, a
     second timing of the same call is not. What another walk measures at the moment is waited for, and not measured a
-    second time.
+    second time. What makes the latest answer doubtful, or took far longer than its siblings, is measured again; what
+    then cannot be measured keeps what was known.
 
     Args:
         retry: measure once more what has failed.
+        remeasure: measure once more whatever is known.
         exhaustive: measure everything.
         unconfirmed: keys of calls that were measured before in this walk, once.
+        doubted: keys of what is doubtful of the latest answer as a whole; None where that is not doubtful.
         budget_bytes: of what would be chosen.
 
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
     walk = _Measuring(space, database, measurer, standing, retry, unconfirmed, budget_bytes)
+    walk.distrust(space.calls if remeasure else doubted)
     try:
         walk.run(exhaustive)
     except InfeasibleError as error:
@@ -99,6 +110,22 @@ def measure_missing(
         walk.flush()
         database.release_calls(walk.owner)
     return walk.result()
+
+
+def open_plan(space: Space, database: Database, measurer: Asked, standing: Standing) -> frozenset[str]:
+    """Measure what one plan is made of, whatever the limits say, and return the keys of what was measured.
+
+    The plan is that of the framework: each operator alone, tensors as declared, kernels that need no compiler; another
+    one where a part of that does not work. Afterwards a job that has reached its limits has an answer.
+    """
+    walk = _Measuring(space, database, measurer, standing, False, (), None)
+    walk.distrust(None)
+    try:
+        walk.open()
+    finally:
+        walk.flush()
+        database.release_calls(walk.owner)
+    return walk.result().fresh
 
 
 class _Measuring:
@@ -118,6 +145,7 @@ class _Measuring:
         self._space, self._database, self._measurer, self._standing = space, database, measurer, standing
         self._retry = retry
         self._environment = measurer.environment.key
+        self._before: dict[str, Measurement] = {}
         self._known = self._stored(list(space.calls))
         self._missing = {key: call for key, call in space.calls.items() if key not in self._known}
         self._fresh: set[str] = set()
@@ -130,21 +158,73 @@ class _Measuring:
         self._total = self._done = self._compiled = self._compiling = 0
         self._measuring_s = 0.0
         self._is_news = True
+        self._stale = 0
+        self._is_opening = False
         standing.reused = len(self._known) - standing.measured  # what the cells' search has measured is known as well
+
+    def distrust(self, chosen: Collection[str] | None) -> None:
+        """Take what is doubtful of what is known for missing, until it is measured again or nothing more will be."""
+        doubtful = distrusted(self._space.calls, self._known, chosen) - self._fresh - self._unconfirmed
+        self._before = {key: measurement for key, measurement in self._known.items() if key in doubtful}
+        self._known = {key: measurement for key, measurement in self._known.items() if key not in doubtful}
+        self._missing |= {key: self._space.calls[key] for key in doubtful}
+        self._standing.reused -= len(doubtful)
+
+    def open(self) -> None:
+        """Measure one plan, and another where a part of it fails, until one works, there is none, or time is up.
+
+        The limits of the job do not end this.
+        """
+        self._is_opening = True
+        standing, until_s = self._standing, self._standing.spent_s + OPENING_S
+        asked: set[str] = set()
+        while standing.spent_s < until_s:
+            known = {**self._before, **self._known}
+            left = [key for key in self._opening(known) if key not in known and key not in asked]
+            asked.update(left)
+            self._total = self._done + len(left)
+            standing.tell(Progress("measure", self._done, self._total))
+            waiting = [[self._space.calls[key]] for key in left]
+            while waiting and standing.spent_s < until_s:
+                waiting = [others for race in waiting for others in self._race(race)]
+                if waiting:
+                    time.sleep(WAIT_FOR_OTHERS_S)
+            if not left:
+                return
+
+    def _opening(self, known: Mapping[str, Measurement]) -> frozenset[str]:
+        """Return the keys of the simplest plan of what works or is not measured yet; empty where there is none."""
+        space = self._space
+        plain = {c.call.key for c in space.choices if len(c.cover.operators) == 1 and is_declared(space.graph, c)}
+        prices = {
+            key: (1.0 if key in plain else CONVERTED_PRICE)
+            * (COMPILED_PRICE if KERNELS[call.candidate.kernel].compiles and key not in known else 1.0)
+            for key, call in space.calls.items() if key not in known or known[key].status == "ok"
+        }  # fmt: skip
+        first = {key: price for key, price in prices.items() if key in plain and price < COMPILED_PRICE}
+        for costs in (first, prices):
+            try:
+                return self._standing.puzzle().solved(costs).keys
+            except InfeasibleError:
+                continue
+        return frozenset()
 
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
         known = Ceilings.from_facts(self._database.facts(self._environment))
         lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
-            self._standing.ceilings = self._with_ceilings(known)
-            self._is_news = True
+            if not self._standing.enough():
+                self._standing.ceilings = self._with_ceilings(known)
+                self._is_news = True
         else:
             self._everything()
         while True:
             if lazy:
                 self._what_matters()
+            self._sample_outliers()
             self._look()
+            self._fall_back()
             if not self._confirm():
                 break
         if not lazy and len(self._space.calls) >= FEW and self.result().complete:
@@ -292,7 +372,8 @@ class _Measuring:
         self._done += len(found)
         calls = [call for call in race if call.key in mine and call.key not in found]
         began = time.monotonic()
-        with suppress(OverError), self._standing.within("measure"):
+        limit = nullcontext() if self._is_opening else self._standing.within("measure")
+        with suppress(OverError), limit:
             for call, measurement in self._measurer.measure([calls]) if calls else ():
                 self._learn(call, measurement)
                 self._done += 1
@@ -304,7 +385,33 @@ class _Measuring:
         others = [call for call in race if call.key not in mine]
         return [others] if others else []
 
+    def _fall_back(self) -> None:
+        """Take what is doubtful and was not measured again as it was known, and remember whether it could matter."""
+        stale = {key: measurement for key, measurement in self._before.items() if key not in self._known}
+        if stale:
+            outlook = self._standing.outlook
+            self._stale = 0 if outlook is not None and outlook.proven_gap == 0 else len(stale)
+            self._known |= stale
+            self._is_news = True
+            self._look()
+
+    def _sample_outliers(self) -> None:
+        """Race once more what took far longer in this walk than its siblings did."""
+        wanted = outliers(self._space.calls, self._known) & self._unconfirmed
+        self._unconfirmed -= wanted
+        self.flush()
+        for race in races(self._space, wanted):
+            if self._standing.enough():
+                return
+            again = [(call, measured) for call, measured in self._measurer.measure([race]) if measured.status == "ok"]
+            self._database.store(self._environment, again, replace=True)
+            self._known |= {call.key: measurement for call, measurement in again}
+            self._is_news = True
+
     def _learn(self, call: Call, measurement: Measurement) -> None:
+        before = self._before.get(call.key)
+        if before is not None and before.status == "ok" and measurement.status != "ok":
+            measurement = before  # what worked is not lost to one failure
         self._known[call.key] = measurement
         self._fresh.add(call.key)
         self._unconfirmed.add(call.key)
@@ -320,12 +427,15 @@ class _Measuring:
 
     def flush(self) -> None:
         if self._new:
-            self._database.store(self._environment, self._new)
+            newer = [(call, measurement) for call, measurement in self._new if call.key in self._before]
+            self._database.store(self._environment, [each for each in self._new if each[0].key not in self._before])
+            self._database.store(self._environment, newer, replace=True)
         self._new, self._stored_at = [], time.monotonic()
 
     def _stored(self, keys: Sequence[str]) -> dict[str, Measurement]:
         found = self._database.find(self._environment, keys)
-        return {key: m for key, m in found.items() if m.status == "ok" or not self._retry}
+        known = {key: m for key, m in found.items() if m.status == "ok" or not self._retry}
+        return {key: m for key, m in known.items() if m != self._before.get(key)}
 
     def _confirm(self) -> bool:
         """Measure what would be chosen once more, and solve again, until nothing new is chosen.
@@ -376,6 +486,7 @@ class _Measuring:
             "reused": len(known) - len(self._fresh),
             "unknown": unknown,
             "unneeded": unknown if is_settled else 0,
+            "stale": self._stale,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }
         statuses = Counter(measurement.status for measurement in known.values())

@@ -1,6 +1,6 @@
 """How far a walk is, for those who watch, and whether that is enough."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -39,6 +39,7 @@ class Standing:
         outlook: what was seen last; None where there is no plan, or nothing was seen yet.
         has_looked: the last look was not cut short by the limit.
         spent: of the limits, before this walk.
+        waited_s: for how long the device was waited for so far; it does not count against the limits.
     """
 
     space: Space
@@ -53,6 +54,7 @@ class Standing:
     outlook: Outlook | None = None
     has_looked: bool = False
     spent: Spent = NOTHING_SPENT
+    waited_s: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
         self._began = self._stage_began = self._solved_at = monotonic()
@@ -60,6 +62,7 @@ class Standing:
         self._stage = ""
         self._done_before = 0
         self._seen: _Seen | None = None
+        self._told = Progress("space", 0, 0)
 
     @property
     def best_us(self) -> float | None:
@@ -85,8 +88,8 @@ class Standing:
 
     @property
     def spent_s(self) -> float:
-        """What the job has taken so far, before this walk included."""
-        return self.spent.seconds + monotonic() - self._began
+        """What the job has taken so far, before this walk included; waiting for the device is left out."""
+        return self.spent.seconds + monotonic() - self._began - self.waited_s()
 
     def within(self, stage: str) -> AbstractContextManager[None]:
         """End the work inside with `OverError` when the time of a stage is over."""
@@ -104,6 +107,7 @@ class Standing:
             self._stage, self._stage_began, self._done_before = progress.stage, now, progress.done
         left, done = progress.total - progress.done, progress.done - self._done_before
         pace_s = (now - self._stage_began) / done if done else None
+        self._told = progress
         self.watch(
             replace(
                 progress,
@@ -118,6 +122,10 @@ class Standing:
                 spent_measurements=self.spent.measurements + self.measured,
             )
         )
+
+    def wait(self, note: str) -> None:
+        """Tell what is waited for, at the progress of before."""
+        self.tell(replace(self._told, note=note))
 
     def look(self, known: Mapping[str, Measurement], *, now: bool = False) -> None:
         """Solve with what is known, if the last time was long enough ago or it must be now.
@@ -136,6 +144,16 @@ class Standing:
             self.has_looked = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
+
+    def puzzle(self) -> SpacePuzzle:
+        """Return the problem of the space.
+
+        Raises:
+            InfeasibleError: some operator has no choice at all.
+        """
+        if self._seen is None or self._seen.space is not self.space:
+            self._seen = _Seen(self.space)
+        return self._seen.puzzle()
 
     def batch(self, wanted: Sequence[str], known: int, pace_s: float) -> Sequence[str]:
         """Return what to measure before the next look, of what is wanted.
@@ -175,6 +193,10 @@ class _Seen:
             self._works[key] = work_of(call)
         self._groups: Groups = groups_of(space.calls)
 
+    def puzzle(self) -> SpacePuzzle:
+        self._puzzle = self._puzzle or SpacePuzzle(self.space)
+        return self._puzzle
+
     def outlook(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Outlook | None:
         """Solve; None where there is no plan, whatever will be measured."""
         calls = self._works
@@ -187,7 +209,6 @@ class _Seen:
             guessed = learned_us(self._groups, optimistic, measured)
             learned = {key: guessed[key] for key in left}
         try:
-            self._puzzle = self._puzzle or SpacePuzzle(self.space)
-            return look(self._puzzle, measured, left, learned, enough)
+            return look(self.puzzle(), measured, left, learned, enough)
         except InfeasibleError:
             return None

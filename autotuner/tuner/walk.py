@@ -11,16 +11,19 @@ from autotuner.database import Database
 from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.graph.autodiff import training_graph
 from autotuner.kernels import KERNELS
+from autotuner.kernels.canonical import canonical
 from autotuner.records import digest
-from autotuner.request import Request, family_key
+from autotuner.request import Limits, Request, family_key
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Spent, Watch
 from autotuner.tuner.cells import search_cells
-from autotuner.tuner.measuring import measure_missing
+from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
+OF_THE_WHOLE = ("wide", "end_to_end")
+"""Doubts for which every call of a plan is measured again; the others are of single calls, which the database marks."""
 
 
 def request_key(request: Request, file: SpaceFile) -> str:
@@ -31,7 +34,7 @@ def request_key(request: Request, file: SpaceFile) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A configuration, the id under which the database keeps it, and whether all that could matter was measured."""
+    """A configuration, its id in the database, and whether all that could matter was measured, and measured well."""
 
     configuration: Configuration
     id: int
@@ -46,6 +49,7 @@ def tune(
     *,
     watch: Watch = lambda _: None,
     spent: Spent = NOTHING_SPENT,
+    provisional: bool = False,
 ) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
 
@@ -56,6 +60,8 @@ def tune(
         measurer: measures calls, one after another.
         watch: called with the progress; an error that it raises ends the walk, and what was measured is kept.
         spent: of the request's limits, by those who worked on it before.
+        provisional: whether what follows may make the answer doubtful: it is stored as one that is not complete, and
+            the caller stores another.
 
     Returns:
         The configuration; its `measured` is None unless the stored one had been timed end to end.
@@ -70,7 +76,7 @@ def tune(
     model, environment = request.model, measurer.environment
     key = request_key(request, file)
     database.remember(environment)
-    if not (request.again or request.retry):
+    if not (request.again or request.retry or request.remeasure):
         stored = _stored(database, key, environment.key)
         is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
         if stored is not None and (is_whole or not request.exhaustive):
@@ -86,12 +92,17 @@ def tune(
             f"the limit of {limit_s:g} s was reached while the space was enumerated: ask again with a higher one"
         ) from None
     standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent.and_since(began))
+    standing.waited_s = lambda: measurer.waited_s
+    measurer.hear(standing.wait)
+    opened = frozenset[str]() if request.limits == Limits() else open_plan(space, database, measurer, standing)
     searched = search_cells(space, database, measurer, standing)
+    searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
     everything = request.exhaustive or request.budget_bytes is not None
+    doubted = _doubted(database, key, environment.key)
     known = measure_missing(
-        space, database, measurer, standing, retry=request.retry, exhaustive=everything, unconfirmed=searched.fresh,
-        budget_bytes=request.budget_bytes,
+        space, database, measurer, standing, retry=request.retry, remeasure=request.remeasure, exhaustive=everything,
+        unconfirmed=searched.fresh, doubted=doubted, budget_bytes=request.budget_bytes,
     )  # fmt: skip
     known = searched.counted(known)
     if known.fresh:
@@ -103,16 +114,37 @@ def tune(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
         left_s=standing.left_s,
+        fresh=None if doubted is None else known.fresh,
     )  # fmt: skip
-    number = save(database, found, key, complete=known.complete)
+    complete = known.complete and not found.doubts
+    number = save(database, found, key, complete=complete and not provisional)
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
-    return Tuned(found, number, known.complete)
+    return Tuned(found, number, complete)
+
+
+def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str] | None:
+    """Return the keys of what is doubtful of the latest answer as a whole, None where it is not doubtful at all."""
+    stored = database.configurations.find(key, environment_key, complete=False)
+    if stored is None or not stored[1].get("doubts"):
+        return None
+    if not any(doubt["reason"] in OF_THE_WHOLE for doubt in stored[1]["doubts"]):
+        return frozenset()
+    try:
+        found = Configuration.from_json(stored[1], "the stored configuration")
+    except ConfigurationError:
+        return frozenset()
+    calls = [step.call(found.graph()) for step in found.steps]
+    return frozenset(canonical(call.subgraph, call.candidate).key for call in calls)
 
 
 def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
-    """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss."""
+    """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss.
+
+    So is one of which the latest made doubtful what it says.
+    """
     stored = database.configurations.find(key, environment_key)
-    if stored is None:
+    latest = database.configurations.find(key, environment_key, complete=False)
+    if stored is None or (latest is not None and latest[1].get("doubts")):
         return None
     number, document = stored
     try:
@@ -128,7 +160,8 @@ def save(database: Database, configuration: Configuration, key: str, *, complete
     """Store a configuration as the latest answer to a request, and return its id.
 
     Args:
-        complete: whether all that could matter had been measured; otherwise a later request measures on.
+        complete: whether all that could matter had been measured, and nothing makes the answer doubtful; otherwise a
+            later request measures on.
     """
     model = configuration.model
     return database.configurations.save(

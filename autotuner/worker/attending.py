@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -112,7 +113,8 @@ def run_job(
         except BaseException:
             _leave(database, job, worker, log)
             raise
-        return tuned.configuration if _end(database, job, worker, log, "finished", tuned=tuned) else None
+        doubts = doubts_words(tuned.configuration)
+        return tuned.configuration if _end(database, job, worker, log, "finished", doubts, tuned) else None
 
 
 def told(error: Exception) -> str:
@@ -155,6 +157,11 @@ def _leave(database: Database, job: Job, worker: str, log: Log) -> None:
         log("job_not_put_back", job=job.id, error=str(error))
 
 
+def doubts_words(found: Configuration) -> str:
+    """Return why an answer is doubtful, in sentences; nothing where it is not."""
+    return " ".join(doubt.sentence for doubt in found.doubts)
+
+
 def _tuned(
     request: Request,
     database: Database,
@@ -173,22 +180,31 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent)
-    if not request.end_to_end or tuned.configuration.measured is not None or not _has_peers(request.model):
+        timed = request.end_to_end and _has_peers(request.model)
+        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
+    if not timed or tuned.configuration.measured is not None:
         return tuned
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
     limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    waited_s = 0.0
+
+    def waiting(seconds: float, words: str) -> None:
+        nonlocal waited_s
+        waited_s = seconds
+        reporter.wait(words)
+
     try:
-        with until(lambda: spent.and_since(began).seconds > limit_s):
-            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads)
+        with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
+            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
         )
-        return tuned
+        number = tuner.save(database, tuned.configuration, tuner.request_key(request, file), complete=tuned.complete)
+        return replace(tuned, id=number)
     found = tuned.configuration.with_measured(measured)
-    key = tuner.request_key(request, file)
-    return Tuned(found, tuner.save(database, found, key, complete=tuned.complete), tuned.complete)
+    complete = tuned.complete and not found.doubts
+    return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)
 
 
 def _has_peers(model: Model) -> bool:

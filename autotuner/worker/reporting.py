@@ -83,9 +83,15 @@ class Reporter:
         last = self._last or Progress(name, 0, total)
         self(replace(last, stage=name, done=0, total=total, eta_s=None))
 
+    def wait(self, note: str) -> None:
+        """Say what is waited for, at the progress of before."""
+        if self._last is not None:
+            self(replace(self._last, note=note))
+
     def __call__(self, progress: Progress) -> None:
         self._watch(progress)
-        is_new = self._last is None or progress.stage != self._last.stage
+        last = self._last
+        is_new = last is None or (progress.stage, progress.note) != (last.stage, last.note)
         self._last, self._heard_at = progress, time.monotonic()
         if is_new or time.monotonic() - self._told_at > TELL_AFTER_S:
             self._store(progress)

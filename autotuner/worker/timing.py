@@ -20,6 +20,7 @@ from autotuner.configuration import Configuration, Measured
 from autotuner.errors import AutotunerError, MeasureError
 from autotuner.measure import lock_path, locked
 from autotuner.measure.child import die_with
+from autotuner.measure.lock import Waiting
 
 POLL_S = 0.5
 _PROGRAM = (
@@ -28,10 +29,18 @@ _PROGRAM = (
 )
 
 
-def time_apart(configuration: Configuration, samples: int, threads: int | None = None) -> Measured:
+def time_apart(
+    configuration: Configuration,
+    samples: int,
+    threads: int | None = None,
+    waiting: Waiting = lambda _waited_s, _words: None,
+) -> Measured:
     """Time a configuration against its peers, as `autotuner.runtime.time_peers` does, in another process.
 
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
+
+    Args:
+        waiting: told while the lock is waited for, as by `locked`.
 
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
@@ -48,9 +57,13 @@ def time_apart(configuration: Configuration, samples: int, threads: int | None =
         try:
             request = {"configuration": configuration.to_json(), "samples": samples, "threads": threads}
             ours.send_bytes(json.dumps(request).encode())
-            while not ours.poll(POLL_S):
-                checkpoint()
-            answer = json.loads(ours.recv_bytes())
+            answer: dict[str, Any] = {}
+            while not answer or "waited_s" in answer:
+                if answer:
+                    waiting(answer["waited_s"], answer["words"])
+                while not ours.poll(POLL_S):
+                    checkpoint()
+                answer = json.loads(ours.recv_bytes())
         except (EOFError, OSError):
             log.seek(0)
             words = log.read().decode(errors="replace").strip().splitlines()[-1:]
@@ -80,20 +93,24 @@ def main(pipe: int, parent: int) -> None:
     connection = Connection(pipe)
     request = json.loads(connection.recv_bytes())
     configuration = Configuration.from_json(request["configuration"])
+
+    def waiting(waited_s: float, words: str) -> None:
+        connection.send_bytes(json.dumps({"waited_s": waited_s, "words": words}).encode())
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        answer = _timed(configuration, request["samples"], request["threads"])
+        answer = _timed(configuration, request["samples"], request["threads"], waiting)
     from autotuner.runtime import TunedWarning
 
     told = [str(warning.message) for warning in caught if issubclass(warning.category, TunedWarning)]
     connection.send_bytes(json.dumps(answer | {"warnings": told}).encode())
 
 
-def _timed(configuration: Configuration, samples: int, threads: int | None) -> dict[str, Any]:
+def _timed(configuration: Configuration, samples: int, threads: int | None, waiting: Waiting) -> dict[str, Any]:
     from autotuner.runtime import time_peers
 
     try:
-        with locked(lock_path(configuration.environment["device_type"]), alone=True):
+        with locked(lock_path(configuration.environment["device_type"]), alone=True, waiting=waiting):
             return {"measured": asdict(time_peers(configuration, samples, threads=threads))}
     except AutotunerError as error:
         return {"error": type(error).__name__, "message": str(error)}

@@ -29,7 +29,7 @@ def view(found: Configuration, **changes: Any) -> dict[str, Any]:
     return {
         "id": 7, "dtype": "float32", "extents": {"b": 2, "h": 3, "f": 4}, "complete": True, "device_type": "cpu",
         "device_name": "made up", "environment_key": "e", "predicted_us": 1234.5, "measured_us": None,
-        "created_at": "2026-11-20T10:00:00Z", "configuration": found.to_json(),
+        "created_at": "2026-11-20T10:00:00Z", "doubts": [], "configuration": found.to_json(),
     } | changes  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_waiting_shows_each_stage_and_ends_with_the_result(run: Run, service: Pr
     assert ran.code == 0
     assert ran.err.splitlines() == [
         "job 3 waits for a worker",
-        "job 3 measuring; 4 measured, 1 reused, 2 failed; best 1,500.0 us, gap 50.0%; 30 s left",
+        "job 3 measuring 5 of 20; 4 measured, 1 reused, 2 failed; best 1,500.0 us, gap 50.0%; 30 s left",
         "job 3 finished",
     ]
     for text in ("small:wide", "made up", "predicted, kernels of one training step"):
@@ -187,6 +187,17 @@ def test_a_job_is_cancelled(run: Run, service: Pretended) -> None:
 
 
 # best
+
+
+def test_a_doubtful_best_says_why(run: Run, service: Pretended, found: Configuration) -> None:
+    doubts = ["7 of 9 times were taken in a bad moment."]
+    best = view(found, complete=False, doubts=doubts)
+    known = {"match": "doubtful", "differs": [], "message": f"doubtful: {doubts[0]}", "best": best}
+    service.on("GET /v1/configurations/best", known)
+    ran = run("best", "bert-encoder:tiny")
+    assert ran.code == 0
+    for text in ("doubtful", "with doubts, see below", doubts[0]):
+        assert text in ran.out
 
 
 def test_the_best_is_shown_with_its_match_and_written(

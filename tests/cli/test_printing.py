@@ -1,6 +1,7 @@
 """What people see of values that no command can make here without measuring, and what programs and files get."""
 
 from dataclasses import replace
+from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
@@ -9,6 +10,7 @@ from autotuner.cli import printing
 from autotuner.configuration import Configuration, Measured
 from autotuner.models import Model
 from autotuner.problem import Solution
+from autotuner.records import Doubt
 from autotuner.tuner import Progress
 from tests.explained import TURNED, explained_configuration
 
@@ -38,6 +40,39 @@ def test_progress_shows_each_stage_once_with_what_was_reused_and_failed() -> Non
     shown(Progress("measure", 3, 4, reused=2, failed=1))
     bars = [(b.description, b.completed, b.total, b.fields["note"]) for b in shown.bars.tasks]
     assert bars == [("enumerating", 1, 1, ""), ("measuring", 3, 4, "2 reused, 1 failed")]
+
+
+def test_off_a_terminal_progress_is_lines_one_for_each_stage_and_then_one_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(printing, "Lines", partial(printing.Lines, lambda: now_s))
+    with printing.Shown(quiet=False) as shown:
+        shown(Progress("space", 0, 0))
+        for done in range(100):
+            now_s = done / 10
+            shown(Progress("measure", done, 100, measured=done))
+        shown(Progress("measure", 99, 100, measured=99, note="waiting for the device, held by process 17"))
+        shown(Progress("solve", 0, 0, measured=99, best_us=62.5))
+    assert capsys.readouterr().err.splitlines() == [
+        "enumerating",
+        "measuring 0 of 100",
+        "measuring 50 of 100, 50 measured",
+        "measuring 99 of 100, 99 measured, waiting for the device, held by process 17",
+        "solving, 99 measured, best 62.5 us",
+    ]
+
+
+def test_a_doubtful_configuration_says_why_and_what_to_do(found: Configuration, capsys: Captured) -> None:
+    doubtful = replace(found, doubts=(Doubt("contended", "7 of 9 times were taken in a bad moment."),))
+    for steps in (False, True):
+        printing.print_configuration(doubtful, as_json=False, steps=steps)
+        text = capsys.readouterr().out
+        assert "7 of 9 times were taken in a bad moment." in text
+        assert "autotuner tune --remeasure" in text
+        assert "by times that are doubtful" in text
+    printing.print_configuration(found, as_json=False)
+    assert "doubtful" not in capsys.readouterr().out
 
 
 def test_progress_for_a_program_prints_nothing(capsys: Captured) -> None:

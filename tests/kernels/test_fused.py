@@ -1,5 +1,10 @@
 """The generic fused kernel: its rules over every set of the layer; compiled on four, since each takes seconds."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from autotuner.kernels import KERNELS
@@ -75,3 +80,31 @@ def test_slices_of_stacks_are_refused() -> None:
     add = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (T, T, T), (0, 1), (2,))
     reason = KERNELS["inductor"].refuses(add, Candidate("inductor", ("ab", "a*b@0/2", "ab")))
     assert reason == "a fused kernel takes dense tensors, not slices of stacks"
+
+
+COMPILED_ONCE = """
+import torch
+from torch._dynamo.utils import counters
+from autotuner.kernels.on_torch.fused import compiled_for
+
+def body(x, y):
+    y.copy_(x * 3)
+    return ()
+
+x, y = torch.ones(4, 8), torch.empty(4, 8)
+compiled_for("three times", body, (x, y))([x, y])
+assert y.eq(3).all()
+found = counters["inductor"]
+print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"])
+"""
+
+
+def test_another_process_loads_what_was_compiled_and_generates_no_code_again(tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    run = [
+        subprocess.run(
+            [sys.executable, "-c", COMPILED_ONCE], env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert run == [["1", "0"], ["0", "1"]]

@@ -73,6 +73,7 @@ def test_what_was_sampled_while_the_machine_drifted_is_taken_again_once(
     assert [measured.status for _, measured in found] == ["ok"]
     assert asked == [module.DRIFT_SHARE] * 2
     assert len(samples) == 2
+    assert "drifted" in found[0][1].marks, "it drifted the second time as well"
 
 
 def test_two_identical_calls_differ_little_or_much_but_not_negatively() -> None:
@@ -133,3 +134,36 @@ def test_references_make_room_where_memory_is_short(add: MakeCall) -> None:
     found = raced(bench, add("good"), other)
     assert [measured.status for _, measured in found] == ["ok"] * 2
     assert bench._references.held_bytes == 2 * 3 * 8
+
+
+def test_what_was_dropped_early_is_marked_and_has_the_least_of_at_least_two_looks(add: MakeCall) -> None:
+    found = dict(raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"), add("slow")))
+    assert "eliminated" not in found[0].marks
+    assert "eliminated" in found[1].marks
+    assert len(found[1].samples_us) >= 2
+    assert found[1].median_us == min(found[1].samples_us)
+
+
+def test_what_waited_for_a_core_all_the_time_is_marked_as_contended(
+    add: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_us = iter(range(0, 10**12, 10**6))
+    monkeypatch.setattr(sampling, "core_wait_us", lambda: float(next(waited_us)))
+    monkeypatch.setattr(sampling, "sleep", lambda _s: None)
+    (_, measured), *_ = raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"))
+    assert "contended" in measured.marks
+    assert measured.is_doubtful
+
+
+def test_what_others_are_known_to_disturb_is_marked_as_contended(add: MakeCall) -> None:
+    found: list[Measurement] = []
+    bench = Bench(CpuTiming(POLICY), 1 << 30)
+    bench.race([add("good")], lambda _i, _own: None, lambda _i, measured: found.append(measured), contended=True)
+    assert "contended" in found[0].marks
+
+
+def test_a_quiet_measurement_has_no_marks(add: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "core_wait_us", lambda: 0.0)
+    monkeypatch.setattr(Canary, "drifted", lambda _canary, _share: False)
+    (_, measured), *_ = raced(Bench(CpuTiming(POLICY), 1 << 30), add("good"))
+    assert measured.marks == ()

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from autotuner.measure import lock
 from autotuner.measure.lock import lock_path, locked
 
 STRANGER = 65534
+UNKNOWN = "waiting for the device, held by another tuning"
 
 
 @pytest.fixture
@@ -115,3 +118,51 @@ def test_a_lock_that_was_tidied_away_is_made_anew_and_waited_for_again(temporary
     own(temporary).rmdir()
     with locked(path, alone=True):
         assert Path(path).exists()
+
+
+def held_by_another(path: Path) -> subprocess.Popen[str]:
+    """Return a process that holds a lock file until its input ends."""
+    program = f"import fcntl, sys; f = open({str(path)!r}, 'a'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_whoever_waits_is_told_who_holds_the_device_and_when_that_is_over(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    other = held_by_another(path)
+    told: list[tuple[float, str]] = []
+
+    def waiting(waited_s: float, words: str) -> None:
+        told.append((waited_s, words))
+        if len(told) == 2:
+            other.communicate("\n")
+
+    with locked(str(path), alone=True, waiting=waiting):
+        assert lock.holders(str(path)) in ([os.getpid()], [])
+    assert told[0][1] in (f"waiting for the device, held by process {other.pid}", UNKNOWN)
+    assert told[-1][1] == ""
+    assert [waited_s for waited_s, _ in told] == sorted(waited_s for waited_s, _ in told)
+
+
+def test_whoever_is_told_can_end_the_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    other = held_by_another(path)
+
+    def waiting(_waited_s: float, _words: str) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError), locked(str(path), alone=True, waiting=waiting):
+        pass
+    other.communicate("\n")
+    with locked(str(path), alone=True):
+        pass
+
+
+def test_without_a_list_of_locks_the_holder_is_another_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "LOCKS", tmp_path / "none")
+    assert lock.holders(str(tmp_path)) == []
+    assert lock._words([]) == UNKNOWN

@@ -6,10 +6,10 @@ from autotuner.measure.race import Race, interval
 
 
 def race_of(*looks_us: float, limit_us: float = 1e9) -> Race:
+    """Return a race in which everyone was looked at, and whoever needs it again, always with the same result."""
     race = Race(len(looks_us), samples_min=3, samples_max=10, limit_us=limit_us)
-    for index, look_us in enumerate(looks_us):
-        assert race.next() == index
-        race.add(index, look_us)
+    while (index := race.next()) is not None and race.is_look(index):
+        race.add(index, looks_us[index])
     return race
 
 
@@ -30,8 +30,62 @@ def test_the_interval_of_a_median_is_made_of_order_statistics(count: int, ranks:
 
 
 def test_everyone_is_looked_at_once_in_the_order_given() -> None:
-    race = race_of(5.0, 3.0, 4.0)
-    assert [runner.look_us for runner in race.runners] == [5.0, 3.0, 4.0]
+    race = Race(3, samples_min=3, samples_max=10, limit_us=1e9)
+    for index, look_us in enumerate((5.0, 3.0, 4.0)):
+        assert race.next() == index
+        race.add(index, look_us)
+    assert [runner.looks_us for runner in race.runners] == [[5.0], [3.0], [4.0]]
+
+
+def test_who_would_be_out_is_looked_at_again_after_somebody_else_was() -> None:
+    race = Race(3, samples_min=3, samples_max=10, limit_us=1e9)
+    race.add(0, 100.0)
+    race.add(1, 900.0)
+    assert not race.runners[1].out, "one look ends nobody"
+    assert race.next() == 2
+    race.add(2, 110.0)
+    assert race.next() == 1
+    race.add(1, 905.0)
+    assert race.runners[1].out
+
+
+def test_one_absurd_look_is_forgotten_once_others_do_not_show_it() -> None:
+    race = Race(2, samples_min=3, samples_max=10, limit_us=1e9)
+    race.add(0, 100.0)
+    race.add(1, 30_000.0)
+    assert race.next() == 1
+    race.add(1, 95.0)
+    assert run(race, 100.0, 95.0).count(1) == 3
+    assert race.runners[1].time_us == 95.0
+
+
+def test_looks_that_disagree_are_followed_by_more_and_the_least_is_kept() -> None:
+    race = Race(2, samples_min=3, samples_max=10, limit_us=1e9)
+    race.add(0, 100.0)
+    for look_us in (30_000.0, 800.0):
+        race.add(1, look_us)
+        assert race.next() == 1
+    race.add(1, 810.0)
+    assert race.runners[1].out
+    assert (race.runners[1].time_us, race.runners[1].kept_us) == (800.0, [30_000.0, 800.0, 810.0])
+
+
+def test_four_looks_are_enough_however_much_they_differ() -> None:
+    race = Race(2, samples_min=3, samples_max=10, limit_us=1e9)
+    race.add(0, 1.0)
+    for look_us in (80.0, 40.0, 20.0, 10.0):
+        race.add(1, look_us)
+    assert race.runners[1].out
+    assert race.runners[1].time_us == 10.0
+
+
+def test_one_bad_sample_ends_nobody() -> None:
+    race = race_of(100.0, 101.0, 102.0)
+    for index, sample_us in ((1, 101.0), (2, 5_000.0), (0, 100.0)):
+        race.add(index, sample_us)
+    assert not race.runners[2].out
+    run(race, 100.0, 101.0, 102.0)
+    assert race.runners[2].time_us == 102.0
 
 
 def test_a_look_above_twice_the_incumbent_is_out_and_may_leave_one() -> None:
@@ -44,7 +98,7 @@ def test_one_sample_above_one_and_a_half_and_two_above_one_point_two_are_out() -
     race = race_of(100.0, 100.0, 160.0, 130.0)
     turns = run(race, 100.0, 101.0, 160.0, 130.0)
     assert turns.count(2) == 1
-    assert turns.count(3) == 2
+    assert turns.count(3) == 2, "looks agree with the samples"
     assert turns.count(0) == turns.count(1) == 3
 
 
@@ -109,11 +163,14 @@ def test_going_back_forgets_samples_and_remembers_failures() -> None:
     assert before.runners[1].failed is False
 
 
-def test_a_look_counts_only_where_there_is_nothing_else() -> None:
+def test_looks_count_only_where_there_are_fewer_than_three_samples() -> None:
     race = race_of(100.0, 300.0)
     race.add(0, 90.0)
-    assert race.runners[0].kept_us == [90.0]
-    assert race.runners[1].kept_us == [300.0]
+    assert race.runners[0].kept_us == [100.0, 90.0]
+    assert race.runners[1].kept_us == [300.0, 300.0]
+    race.add(0, 91.0)
+    race.add(0, 92.0)
+    assert race.runners[0].kept_us == [90.0, 91.0, 92.0]
 
 
 def test_a_round_is_everybody_who_is_left_in_it_and_a_look_is_a_turn_of_its_own() -> None:

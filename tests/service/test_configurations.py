@@ -1,6 +1,7 @@
 """Configurations over HTTP: the best for what somebody wants to run, and what a client need not be sent twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
@@ -10,11 +11,12 @@ from autotuner.configuration import Configuration
 from autotuner.database import Database
 from autotuner.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
 from autotuner.models import named_model
-from autotuner.records import Scalar
+from autotuner.records import Doubt, Scalar
 from autotuner.wire import BestView, ConfigurationView
 from tests.explained import explained_configuration
 from tests.service.filled import HERE, TINY, answer
 
+OTHER = named_model("bert-encoder:tiny", extents={"l": 48})
 BEST = "/v1/configurations/best"
 WIDE = [f"{axis}={extent}" for axis, extent in TINY.extents.items()]
 
@@ -35,6 +37,20 @@ def test_the_best_for_a_model_is_the_same_as_for_its_family(asked: TestClient, f
     assert (named.match, named.differs, named.message) == ("exact", [], "tuned for exactly this")
     assert named.best is not None
     assert json.loads(filled.configurations.get(1).text) == named.best.configuration
+
+
+def test_one_that_was_measured_in_a_bad_moment_is_doubtful_and_says_why(
+    asked: TestClient, filled: Database, configuration: Configuration
+) -> None:
+    doubtful = replace(configuration, doubts=(Doubt("contended", "7 of 9 times were taken in a bad moment."),))
+    number = answer(filled, doubtful, model=OTHER, complete=False)
+    found = asked.get(BEST, params={"model": "bert-encoder:tiny", "extent": "l=48"}).json()
+    assert (found["match"], found["differs"]) == ("doubtful", [])
+    assert "7 of 9 times were taken in a bad moment." in found["message"]
+    assert found["best"]["doubts"] == ["7 of 9 times were taken in a bad moment."]
+    view = ConfigurationView.model_validate_json(asked.get(f"/v1/configurations/{number}").text)
+    assert (view.doubts, view.complete) == (["7 of 9 times were taken in a bad moment."], False)
+    assert ConfigurationView.model_validate_json(asked.get("/v1/configurations/1").text).doubts == []
 
 
 @pytest.mark.usefixtures("filled")

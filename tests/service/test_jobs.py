@@ -154,7 +154,7 @@ def test_jobs_come_in_pages_the_newest_first(asked: TestClient) -> None:
 
 def test_a_job_says_how_far_it_is_and_what_came_of_it(asked: TestClient, filled: Database) -> None:
     running, finished = asked.get("/v1/jobs/4").json(), asked.get("/v1/jobs/1").json()
-    assert (running["state"], running["progress"]) == ("running", PROGRESS)
+    assert (running["state"], running["progress"]) == ("running", {**PROGRESS, "note": ""})
     assert (finished["state"], finished["configuration_id"], finished["counts"]) == ("finished", 1, {"calls": 3})
     assert finished["family"] == TINY.family
     assert filled.queue.job(4).revision == running["revision"]

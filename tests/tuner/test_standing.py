@@ -10,7 +10,7 @@ from autotuner.kernels import KERNELS
 from autotuner.models import Model
 from autotuner.records import Call, Measurement
 from autotuner.request import Limits, Request
-from autotuner.tuner import Progress, standing
+from autotuner.tuner import Progress, measuring, standing
 from autotuner.tuner.standing import Standing
 from tests.made_up import CPU, space_of, times
 from tests.tuner.asking import Asking, tune
@@ -76,7 +76,11 @@ def test_a_partial_answer_is_not_taken_for_a_whole_one(small: Model, database: D
     assert again[-1].reused == seen[-1].measured
 
 
-def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database: Database) -> None:
+def test_a_limit_that_ends_before_there_is_a_plan_says_so(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes an opening that was given up as well."""
+    monkeypatch.setattr(measuring, "OPENING_S", -1.0)
     with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
         walked(small, database, limits=Limits(measurements=1))
 

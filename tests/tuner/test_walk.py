@@ -189,7 +189,8 @@ def test_an_end_to_end_timing_is_kept_with_the_answer(small: Model, database: Da
     known = times(space_of(small).calls)
     found = tune(small, CPU, database, Asking(known))
     assert found.measured is None
-    timed = found.with_measured(Measured(200.0, 20.0, {"eager": 300.0}, 30))
+    plan_us = found.certificate.predicted_us + 20.0
+    timed = found.with_measured(Measured(plan_us, 20.0, {"eager": 1.5 * plan_us}, 30))
     save(database, timed, request_key(Request(small), CPU))
     again = tune(small, CPU, database, Asking({}))
     assert again.measured is not None

@@ -11,6 +11,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autotuner.kernels.reference import evaluate
 from autotuner.records import Call
@@ -36,10 +37,14 @@ _COMPILED: dict[str, Callable[[list[Tensor]], Any]] = {}
 
 
 def compiled_for(key: str, body: Callable[..., Any], operands: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
-    """Return the compiled body for operands of these shapes and strides; one compilation per call key and process."""
+    """Return the compiled body for operands of these shapes and strides; one compilation per call key and process.
+
+    Inductor keeps what it made on disk, by the traced graph, and loads it in other processes. It does so only where the
+    mode has an environment of shapes, which these static shapes do not need otherwise.
+    """
     if key not in _COMPILED:
-        mode = FakeTensorMode()
-        fakes = [mode.from_tensor(tensor) for tensor in operands]
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
         with torch.no_grad(), mode:
             traced = make_fx(body, decomposition_table=select_decomp_table())(*fakes)
         with torch.no_grad(), config.patch(size_asserts=False), tracing(TracingContext(mode)):
