@@ -108,7 +108,8 @@ def warn(message: str) -> None:
 
 
 @atexit.register
-def _tell() -> None:
+def tell() -> None:
+    """Warn where a notable share of this process's calls fell back; called when it ends."""
     found = summary()
     if found.tuned_share < 1 - TOLD_FROM:
         warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)
