@@ -277,7 +277,7 @@ class Configuration:
             "measured": asdict(self.measured) if self.measured else None,
             "memory": asdict(self.memory) if self.memory else None,
             "overtaking": [asdict(each) for each in self.overtaking],
-            "doubts": [asdict(doubt) for doubt in self.doubts],
+            **({"doubts": [asdict(doubt) for doubt in self.doubts]} if self.doubts else {}),
         }
         normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return normal

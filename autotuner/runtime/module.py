@@ -71,10 +71,11 @@ class TunedModule(nn.Module):
             mask: over keys, as the framework's forward gets it, or why no configuration covers the call's arguments.
             original: the framework's forward with all other arguments bound.
         """
-        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-            return self._run_in_compiled_model(x, mask, original)
-        if torch.compiler.is_compiling():  # an export, for which a plan's own memory is no operator
+        # The flag rather than `is_exporting()`, which older versions of the compiler take to be true always.
+        if torch.compiler._is_exporting_flag:  # a program that runs elsewhere has no operators of ours
             return original(x)
+        if torch.compiler.is_dynamo_compiling():
+            return self._run_in_compiled_model(x, mask, original)
         found = self.covering(x, mask)
         if isinstance(found, Reason):
             return self._fall_back(found, original, x)
