@@ -102,7 +102,7 @@ def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Pr
 
     with Client(processes.url) as client:
         finished = client.wait(job.id, timeout_s=600)
-        assert (finished.state, finished.message) == ("finished", "")
+        assert finished.state == "finished", finished.message
         assert [found.id for found in client.jobs()] == [job.id]
         best = client.best(family=job.family, extents=job.extents, dtype=job.dtype)
         assert best.match == "exact"

@@ -9,7 +9,7 @@ from autotuner.runtime import TunedWarning
 
 NAMES = (
     "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TunedWarning", "apply", "check",
-    "load_configuration", "save_configuration", "tune",
+    "load_configuration", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
 
 

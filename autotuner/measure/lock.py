@@ -109,7 +109,16 @@ def _wait(file: int, path: str, kind: int, waiting: Waiting) -> None:
     import fcntl
 
     began = monotonic()
-    thread = Thread(target=fcntl.flock, args=(file, kind), name="lock", daemon=True)
+    # On a descriptor of its own, since whoever is told may end the waiting, and close the other one, at any moment.
+    own = os.dup(file)
+
+    def take() -> None:
+        try:
+            fcntl.flock(own, kind)
+        finally:
+            os.close(own)
+
+    thread = Thread(target=take, name="lock", daemon=True)
     thread.start()
     while thread.is_alive():
         waiting(monotonic() - began, _words(holders(path)))

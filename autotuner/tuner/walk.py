@@ -22,6 +22,8 @@ from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
+SPACE_S = 60.0
+"""Without a space there is no plan, so a job with a lower limit may take so long for it all the same."""
 OF_THE_WHOLE = ("wide", "end_to_end")
 """Doubts for which every call of a plan is measured again; the others are of single calls, which the database marks."""
 
@@ -83,13 +85,13 @@ def tune(
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
-    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    limit_s = inf if request.limits.seconds is None else max(SPACE_S, request.limits.seconds - spent.seconds)
     try:
-        with until(lambda: spent.and_since(began).seconds > limit_s):
+        with until(lambda: monotonic() - began > limit_s):
             space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
     except OverError:
         raise InfeasibleError(
-            f"the limit of {limit_s:g} s was reached while the space was enumerated: ask again with a higher one"
+            f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
     standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent.and_since(began))
     standing.waited_s = lambda: measurer.waited_s

@@ -118,7 +118,9 @@ def forms(problem: Formulation, solution: Solution, tensor: str) -> set[str]:
     return {c.by_tensor[tensor] for c in problem.chosen(solution) if tensor in c.by_tensor}
 
 
-@pytest.mark.parametrize("seed", [seed for seed in range(13) if seed != 3])  # draw 3 leaves an operator without a cost
+@pytest.mark.parametrize(
+    "seed", [*range(1, 3), *range(4, 8), *range(9, 15)]
+)  # other draws leave an operator without a cost
 @pytest.mark.parametrize("text", [CHAIN, TWO_READERS], ids=["chain", "two readers"])
 def test_the_exact_solver_equals_exhaustive_search(tmp_path: Path, text: str, seed: int) -> None:
     draw = random.Random(seed)
@@ -206,21 +208,24 @@ def test_what_the_caller_gets_is_converted_at_the_end(tmp_path: Path) -> None:
     assert ("y", "fb", "bf") in {(c.tensor, c.source, c.target) for c in problem.converted(solution)}
 
 
-@pytest.mark.parametrize("gradient, stored, total", [(300, "hf", 60 + 300), (900, "fh", 600 + 60)])
-def test_a_weight_and_its_gradient_lie_alike(tmp_path: Path, gradient: float, stored: str, total: float) -> None:
+@pytest.mark.parametrize("convert, read, total", [(300, "hf", 60 + 300), (900, "fh", 600)])
+def test_a_weight_is_read_in_another_order_exactly_where_converting_it_each_step_is_worth_it(
+    tmp_path: Path, convert: float, read: str, total: float
+) -> None:
     space = small(tmp_path, CHAIN, "torch_matmul", "torch_bias", "torch_relu", "torch_relu_grad", "torch_bias_grad",
                   train=True)  # fmt: skip
 
     def price(choice: Choice) -> float | None:
         if choice.cover.operators == ("product",):
             return 60.0 if choice.by_tensor["weight"] == "hf" else 600.0
-        if choice.cover.operators == ("grad_weight",):
-            return gradient if choice.by_tensor["grad_weight"] == "hf" else 60.0
-        return 0.0
+        plain = all(text == space.graph.tensors[name].axes for name, text in choice.by_tensor.items())
+        return 0.0 if plain else None
 
-    problem = priced(space, price, convert=None)
+    problem = priced(space, price, convert=convert)
     solution, _ = solved(problem)
-    assert forms(problem, solution, "weight") == forms(problem, solution, "grad_weight") == {stored}
+    product = next(choice for choice in problem.chosen(solution) if choice.cover.operators == ("product",))
+    assert product.by_tensor["weight"] == read
+    assert forms(problem, solution, "grad_weight") == {"fh"}
     assert solution.total_us == total
 
 
@@ -321,23 +326,17 @@ def test_a_cover_of_the_layer_is_chosen_when_it_is_cheap(p: float) -> None:
         assert operators in solved(priced(space, favour(operators)))[1], operators
 
 
-def test_stacked_projections_store_their_weights_alike() -> None:
+def test_stacked_projections_read_their_weights_and_make_their_gradients_as_declared() -> None:
     space = encoder(0.1)
     stack = ("query_projection", "key_projection", "value_projection", "query", "key", "value")
-
-    def price(choice: Choice) -> float:
-        if choice.cover.operators == stack and choice.by_tensor["query_weight"].startswith("h*np"):
-            return 0.0
-        return 600.0 * len(choice.cover.operators)
-
-    problem = priced(space, price)
+    problem = priced(
+        space, lambda choice: 0.0 if choice.cover.operators == stack else 600.0 * len(choice.cover.operators)
+    )
     solution, covers = solved(problem)
     assert stack in covers
-    group = "query_weight+key_weight+value_weight"
-    for place, name in enumerate(group.split("+")):
-        assert forms(problem, solution, name) == {f"h*np@{place}/3#{group}"}
-        gradients = "+".join(f"grad_{member}" for member in group.split("+"))
-        assert f"h*np@{place}/3#{gradients}" in forms(problem, solution, f"grad_{name}")
+    for name in ("query_weight", "key_weight", "value_weight"):
+        assert forms(problem, solution, name) == {"nph"}
+        assert "nph" in forms(problem, solution, f"grad_{name}")
 
 
 def test_the_chain_is_the_longest_forward_path() -> None:

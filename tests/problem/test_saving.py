@@ -47,7 +47,7 @@ def bytes_of(space: Space, places: Iterable[tuple[str, str]]) -> int:
     return sum(form_bytes(space.graph, name, form) for name, form in places)
 
 
-@pytest.mark.parametrize("p, seed", [(0.1, 0), (0.0, 1)])
+@pytest.mark.parametrize("p, seed", [(0.1, 0), (0.0, 2)])
 def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: int) -> None:
     space = encoder(p)
     costs = costs_of(space, seed)

@@ -110,8 +110,8 @@ def test_every_step_is_a_box_and_a_row_with_its_times(page: Page, recorded: Reco
         assert step.kernel in texts[2]
         assert texts[9:12] == [f"{row.measured}/{row.candidates}", "0", "0"]
     texts = cells(page, 1)
-    assert (texts[3], texts[5], texts[6], texts[7]) == ("121", "114", "162", "130")
-    assert "best 114; chosen 121; default 162; worst 130 µs" in texts[8]
+    assert (texts[3], texts[5], texts[6], texts[7]) == ("142", "132", "253", "142")
+    assert "best 132; chosen 142; default 253; worst 142 µs" in texts[8]
 
 
 def test_edges_carry_tensors_with_their_layouts_and_conversions_stand_out(page: Page, encoder: Configuration) -> None:
@@ -131,7 +131,7 @@ def test_without_measurements_the_page_says_so_and_how_to_give_them(bare: Page) 
     assert "autotuner report CONFIGURATION.json --database" in steps
     assert "worst" not in steps.replace("default, worst and", "")
     texts = cells(bare, 1)
-    assert (texts[3], texts[5]) == ("121", "114")
+    assert (texts[3], texts[5]) == ("142", "132")
 
 
 def test_a_database_without_these_measurements_is_told_apart_from_none(
@@ -141,7 +141,7 @@ def test_a_database_without_these_measurements_is_told_apart_from_none(
     steps = page.one("section", id="steps").text
     assert "holds no time for any step" in steps
     assert encoder.environment_key[:12] in steps
-    assert cells(page, 1)[5] == "114"
+    assert cells(page, 1)[5] == "132"
     assert f"{len(recorded.space.calls):,}" in page.one("section", id="counts").text
 
 

@@ -56,7 +56,10 @@ def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> Non
 
 def test_a_job_is_refused_while_the_database_is_locked_and_what_is_read_is_answered(tmp_path: Path) -> None:
     file = tmp_path / "locked.sqlite"
-    with open_database(file, patience=HASTY) as database, TestClient(create_app(database)) as client:
+    with (
+        open_database(file, patience=HASTY) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert is_problem(client.post("/v1/jobs", json=SUBMISSION))
@@ -72,7 +75,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_no_job_is_taken_into_a_file_that_was_deleted(file: Path) -> None:
-    with open_database(file, patience=HASTY, reopens=True) as database, TestClient(create_app(database)) as client:
+    with (
+        open_database(file, patience=HASTY, reopens=True) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
         enqueue(database)
         file.unlink()
         for _ in range(2):
@@ -82,7 +88,10 @@ def test_no_job_is_taken_into_a_file_that_was_deleted(file: Path) -> None:
 
 
 def test_a_job_is_kept_in_the_file_that_has_taken_the_place_of_a_deleted_one(file: Path) -> None:
-    with open_database(file, patience=HASTY, reopens=True) as database, TestClient(create_app(database)) as client:
+    with (
+        open_database(file, patience=HASTY, reopens=True) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
         enqueue(database)
         file.unlink()
         with open_database(file) as anew:

@@ -440,6 +440,7 @@ def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFil
 
     space = build_space(training_graph(linear.graph()), file)
     assert space.cells
+    database.remember(HERE)
     standing = Standing(space, lambda _: None, limits=Limits(seconds=1.0))
     searched = search_cells(space, database, Endless(HERE, {}), standing)
     assert searched.fresh == frozenset()
