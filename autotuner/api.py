@@ -41,6 +41,7 @@ def tune(
     extents: Mapping[str, int] | None = None,
     options: Mapping[str, Scalar] | None = None,
     dtype: str | None = None,
+    mode: str = "train",
     database: str | Path | None = None,
     device: str | None = None,
     threads: int | None = None,
@@ -63,6 +64,7 @@ def tune(
         extents: elements along axes, in place of the preset's.
         options: of the model file, in place of its defaults.
         dtype: of inputs, parameters and activations.
+        mode: "train", or "eval" for a module's calls in eval mode, in which nothing is dropped.
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
         device: device type: "cpu" or "cuda"; by default where the module's parameters are, of a named model "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
@@ -86,7 +88,7 @@ def tune(
     device = device or _device_type(model)
     environment(device)  # before anything else, since without the device there is nothing to do
     request = Request(
-        model=_as_model(model, extents, options, dtype), device_type=device, gap=gap,
+        model=_as_model(model, extents, options, dtype, mode), device_type=device, gap=gap,
         estimated_gap=estimated_gap, budget_bytes=budget_bytes, exhaustive=exhaustive, limits=limits or Limits(),
         again=again, retry=retry, remeasure=remeasure, end_to_end=end_to_end,
     )  # fmt: skip
@@ -111,14 +113,21 @@ def _as_model(
     extents: Mapping[str, int] | None,
     options: Mapping[str, Scalar] | None,
     dtype: str | None,
+    mode: str = "train",
 ) -> Model:
+    if mode not in ("train", "eval"):
+        raise InputError(f'mode is {mode!r}: give "train" or "eval"')
+    if mode == "eval" and isinstance(model, str | Model):
+        raise InputError(f"{model!r} has no mode: set the options of its dropout to 0, or give a module")
     if isinstance(model, Model):
         return model
     if isinstance(model, str):
         return named_model(model, extents=extents, options=options, dtype=dtype)
-    from autotuner.runtime import describe
+    from autotuner.runtime import DROPOUTS, describe
 
     name, found, read, own_dtype = describe(model)
+    if mode == "eval":
+        read = {option: 0.0 if option in DROPOUTS else value for option, value in read.items()}
     missing = [axis for axis in ("b", "l") if axis not in (extents or {})]
     if missing:
         raise ModelError(f"a module does not say how large its batches are: give extents for {' and '.join(missing)}")

@@ -1,6 +1,7 @@
 """A configuration as a runnable torch module; imports torch."""
 
 from autotuner.runtime.adapters import Description
+from autotuner.runtime.adapters.adapter import DROPOUTS
 from autotuner.runtime.check import CheckReport, check
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.module import TunedModule, apply, describe, restore
@@ -11,6 +12,7 @@ from autotuner.runtime.tally import Summary, summary
 from autotuner.runtime.training_step import TrainingStep
 
 __all__ = [
+    "DROPOUTS",
     "CheckReport",
     "Description",
     "Summary",

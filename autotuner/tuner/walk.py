@@ -142,7 +142,8 @@ def _doubted(database: Database, key: str, environment_key: str) -> frozenset[st
 def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
     """Return the latest answer to a request, its counts those of this look-up; one that cannot be read is a miss.
 
-    So is one of which the latest made doubtful what it says.
+    So is one of which the latest made doubtful what it says, and one from when plans could ask for parameters of other
+    strides: what copying those costs is in none of its times.
     """
     stored = database.configurations.find(key, environment_key)
     latest = database.configurations.find(key, environment_key, complete=False)
@@ -153,9 +154,20 @@ def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
         found = Configuration.from_json(document, "the stored configuration")
     except ConfigurationError:
         return None
+    if not reads_parameters_as_declared(found):
+        return None
     return Tuned(
         replace(found, counts=dict(found.counts) | {"measured": 0, "reused": found.counts["calls"]}), number, True
     )
+
+
+def reads_parameters_as_declared(configuration: Configuration) -> bool:
+    """Say whether every parameter is read as the framework makes it, or converted by a step of the plan."""
+    graph, steps = configuration.graph(), configuration.steps
+    made = {place for step in steps for place in step.outputs}
+    read = {place for step in steps for place in step.inputs if place not in made}
+    parameters = {name: tensor.axes for name, tensor in graph.tensors.items() if tensor.role == "parameter"}
+    return all(form == parameters.get(name, form) for name, form in read)
 
 
 def save(database: Database, configuration: Configuration, key: str, *, complete: bool = True) -> int:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import autotuner
+from autotuner import api
 from autotuner.configuration import Configuration, save_configuration
-from autotuner.errors import ConfigurationError
+from autotuner.errors import ConfigurationError, InputError
 from autotuner.models import load_model
 from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.layers import CUDA, assert_equal, gradients
-from tests.runtime.plans import TINY, WITH_DROPOUT, configuration, model
+from tests.runtime.plans import SITES, TINY, WITH_DROPOUT, configuration, model
 
 SHORT, LONG = TINY | {"b": 3, "l": 4}, TINY
 STEPS = 4
@@ -150,6 +151,17 @@ def test_train_and_eval_mode_each_run_their_own_configuration() -> None:
             torch.testing.assert_close(made.eval()(x), twin(x), rtol=1e-10, atol=1e-10)
         made.train()(x).sum().backward()
     assert (made.calls, dict(made.fallbacks)) == (6, {})
+
+
+def test_a_module_is_tuned_for_eval_mode_without_dropout() -> None:
+    layer = encoder_layer(model(p=WITH_DROPOUT))
+    found = {mode: api._as_model(layer, {"b": 2, "l": 6}, None, None, mode).options for mode in ("train", "eval")}
+    assert {found["train"][site] for site in SITES} == {WITH_DROPOUT}
+    assert {found["eval"][site] for site in SITES} == {0.0}
+    with pytest.raises(InputError, match='mode is \'test\': give "train" or "eval"'):
+        autotuner.tune(layer, extents={"b": 2, "l": 6}, mode="test")
+    with pytest.raises(InputError, match="has no mode: set the options of its dropout to 0, or give a module"):
+        autotuner.tune("bert-encoder:tiny", mode="eval")
 
 
 def test_a_configuration_for_eval_mode_alone_is_refused() -> None:

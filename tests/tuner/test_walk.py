@@ -1,7 +1,10 @@
 """The walk without a device, on a small model with made-up times."""
 
+import gzip
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,12 @@ from autotuner.kernels import KERNELS
 from autotuner.models import Model
 from autotuner.records import Call, Measurement
 from autotuner.request import Request
-from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save
+from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save, walk
+from autotuner.tuner.walk import reads_parameters_as_declared
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
+
+INTERLEAVED = Path(__file__).parents[1] / "data" / "configuration_interleaved_weights.json.gz"
 
 
 def without_dates(configuration: Configuration) -> dict[str, Any]:
@@ -36,6 +42,24 @@ def test_a_second_tuning_is_answered_without_measuring(small: Model, database: D
     assert silent.asked == silent.compiled == []
     assert without_dates(solved_anew) == without_dates(first)
     assert (solved_anew.counts["measured"], solved_anew.counts["reused"]) == (0, len(known))
+
+
+def test_a_plan_from_when_parameters_could_have_other_strides_is_told_from_one_that_reads_them_as_declared(
+    small: Model, database: Database
+) -> None:
+    value = json.loads(gzip.decompress(INTERLEAVED.read_bytes()))
+    assert not reads_parameters_as_declared(Configuration.from_json(value, INTERLEAVED.name))
+    assert reads_parameters_as_declared(tune(small, CPU, database, Asking(times(space_of(small).calls))))
+
+
+def test_an_answer_whose_parameters_have_other_strides_is_no_answer(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(small, CPU, database, Asking(times(space_of(small).calls)))
+    monkeypatch.setattr(walk, "reads_parameters_as_declared", lambda _: False)
+    stages: list[Progress] = []
+    tune(small, CPU, database, Asking({}), watch=stages.append)
+    assert {"space", "solve"} <= {progress.stage for progress in stages}
 
 
 @pytest.mark.parametrize("results", [1, STORE_AFTER_RESULTS, STORE_AFTER_RESULTS + 5])

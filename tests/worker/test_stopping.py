@@ -113,8 +113,8 @@ def test_a_job_that_is_cancelled_ends_in_whatever_stage_it_is(
 
 
 LIMITED = [stage for stage in STAGES if stage not in ("space", "search", "solve", "explain", "baseline")]
-"""Stages that end at a limit by a checkpoint. Without a space there is no plan, a solution is told when to be there, and
-here are no cells to search."""
+"""Stages that end at a limit by a checkpoint. Without a space there is no plan, a solution is told when to be there,
+and here are no cells to search."""
 
 
 @pytest.mark.parametrize("stage", LIMITED)
