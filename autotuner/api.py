@@ -154,8 +154,8 @@ def apply(
     itself is returned, and a `TunedWarning` says why.
 
     Args:
-        configuration: tuned for the module, or the path of its file; several, each for another shape of the input, of
-            which the first decides how parameters lie; or else
+        configuration: tuned for the module, or the path of its file; several, each for another shape of the input, for
+            eval mode beside train mode, or for calls with a mask; or else
         server: URL of a service, or a client of it.
         extents: with a server, elements along the axes that a module does not know: `b` and `l`; several for several
             shapes of the input.

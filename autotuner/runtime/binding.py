@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.reason import Reason
-from autotuner.runtime.workspace import Pool
+from autotuner.runtime.workspace import Pool, where
 
 if TYPE_CHECKING:
     from autotuner.runtime.module import TunedModule
@@ -63,6 +64,8 @@ class Binding:
         self._moves = 0
         self.pool: Pool
         self._is_bound = False
+        self._seen: list[ref[Tensor]] = []
+        self._memory: list[tuple[int, tuple[int, ...], torch.Size, torch.dtype]] = []
         self._look_at_parts(module)
         problem = self._rebind(self.current())
         if problem is not None:
@@ -83,6 +86,7 @@ class Binding:
         if x.device != self._device:
             self._follow(x.device)
         if x.dtype is not self._dtype or x.device != self._device:
+            self._let_go_of_what_left()
             return Reason(
                 "dtype", f"the input is {x.dtype} on {x.device}, and it was tuned for {self._dtype} on {self._device}"
             )
@@ -104,8 +108,16 @@ class Binding:
         if forward_ad._current_level >= 0:
             return Reason("forward_ad", "forward-mode differentiation is on")
         current = self.current()
-        for tensor, seen, (pointer, strides) in zip(current, self._seen, self._memory, strict=True):
-            if tensor is not seen or tensor.data_ptr() != pointer or tensor.stride() != strides:
+        if not self._is_bound:
+            return self._rebind(current)
+        for tensor, seen, (pointer, strides, shape, dtype) in zip(current, self._seen, self._memory, strict=True):
+            if (
+                tensor is not seen()
+                or tensor.data_ptr() != pointer
+                or tensor.stride() != strides
+                or tensor.shape != shape
+                or tensor.dtype is not dtype
+            ):
                 return self._rebind(current)
         return None
 
@@ -129,9 +141,21 @@ class Binding:
             and not any(self._hooks)
         )
 
+    def settled(self, module: "TunedModule", x: Tensor) -> None:
+        """Check that the original would still compute what a forward of the plan has computed.
+
+        Raises:
+            RuntimeError: the module has changed since; the message says how.
+        """
+        reason = self.uncovered(module, x)
+        if reason is not None and reason.key in ("settings", "parts"):
+            raise RuntimeError(
+                f"create_graph=True through a tuned module that has changed since forward: {reason.sentence}"
+            )
+
     def owns(self, parameters: Sequence[Tensor]) -> bool:
         """Say whether tensors are the module's parameters, where `uncovered` has found these last."""
-        return [(tensor.data_ptr(), tensor.stride()) for tensor in parameters] == self._memory
+        return self._is_bound and [where(tensor) for tensor in parameters] == self._memory
 
     def current(self) -> list[Tensor]:
         """Return the module's parameters, in the order of the ports; what is missing is None.
@@ -179,7 +203,26 @@ class Binding:
         return Reason("settings", f"{name} is {given} in {mode} mode, and it was tuned for {tuned}")
 
     def _rebind(self, current: Sequence[Tensor]) -> Reason | None:
-        """Bind to the memory that the parameters have now; say why they do not fit, or None."""
+        """Bind to the memory that the parameters have now; where they do not fit, let go of all memory and say why."""
+        problem = self._bound_to(current)
+        if problem is not None:
+            self._let_go()
+        return problem
+
+    def _let_go(self) -> None:
+        """Give back workspaces, and the parameters that they were built on; a call that fits builds them anew."""
+        if self._is_bound:
+            self._is_bound = False
+            self._seen, self._memory = [], []
+            del self.pool
+
+    def _let_go_of_what_left(self) -> None:
+        """Let go where the module was moved elsewhere, or converted."""
+        first = self.current()[0]
+        if first is None or first.dtype is not self._dtype or first.device != self._device:
+            self._let_go()
+
+    def _bound_to(self, current: Sequence[Tensor]) -> Reason | None:
         wanted = self._device
         for port, lies, parameter in zip(self._ports, self._lying, current, strict=True):
             if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
@@ -194,8 +237,8 @@ class Binding:
                 )
         if self._is_bound and wanted == self._device:
             self._moves += 1
-        self._device, self._seen = wanted, list(current)
-        self._memory = [(parameter.data_ptr(), parameter.stride()) for parameter in current]
+        self._device, self._seen = wanted, [ref(parameter) for parameter in current]
+        self._memory = [where(parameter) for parameter in current]
         apart = self._apart(current)
         moving = self._moves > MOVES
         if not self._is_bound or not self.pool.reads(wanted, apart, current, moving):
@@ -204,9 +247,8 @@ class Binding:
                     view for port, lies, parameter in zip(self._ports, self._lying, current, strict=True)
                     if lies.buffer not in apart for view in self._views(port, lies, parameter)
                 )  # fmt: skip
-            self.pool = Pool(
-                self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, current, moving
-            )
+            plain = [parameter.detach() for parameter in current]
+            self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, plain, moving)
             self._is_bound = True
         return None
 

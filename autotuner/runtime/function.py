@@ -28,17 +28,19 @@ class TunedStep(torch.autograd.Function):
     ) -> Tensor:
         ctx.lease = Lease(pool)
         ctx.original = original
-        ctx.save_for_backward(x, *parameters)
+        # Without a way to run the original again, x is read no more: it was copied in.
+        ctx.save_for_backward(*(() if original is None else (x,)), *parameters)
         return run_forward(ctx.lease.workspace, x, mask, parameters)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
+        parameters = saved if ctx.original is None else saved[1:]
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *_differentiable(ctx.original, saved, wanted, grads[0]))
         keeps = _get_current_graph_task_keep_graph()
-        of_x, *found = ctx.lease.workspace.backward(grads, wanted, keeps, saved[1:])
+        of_x, *found = ctx.lease.workspace.backward(grads, wanted, keeps, parameters)
         if not keeps:
             ctx.lease = None
         return (None, None, None, of_x, *(of if of is None else of.contiguous() for of in found))

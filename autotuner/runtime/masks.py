@@ -104,27 +104,27 @@ class _Facts:
         mask = self._mask
         if not mask.is_cuda:
             return bool(self._computed(question))
-        captures = torch.cuda.is_current_stream_capturing()
+        if torch.cuda.is_current_stream_capturing():
+            return self._asserted(question)
         if mask.is_inference():  # it has no version, by which to know it again
-            known = None
-        else:
-            known = _KNOWN.get(mask)
-            if known is None or known.version != mask._version or not known.is_news_to(asker, question, captures):
-                known = _KNOWN[mask] = _Known(mask._version)
-                known.is_news_to(asker, question, captures)
-        key = (question, captures)
-        if known is not None and key in known.answers:
-            return bool(known.answers[key])
-        answer = True
-        if captures:
-            if question == "masks nothing":
-                _warn_of_assertions()
-            torch._assert_async(self._computed(question), f"autotuner: {_BROKEN[question]}")
-        else:
-            answer = bool(self._computed(question))
-        if known is not None:
-            known.answers[key] = answer
-        return answer
+            return bool(self._computed(question))
+        known: _Known | None = _KNOWN.get(mask)
+        if known is None or known.version != mask._version or not known.is_news_to(asker, question):
+            known = _KNOWN[mask] = _Known(mask._version)
+            known.is_news_to(asker, question)
+        if question not in known.answers:
+            known.answers[question] = bool(self._computed(question))
+        return known.answers[question]
+
+    def _asserted(self, question: str) -> bool:
+        """Have the graph that is captured assert an answer, unless the other one is known from before."""
+        known: _Known | None = None if self._mask.is_inference() else _KNOWN.get(self._mask)
+        if known is not None and known.version == self._mask._version and not known.answers.get(question, True):
+            return False
+        if question == "masks nothing":
+            _warn_of_assertions()
+        torch._assert_async(self._computed(question), f"autotuner: {_BROKEN[question]}")
+        return True
 
 
 _BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS}
@@ -135,12 +135,12 @@ class _Known:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.answers: dict[tuple[str, bool], bool] = {}
-        self._askers: set[tuple[int, str, bool]] = set()
+        self.answers: dict[str, bool] = {}
+        self._askers: set[tuple[int, str]] = set()
 
-    def is_news_to(self, asker: object, question: str, captures: bool) -> bool:
+    def is_news_to(self, asker: object, question: str) -> bool:
         """Say whether somebody asks this for the first time, and note it."""
-        key = (id(asker), question, captures)
+        key = (id(asker), question)
         if key in self._askers:
             return False
         self._askers.add(key)

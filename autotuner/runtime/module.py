@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -83,11 +84,16 @@ class TunedModule(nn.Module):
         self.count_call()
         parameters = binding.current()
         if torch.is_grad_enabled():
-            again = original if binding.repeatable else None
+            again = partial(self._again, binding, original) if binding.repeatable else None
             y: Tensor = TunedStep.apply(binding.pool, added, again, x, *parameters)  # type: ignore[no-untyped-call]
             return y
         lease = Lease(binding.pool)
         return run_forward(lease.workspace, x, added, parameters)
+
+    def _again(self, binding: Binding, original: Original, x: Tensor) -> Tensor:
+        """Run the original where a forward ran tuned, to differentiate twice."""
+        binding.settled(self, x)
+        return original(x)
 
     def covering(self, x: Tensor, mask: Tensor | Reason | None) -> "tuple[Binding, Tensor | None] | Reason":
         """Return the binding that covers a call, with the mask that it adds to the scores; or why there is none.
@@ -116,7 +122,10 @@ class TunedModule(nn.Module):
                     return binding, added
                 else:
                     found = added
-            reason = reason or found
+            if reason is None or (
+                found is not None and found.key == "mask"
+            ):  # whose mask alone is in the way says most
+                reason = found
         return spare or reason  # type: ignore[return-value]  # one of both, since there is a binding
 
     def count_call(self) -> None:
@@ -142,7 +151,7 @@ class TunedModule(nn.Module):
     def count_fallback(self, reason: Reason, x: Tensor) -> None:
         name = self.original.__name__
         self.fallbacks[reason.key] += 1
-        plain = reason.key != "tracing" and isinstance(x, Tensor) and not x.is_nested
+        plain = type(x) is Tensor and not x.is_nested and all(type(extent) is int for extent in x.shape)
         shape = tuple(x.shape) if plain else ()
         for counter in (self.told, TALLY.fallbacks):
             count_fallback(counter, (name, reason.key, shape))
@@ -303,8 +312,8 @@ def apply(
 def restore(module: nn.Module) -> nn.Module:
     """Return the framework's module that a tuned one was made from, or a model with all its tuned layers restored.
 
-    Parameters, submodules and hooks are shared, as in `apply`. A tuned layer is left as it is, a new module stands for
-    the original; in any other module, tuned layers are replaced in place, and the module itself is returned.
+    Parameters and submodules are shared, as in `apply`, and hooks are taken along. A tuned layer is left as it is, and a
+    new module stands for the original. In any other module, tuned layers are replaced in place.
     """
     if isinstance(module, TunedModule):
         made = _sharing(module, module.original)
@@ -322,7 +331,7 @@ def restore(module: nn.Module) -> nn.Module:
 
 
 def _sharing(module: nn.Module, kind: type[Kind]) -> Kind:
-    """Return a module of another class with the same parameters, submodules, hooks and attributes."""
+    """Return a module of another class with the same parameters and submodules, and copies of what lists them."""
     made = kind.__new__(kind)
     made.__dict__.update(
         {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}

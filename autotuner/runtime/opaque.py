@@ -7,8 +7,8 @@ bytes on the host: the key names the module, and is no constant, so that modules
 their code; the ticket is what forward leaves for backward, and names a workspace, which is held for as long as any
 tensor over these bytes is there.
 
-What a mask says is not known while a model is compiled. Where it turns out to be one that no configuration covers, the
-operator runs the original.
+What a mask says is not known while a model is compiled. Where it turns out to be one that no configuration covers, or
+where hooks are there by then, the operator runs the original.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.function import run_forward
 from autotuner.runtime.reason import Reason
-from autotuner.runtime.workspace import Lease
+from autotuner.runtime.workspace import Lease, where
 
 if TYPE_CHECKING:
     from autotuner.runtime.module import TunedModule
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
 """It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
 in its graphs, whose memory is theirs."""
+
+UNSEEN = ("mask", "hooks", "forward")
+"""Reasons for which the original runs inside the operator: what is not looked at while a model is compiled."""
 
 _KEYED: "WeakValueDictionary[int, TunedModule]" = WeakValueDictionary()
 _TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
@@ -90,21 +93,22 @@ def tuned_layer(
     number = next(_numbers)
     ticket = Ticket(number.to_bytes(8, "little"))
     found = module.covering(x, mask)
+    if isinstance(found, Reason) and found.key not in UNSEEN:
+        raise RuntimeError(
+            f"a tuned {name} inside a compiled model has changed since it was compiled: {found.sentence}; compile "
+            "the model anew (torch.compiler.reset())"
+        )
+    own = [module.get_parameter(each) for each in module.names]
+    if [where(parameter) for parameter in parameters] != [where(parameter) for parameter in own]:
+        raise RuntimeError(
+            f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
+            "outside of what is compiled, and call it without functional_call"
+        )
     if isinstance(found, Reason):
-        if found.key != "mask":
-            raise RuntimeError(
-                f"a tuned {name} inside a compiled model has changed since it was compiled: {found.sentence}; compile "
-                "the model anew (torch.compiler.reset())"
-            )
         module.count_fallback(found, x)
         y = _original(module, ticket, x, mask, parameters)
     else:
         binding, added = found
-        if not binding.owns(parameters):
-            raise RuntimeError(
-                f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
-                "outside of what is compiled, and call it without functional_call"
-            )
         module.count_call()
         ticket.lease = Lease(binding.pool)
         y = run_forward(ticket.lease.workspace, x, added, parameters)
@@ -180,6 +184,8 @@ def tuned_layer_backward(
         asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
         with _with_autograd():
             given = torch.autograd.grad(y, asked, grad, retain_graph=keeps, allow_unused=True)
+        if any(gradient is None for gradient in given):
+            raise RuntimeError("a gradient is wanted that the original did not compute: it runs on other parameters")
         grads = iter(given)
         of_x, *others = (next(grads) if want else None for want in wanted)
         of_x = None if of_x is None else torch.empty_strided(
@@ -192,7 +198,9 @@ def tuned_layer_backward(
     for members in _members(stacks):
         if any(wanted[1 + i] for i in members):
             made.append(_stacked([others[i] for i in members], parameters[members[0]]))
-    return made
+    # `stacks` is of the plan that was to run; one for calls with a mask may have others.
+    storages = [tensor.untyped_storage().data_ptr() for tensor in made]
+    return [one if storages.count(at) == 1 else one.clone() for one, at in zip(made, storages, strict=True)]
 
 
 def _members(stacks: Sequence[int]) -> list[list[int]]:

@@ -4,6 +4,7 @@ import atexit
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -112,4 +113,5 @@ def tell() -> None:
     """Warn where a notable share of this process's calls fell back; called when it ends."""
     found = summary()
     if found.tuned_share < 1 - TOLD_FROM:
-        warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)
+        with suppress(TunedWarning):  # where warnings are errors, there is nobody left to catch it
+            warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)

@@ -37,6 +37,11 @@ CHOICES = 4
 CPU = torch.device("cpu")
 
 
+def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype]:
+    """Return what a tensor's elements are found by: address, strides, shape and type."""
+    return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
+
+
 class Workspace:
     """Built once for given parameters; runs many times."""
 
@@ -384,7 +389,7 @@ class Pool:
     ) -> None:
         self._arguments = (plan, ports, parameters, device, graphs, lying, apart, current, moving)
         self._read = (device, apart, moving)
-        self._where = None if moving else [(t.data_ptr(), t.stride()) for t in current]
+        self._where = None if moving else [where(tensor) for tensor in current]
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
         self.made = 0
@@ -392,7 +397,7 @@ class Pool:
     def reads(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor], moving: bool) -> bool:
         """Say whether its workspaces read parameters on this device, where these are, and these buffers as copies."""
         return self._read == (device, apart, moving) and (
-            self._where is None or self._where == [(t.data_ptr(), t.stride()) for t in current]
+            self._where is None or self._where == [where(tensor) for tensor in current]
         )
 
     def take(self) -> Workspace:

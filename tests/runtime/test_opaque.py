@@ -1,6 +1,7 @@
 """A tuned module inside a compiled model: one operator, which the compiler does not look into."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.opaque import _TICKETS
+from tests.runtime.bert_layers import KEEPS, additive, bert_layer
 from tests.runtime.kinds import KINDS, pair
 from tests.runtime.layers import assert_equal, batch, gradients, tuned_layer
 from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model
@@ -229,13 +231,76 @@ def test_what_the_configuration_does_not_cover_runs_the_original_behind_a_break_
     assert (layer.calls, dict(layer.fallbacks)) == (1, {"settings": 1})
 
 
-def test_a_change_that_the_compiler_does_not_guard_is_an_error_and_no_wrong_result() -> None:
+def test_a_hook_that_the_compiler_does_not_guard_is_called_by_the_original_inside_the_operator() -> None:
+    layer, twin = tuned_layer()
+    net = compiled(layer)
+    gradients_of(net, batch())
+    seen: list[int] = []
+    layer.get_submodule("linear1").register_forward_hook(lambda *_: seen.append(1))
+    with pytest.warns(TunedWarning, match="has hooks"):
+        found = gradients_of(net, batch())
+    assert_equal(found, gradients_of(nn.Sequential(twin), batch()), 1e-10)
+    assert (len(seen), dict(layer.fallbacks)) == (1, {"hooks": 1})
+
+
+def test_a_forward_replaced_before_compiling_is_called() -> None:
+    layer, twin = tuned_layer()
+    for module in (layer, twin):
+        part: Any = module.get_submodule("norm1")
+        part.forward = lambda x, own=part.forward: 2 * own(x)
+    with pytest.warns(TunedWarning, match="forward of a submodule was replaced"):
+        torch.testing.assert_close(compiled(layer)(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
+
+
+def test_a_module_that_was_converted_after_compiling_is_an_error_and_no_wrong_result() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)
     net(batch())
-    layer.get_submodule("linear1").register_forward_hook(lambda *_: None)
-    with pytest.raises(RuntimeError, match="has changed since it was compiled: a submodule has hooks"):
+    layer.get_parameter("linear1.weight").data = torch.zeros(12, 8)
+    with pytest.raises(RuntimeError):
         net(batch())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_plans_with_and_without_a_mask_run_in_one_compiled_layer(seed: int, first: int) -> None:
+    layer = bert_layer()
+    twin = copy.deepcopy(layer)
+    plans = [configuration(model(), 1), configuration(model(attention_mask=True), seed)]
+    made: Any = apply(layer, plans if first == 0 else plans[::-1])
+    net: Any = torch.compile(made, backend="aot_eager", fullgraph=True)
+    for mask in (additive(KEEPS), None, additive(torch.ones(2, 6, dtype=torch.bool))):
+        found, wanted = (gradients(module, batch(), attention_mask=mask) for module in (net, twin))
+        assert_equal({name.removeprefix("_orig_mod."): value for name, value in found.items()}, wanted, 1e-9)
+    assert (made.calls, dict(made.fallbacks)) == (3, {})
+
+
+def test_a_mask_that_no_plan_covers_is_told_as_one_beside_plans_of_other_modes() -> None:
+    layer = bert_layer(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    twin = copy.deepcopy(layer).eval()
+    dropped = model(p=0.3, activation_dropout=0.0)
+    made: Any = apply(layer, [configuration(dropped), configuration(model())])
+    net = torch.compile(made.eval(), backend="aot_eager", fullgraph=True)
+    for module in (made, net):
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", TunedWarning)
+            found = module(batch(), attention_mask=additive(KEEPS))
+        torch.testing.assert_close(found, twin(batch(), attention_mask=additive(KEEPS)), rtol=1e-10, atol=1e-10)
+    assert dict(made.fallbacks) == {"mask": 2}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_parameters_that_are_not_its_own_are_refused_whatever_the_mask(masked: bool) -> None:
+    layer, _ = pair("bert")
+    others = {name: nn.Parameter(parameter.detach() * 2) for name, parameter in layer.named_parameters()}
+    mask = additive(KEEPS) if masked else None
+
+    @torch.compile(backend="aot_eager")
+    def called(given: Any, x: Tensor) -> Any:
+        return torch.func.functional_call(layer, given, (x,), {"attention_mask": mask})
+
+    with pytest.raises(RuntimeError, match="was given others"):
+        called(others, batch())
 
 
 def test_hooks_and_replaced_parts_run_the_original_behind_a_break_of_the_graph() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -222,6 +223,71 @@ def test_parameters_that_move_between_forward_and_backward_are_followed() -> Non
         twin(twins).square().sum().backward()
         torch.testing.assert_close(x.grad, twins.grad, rtol=1e-10, atol=1e-10)
     assert layer.calls == STEPS
+
+
+def test_rows_cut_off_parameters_are_noticed() -> None:
+    layer, twin = pair("encoder")
+    for module in (layer, twin):
+        for name, cut in (("linear1.weight", slice(5)), ("linear1.bias", slice(5))):
+            module.get_parameter(name).data = module.get_parameter(name).data[cut]
+        module.get_parameter("linear2.weight").data = module.get_parameter("linear2.weight").data[:, :5]
+    with falls_back():
+        torch.testing.assert_close(layer(batch()), twin(batch()))
+    assert layer.fallbacks == {"parameters": 1}
+
+
+@kinds
+def test_a_parameter_that_took_over_anothers_memory_is_the_one_that_is_read(kind: str) -> None:
+    layer, twin = pair(kind)
+    name = "linear1.weight" if "encoder" in kind else "attention.self.key.weight"
+    path, _, last = name.rpartition(".")
+    held = []
+    for step in range(2):
+        old = layer.get_parameter(name)
+        setattr(layer.get_submodule(path), last, nn.Parameter(old.data))
+        old.data = torch.randn_like(old)
+        held.append(layer(batch(step)))  # two forwards wait for their backward, so the second one has new memory
+    torch.testing.assert_close(held[1], twin(batch(1)), rtol=1e-10, atol=1e-10)
+
+
+def test_a_layer_that_was_converted_or_moved_lets_go_of_its_old_memory() -> None:
+    layer, _ = pair("bert")
+    layer(batch())
+    before = [ref(parameter.untyped_storage()) for parameter in layer.parameters()]
+    (binding,) = layer._bindings
+    layer.float()
+    with falls_back():
+        layer(batch(dtype=torch.float32))
+    assert not hasattr(binding, "pool")
+    assert before
+    layer.double()
+    layer(batch())
+    assert layer.calls == 2
+
+
+def test_a_second_derivative_after_the_mode_has_changed_is_an_error_and_no_wrong_result() -> None:
+    layer = encoder_layer(model(p=0.3))
+    made: Any = apply(layer, [configuration(model(p=0.3)), configuration(model())])
+    x = batch().requires_grad_()
+    y = made.eval()(x)
+    made.train()
+    with pytest.raises(RuntimeError, match=r"has changed since forward: attention_dropout is 0\.3 in train mode"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_attention_that_was_replaced_runs_as_the_framework_runs_it() -> None:
+    class Doubled(nn.Module):
+        batch_first, in_proj_bias = True, None
+
+        def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+            return 2 * x, None
+
+    layer, twin = pair("encoder")
+    for module in (layer, twin):
+        module.self_attn = Doubled()
+    with falls_back():
+        torch.testing.assert_close(layer(batch()), twin(batch()))
+    assert layer.fallbacks == {"parts": 1}
 
 
 def test_a_forward_replaced_on_the_layer_is_refused_before_tuning_could_be_lost() -> None:

@@ -49,7 +49,8 @@ def refuses(module: Any) -> str | None:
 
 def attention_of(attention: Any) -> str | None:
     """Return the name of the function that computes attention."""
-    name: str | None = attention.config._attn_implementation
+    config = getattr(attention, "config", None)
+    name: str | None = getattr(config, "_attn_implementation", None)
     return name
 
 
@@ -77,16 +78,23 @@ def describe(module: Any) -> Description:
 
 def parts(module: nn.Module) -> Parts:
     own: dict[str, Any] = module._modules
-    attention, intermediate, output = own["attention"], own["intermediate"], own["output"]
-    inner, after = attention._modules["self"], attention._modules["output"]
-    projections, dense, last = inner._modules, after._modules, output._modules
+    attention, intermediate, output = own.get("attention"), own.get("intermediate"), own.get("output")
+    inside = _inside(attention)
+    inner, after = inside.get("self"), inside.get("output")
+    projections, dense, last = _inside(inner), _inside(after), _inside(output)
     return (
         attention, intermediate, output, inner, after,
-        projections["query"], projections["key"], projections["value"], projections["dropout"],
-        dense["dense"], dense["LayerNorm"], dense["dropout"],
-        intermediate._modules["dense"], intermediate._modules.get("intermediate_act_fn"),
-        last["dense"], last["LayerNorm"], last["dropout"], attention_of(inner),
+        projections.get("query"), projections.get("key"), projections.get("value"), projections.get("dropout"),
+        dense.get("dense"), dense.get("LayerNorm"), dense.get("dropout"),
+        _inside(intermediate).get("dense"), _inside(intermediate).get("intermediate_act_fn"),
+        last.get("dense"), last.get("LayerNorm"), last.get("dropout"), attention_of(inner),
     )  # fmt: skip
+
+
+def _inside(part: Any) -> dict[str, Any]:
+    """Return a module's submodules; a part that was replaced may have others, or be missing."""
+    found: dict[str, Any] = {} if part is None else part._modules
+    return found
 
 
 def settings(found: Parts) -> tuple[float, ...]:

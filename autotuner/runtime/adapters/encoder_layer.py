@@ -69,8 +69,8 @@ def parts(module: nn.Module) -> Parts:
     assert attention is not None
     activation = own["activation"] if "activation" in own else module.__dict__.get("activation")
     return (
-        attention, attention._modules["out_proj"], own["linear1"], own["dropout"], own["linear2"], own["norm1"],
-        own["norm2"], own["dropout1"], own["dropout2"], activation,
+        attention, attention._modules.get("out_proj"), own.get("linear1"), own.get("dropout"), own.get("linear2"),
+        own.get("norm1"), own.get("norm2"), own.get("dropout1"), own.get("dropout2"), activation,
     )  # fmt: skip
 
 
