@@ -312,8 +312,8 @@ def apply(
 def restore(module: nn.Module) -> nn.Module:
     """Return the framework's module that a tuned one was made from, or a model with all its tuned layers restored.
 
-    Parameters and submodules are shared, as in `apply`, and hooks are taken along. A tuned layer is left as it is: a new
-    module stands for the original. In any other module, tuned layers are replaced in place.
+    Parameters and submodules are shared, as in `apply`, and hooks are taken along. A tuned layer is left as it is, and
+    a new module stands for the original. In any other module, tuned layers are replaced in place.
     """
     if isinstance(module, TunedModule):
         made = _sharing(module, module.original)
