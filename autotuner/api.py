@@ -11,7 +11,7 @@ from autotuner.caller import stacklevel
 from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
 from autotuner.device import environment
-from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError
+from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning
 from autotuner.models import Model, load_model, named_model
 from autotuner.records import Scalar
 from autotuner.request import Limits, Request
@@ -95,7 +95,15 @@ def tune(
     settings = Settings.from_environment()
     file = space_file(device, space)
     with open_database(database if database is not None else settings.database_url) as opened:
-        return tune_attended(request, opened, file, settings, threads=threads, watch=watch)
+        found = tune_attended(request, opened, file, settings, threads=threads, watch=watch)
+    if found.doubts:
+        reasons = " ".join(doubt.sentence for doubt in found.doubts)
+        warnings.warn(
+            f"the configuration is doubtful, and the next tuning measures again what is: {reasons}",
+            TunedWarning,
+            stacklevel=stacklevel(),
+        )
+    return found
 
 
 def _device_type(model: "str | Model | nn.Module") -> str:

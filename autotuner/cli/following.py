@@ -43,8 +43,8 @@ class Followed:
         elif not self._quiet:
             place = f" {job.progress.done:,} of {job.progress.total:,}" if job.progress and job.progress.total else ""
             is_over = job.ended or job.progress is None
-            waits = "" if job.progress is None else job.progress.note
-            self._lines(stage + waits, "; ".join(text for text in (stage + ("" if is_over else place), note) if text))
+            words = "; ".join(text for text in (stage + ("" if is_over else place), note) if text)
+            self._lines(stage, words, waits=job.progress is not None and bool(job.progress.note))
 
 
 def stage_of(job: "JobView") -> str:

@@ -61,12 +61,19 @@ class Lines:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._stage = ""
+        self._has_waited = False
         self._told_at = 0.0
 
-    def __call__(self, stage: str, text: str) -> None:
-        """Print a line, unless it is of the stage of the last one and that was moments ago."""
+    def __call__(self, stage: str, text: str, *, waits: bool = False) -> None:
+        """Print a line, unless it is of the stage of the last one and that was moments ago.
+
+        Args:
+            waits: the text says what is waited for; the first time in a stage, that is printed at once.
+        """
         now = self._clock()
-        if stage != self._stage or now - self._told_at >= LINE_S:
+        is_new = stage != self._stage
+        if is_new or (waits and not self._has_waited) or now - self._told_at >= LINE_S:
+            self._has_waited = waits or (self._has_waited and not is_new)
             self._stage, self._told_at = stage, now
             err.print(text, soft_wrap=True)
 
@@ -89,7 +96,7 @@ class Shown:
 
     def __call__(self, progress: "Walked") -> None:
         if self._lines is not None:
-            self._lines(progress.stage + progress.note, walked(progress))
+            self._lines(progress.stage, walked(progress), waits=bool(progress.note))
             return
         if progress.stage not in self.tasks:
             self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")

@@ -1,6 +1,7 @@
 """The program: all commands as one, and an exit code for every error."""
 
 import sys
+import warnings
 from importlib.metadata import version
 from typing import Annotated
 
@@ -40,8 +41,14 @@ def of_all_commands(
     pass
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as a line of its own: where in the code it came from means nothing to whoever gave a command."""
+    err.print(Text.assemble(("warning", "bold yellow"), f": {plain(str(message))}"), soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; every error that was raised on purpose becomes one line and an exit code."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except AutotunerError as error:

@@ -246,8 +246,11 @@ def check_all_fit(module: nn.Module, configurations: Sequence[Configuration]) ->
                 check_fit(module, configuration, or_eval=True)
             except ConfigurationError:
                 raise ConfigurationError(errors[-1]) from None
-    if len(errors) == len(configurations):  # all are for eval mode alone
-        raise ConfigurationError(errors[0])
+    if len(errors) == len(configurations) and module.training:
+        raise ConfigurationError(
+            f"{errors[0]}; without dropout it is for eval mode: give it beside one for training, apply(layer, [train, "
+            "eval]), or a layer that is in eval mode"
+        )
     calls = Counter(
         (
             c.model.extents["b"],

@@ -71,6 +71,8 @@ class Summary:
 
     def __str__(self) -> str:
         total = self.calls + self.fallbacks.total()
+        if not total:
+            return "no call of a tuned layer: apply returns one, in place of the layer that it is given"
         lines = [f"{self.tuned_share:.0%} of {total:,} calls of tuned layers ran a configuration"]
         rows = self.fallbacks.most_common()
         for (name, reason, shape), count in rows[:LINES]:

@@ -63,13 +63,22 @@ class Standing:
         self._done_before = 0
         self._seen: _Seen | None = None
         self._told = Progress("space", 0, 0)
+        self._answer_us: tuple[float, float] | None = None
+
+    def settle(self, predicted_us: float, lower_bound_us: float) -> None:
+        """Take the answer's own figures for those of the last look: confirming may have changed them since."""
+        self._answer_us = (predicted_us, lower_bound_us)
 
     @property
     def best_us(self) -> float | None:
+        if self._answer_us:
+            return self._answer_us[0]
         return self.outlook.best_us if self.outlook else None
 
     @property
     def bound_us(self) -> float | None:
+        if self._answer_us:
+            return self._answer_us[1]
         return self.outlook.bound_us if self.outlook else None
 
     @property

@@ -118,6 +118,7 @@ def tune(
         left_s=standing.left_s,
         fresh=None if doubted is None else known.fresh,
     )  # fmt: skip
+    standing.settle(found.certificate.predicted_us, found.certificate.lower_bound_us)
     complete = known.complete and not found.doubts
     number = save(database, found, key, complete=complete and not provisional)
     standing.tell(Progress("done", len(known.fresh), len(known.fresh)))

@@ -52,7 +52,8 @@ def test_off_a_terminal_progress_is_lines_one_for_each_stage_and_then_one_every_
         for done in range(100):
             now_s = done / 10
             shown(Progress("measure", done, 100, measured=done))
-        shown(Progress("measure", 99, 100, measured=99, note="waiting for the device, held by process 17"))
+        for note in ("waiting for the device, held by process 17", "") * 3:
+            shown(Progress("measure", 99, 100, measured=99, note=note))
         shown(Progress("solve", 0, 0, measured=99, best_us=62.5))
     assert capsys.readouterr().err.splitlines() == [
         "enumerating",

@@ -430,6 +430,10 @@ def test_a_summary_says_which_share_ran_tuned_why_not_and_what_to_do() -> None:
     assert autotuner.summary().calls >= 1
 
 
+def test_a_summary_of_a_model_without_tuned_layers_says_so() -> None:
+    assert str(autotuner.summary(nn.Linear(2, 2))).startswith("no call of a tuned layer: apply returns one")
+
+
 def test_an_interleaved_plan_is_one() -> None:
     stored = {form for read in interleaved().steps for name, form in read.inputs if name == "key_weight"}
     assert "h*np@1/3#query_weight+key_weight+value_weight" in stored

@@ -164,9 +164,19 @@ def test_a_module_is_tuned_for_eval_mode_without_dropout() -> None:
         autotuner.tune("bert-encoder:tiny", mode="eval")
 
 
-def test_a_configuration_for_eval_mode_alone_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"attention_dropout is 0\.3, the configuration's 0\.0"):
-        apply(encoder_layer(model(p=WITH_DROPOUT)), configuration(model()))
+def test_a_configuration_for_eval_mode_alone_is_for_a_layer_in_eval_mode() -> None:
+    layer = encoder_layer(model(p=WITH_DROPOUT))
+    with pytest.raises(
+        ConfigurationError, match=r"for eval mode: give it beside one for training, apply\(layer, \[train"
+    ):
+        apply(layer, configuration(model()))
+    twin = copy.deepcopy(layer).eval()
+    made: Any = apply(layer.eval(), configuration(model()))
+    with torch.no_grad():
+        torch.testing.assert_close(made(inputs(0)[1]), twin(inputs(0)[1]), rtol=1e-10, atol=1e-10)
+    with pytest.warns(TunedWarning, match="in train mode"):
+        made.train()(inputs(0)[1])
+    assert (made.calls, dict(made.fallbacks)) == (1, {"settings": 1})
 
 
 @pytest.mark.parametrize(

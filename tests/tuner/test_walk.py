@@ -209,6 +209,13 @@ def test_progress_goes_from_the_space_to_the_end(small: Model, database: Databas
     assert {progress.total for progress in measuring} == {len(known)}
 
 
+def test_what_is_told_at_the_end_is_the_answers_own(small: Model, database: Database) -> None:
+    told: list[Progress] = []
+    found = tune(small, CPU, database, Asking(times(space_of(small).calls)), watch=told.append)
+    assert told[-1].stage == "done"
+    assert (told[-1].best_us, told[-1].bound_us) == (found.certificate.predicted_us, found.certificate.lower_bound_us)
+
+
 def test_an_end_to_end_timing_is_kept_with_the_answer(small: Model, database: Database) -> None:
     known = times(space_of(small).calls)
     found = tune(small, CPU, database, Asking(known))
