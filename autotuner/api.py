@@ -175,7 +175,6 @@ def apply(
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
-    from autotuner.runtime import TunedWarning
     from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:

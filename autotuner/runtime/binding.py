@@ -112,7 +112,8 @@ class Binding:
             return self._rebind(current)
         for tensor, seen, (pointer, strides, shape, dtype) in zip(current, self._seen, self._memory, strict=True):
             if (
-                tensor is not seen()
+                tensor is None  # and so may be what was seen, once nobody else has it
+                or tensor is not seen()
                 or tensor.data_ptr() != pointer
                 or tensor.stride() != strides
                 or tensor.shape != shape

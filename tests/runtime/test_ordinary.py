@@ -1,6 +1,7 @@
 """A tuned layer is an ordinary module: its parameters and gradients are those that the framework makes."""
 
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -351,6 +352,22 @@ def test_a_copy_that_was_changed_runs_the_original(kind: str, change: Callable[[
     torch.testing.assert_close(found, twin(x), rtol=1e-10, atol=1e-10)
     assert isinstance(layer, TunedModule)
     assert layer.calls == 0
+
+
+@kinds
+@pytest.mark.parametrize("change", [normalised, pruned])
+def test_a_layer_whose_weights_were_taken_away_runs_the_original(
+    kind: str, change: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, twin = pair(kind)
+    layer(batch())
+    monkeypatch.setattr(copy, "deepcopy", lambda module: module)
+    for module in (layer, twin):
+        change(module)
+    gc.collect()
+    with falls_back():
+        torch.testing.assert_close(layer(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
+    assert layer.calls == 1
 
 
 def test_a_copy_that_was_quantised_runs_the_original() -> None:
