@@ -136,8 +136,15 @@ def _marked(chosen: Collection[str], known: Mapping[str, Measurement]) -> Iterat
 
 def _wide(steps: Sequence[Step], noise_floor: float | None) -> Iterator[Doubt]:
     share = max(WIDE_SHARE, 2 * (noise_floor or 0.0))
-    wide_us = sum(step.predicted_us for step in steps if step.high_us - step.low_us > share * step.predicted_us)
+    wide = [step for step in steps if step.high_us - step.low_us > share * step.predicted_us]
+    wide_us = sum(step.predicted_us for step in wide)
     total_us = sum(step.predicted_us for step in steps)
+    open_us = sum(step.high_us - step.low_us for step in wide)
+    if wide_us <= WIDE_PART * total_us and open_us > share * total_us:
+        yield Doubt(
+            "wide",
+            f"The 95 % intervals of {len(wide)} calls of the plan leave {open_us:,.0f} of its {total_us:,.0f} us open.",
+        )
     if wide_us > WIDE_PART * total_us:
         yield Doubt(
             "wide",

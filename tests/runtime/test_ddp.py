@@ -1,6 +1,7 @@
 """A tuned layer inside DistributedDataParallel: two processes, half of the batch each."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,22 @@ def run_rank(rank: int, folder: str, device_type: str) -> None:
     )
     with torch.no_grad():
         net.get_parameter("1.weight").fill_(0.25)
-    twin = copy.deepcopy(net)
-    net[0] = layer = tuned(net[0], load_configuration(f"{folder}/found.json"))
+    twin, late = copy.deepcopy(net), copy.deepcopy(net)
+    plan = load_configuration(f"{folder}/found.json")
+    net[0] = layer = tuned(net[0], plan)
     found = {"tuned": trained(net, rank, device_type), "framework": trained(twin, rank, device_type)}
+    found["tuned after two steps"] = trained(late, rank, device_type, lambda: late.__setitem__(0, tuned(late[0], plan)))
     torch.save({**found, "calls": layer.calls, "fallbacks": dict(layer.fallbacks)}, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
-def trained(net: nn.Module, rank: int, device_type: str) -> list[Tensor]:
+def trained(net: nn.Module, rank: int, device_type: str, after_two: Callable[[], None] = lambda: None) -> list[Tensor]:
     """Return parameters after some steps, each of one micro-batch without and one with an exchange of gradients."""
     whole: Any = DistributedDataParallel(net, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
     for step in range(STEPS):
+        if step == 2:
+            after_two()
         optimizer.zero_grad()
         with whole.no_sync():
             torch.autograd.backward(whole(batch(10 * step + rank).to(device_type)).square().mean())
@@ -53,7 +58,8 @@ def test_processes_that_share_gradients_train_as_the_framework_does(device_type:
     save_configuration(configuration(model(), 0, device_type), tmp_path / "found.json")
     spawn(run_rank, (str(tmp_path), device_type), RANKS)  # type: ignore[no-untyped-call]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
-    for one, other, twin in zip(first["tuned"], second["tuned"], first["framework"], strict=True):
-        assert torch.equal(one, other), "all processes have the same parameters"
-        torch.testing.assert_close(one, twin, rtol=1e-10, atol=1e-10)
+    for name in ("tuned", "tuned after two steps"):
+        for one, other, twin in zip(first[name], second[name], first["framework"], strict=True):
+            assert torch.equal(one, other), "all processes have the same parameters"
+            torch.testing.assert_close(one, twin, rtol=1e-8, atol=1e-8)
     assert (first["calls"], first["fallbacks"]) == (2 * STEPS, {})

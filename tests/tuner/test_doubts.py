@@ -94,6 +94,18 @@ def test_what_cannot_be_measured_again_keeps_what_was_known(small: Model, databa
     assert reasons(again) == ["contended"]
 
 
+def test_one_interval_that_is_wider_than_half_of_the_plan_makes_it_doubtful(small: Model, database: Database) -> None:
+    known = times(space_of(small).calls)
+    first = tune(small, CPU, database, Asking(known))
+    step = min(first.steps, key=lambda step: step.predicted_us)
+    key = canonical(step.call(first.graph()).subgraph, step.call(first.graph()).candidate).key
+    elsewhere = replace(HERE, facts=(("threads", 5),))
+    wide = known | {key: replace(known[key], low_us=0.0, high_us=first.certificate.predicted_us)}
+    found = tune(small, CPU, database, Asking(wide, elsewhere))
+    assert reasons(found) == ["wide"]
+    assert "95 % intervals of 1 calls of the plan leave" in found.doubts[0].sentence
+
+
 def test_a_plan_of_wide_intervals_is_doubtful(small: Model, database: Database) -> None:
     known = times(space_of(small).calls)
     wide = {key: replace(m, low_us=m.median_us, high_us=3 * (m.median_us or 0)) for key, m in known.items()}
