@@ -95,7 +95,8 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
         within = span(certificate.low_us, certificate.high_us)
         words = f"sum of its kernels' times, {within} within their 95 % intervals; not timed end to end"
         yield Figure("predicted", duration(certificate.predicted_us), words)
-    bound = f"no plan takes less than {duration(certificate.lower_bound_us)}, by medians"
+    medians = "times that are doubtful" if configuration.doubts else "medians"
+    bound = f"no plan takes less than {duration(certificate.lower_bound_us)}, by {medians}"
     if certificate.proven_gap is None:
         bound = "not known: too much was never measured"
     yield Figure("proven gap", percent(certificate.proven_gap), bound)

@@ -9,8 +9,9 @@ import pytest
 from autotuner.configuration import Alternative, Configuration, Fusion, Measured, Step
 from autotuner.errors import ConfigurationError
 from autotuner.models import Model
-from autotuner.records import Measurement
+from autotuner.records import Doubt, Measurement
 from autotuner.report import compare, render, tally
+from autotuner.report.summary import figures
 from tests.explained import TURNED, explained_configuration, with_again
 from tests.made_up import made_up_configuration, space_of, times
 from tests.report.reading import Page
@@ -97,6 +98,15 @@ def test_the_summary_states_what_the_configuration_knows_about_itself(page: Page
     facts = page.one("section", id="facts").text
     for fact in (encoder.model.dtype, "Intel(R) Xeon(R) Processor", "2.13.0+cpu", encoder.environment_key, encoder.key):
         assert fact in facts
+
+
+def test_a_doubtful_configuration_says_so_and_why(encoder: Configuration) -> None:
+    doubtful = replace(encoder, doubts=(Doubt("contended", "7 of 9 times were taken in a bad moment."),))
+    told = Page(render(doubtful)).one("section", id="summary").text
+    assert "This is doubtful. 7 of 9 times were taken in a bad moment." in told
+    figure = next(each for each in figures(doubtful) if each.name == "proven gap")
+    assert figure.words.endswith("by times that are doubtful")
+    assert next(each for each in figures(encoder) if each.name == "proven gap").words.endswith("by medians")
 
 
 def test_every_step_is_a_box_and_a_row_with_its_times(page: Page, recorded: Recorded, encoder: Configuration) -> None:
