@@ -16,7 +16,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 TELL_AFTER_S = 2.0
 HURRY_S = 2.0
-"""What the database may still take in all once the process is told to end."""
+"""Seconds that the database may still take in all, once the process is told to end."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ AXES_MAX = 6
 """Of a tensor. A transformer's have 4, or 5 where heads share keys; 6 axes have 720 orders, and 12 have 479 million."""
 
 EXTENT_MAX = 2**31 - 1
-"""What an index of 32 bits reaches, as kernels of a device have it."""
+"""The largest index of 32 bits, as kernels of a device have it."""
 
 ELEMENTS_MAX = 2**40
 """Of a tensor: 2 TiB at two bytes each, above any device's memory."""

@@ -137,14 +137,14 @@ class _Planning:
             found[name] = self._as_declared(name)
             if found[name] not in made:
                 others = [place for place in made if place[0] == name]
-                if self._parameter_of(name) is None or not others:
+                if not others or not self._is_gradient_of_parameter(name):
                     raise ConfigurationError(f"no step makes output {name!r} in form {found[name][1]}")
                 found[name] = others[-1]
         return found
 
-    def _parameter_of(self, gradient: str) -> str | None:
-        parameter = self.graph.tensors.get(gradient.removeprefix("grad_"))
-        return parameter.name if parameter and parameter.name != gradient and parameter.role == "parameter" else None
+    def _is_gradient_of_parameter(self, name: str) -> bool:
+        tensor = self.graph.tensors.get(name.removeprefix("grad_"))
+        return tensor is not None and tensor.name != name and tensor.role == "parameter"
 
     def _step(self, step: Step) -> PlannedStep:
         operands = (*step.inputs, *step.outputs)

@@ -142,7 +142,7 @@ class Binding:
             and not any(self._hooks)
         )
 
-    def settled(self, module: "TunedModule", x: Tensor) -> None:
+    def check_unchanged(self, module: "TunedModule", x: Tensor) -> None:
         """Check that the original would still compute what a forward of the plan has computed.
 
         Raises:

@@ -92,7 +92,7 @@ class TunedModule(nn.Module):
 
     def _again(self, binding: Binding, original: Original, x: Tensor) -> Tensor:
         """Run the original where a forward ran tuned, to differentiate twice."""
-        binding.settled(self, x)
+        binding.check_unchanged(self, x)
         return original(x)
 
     def covering(self, x: Tensor, mask: Tensor | Reason | None) -> "tuple[Binding, Tensor | None] | Reason":

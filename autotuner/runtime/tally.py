@@ -1,4 +1,4 @@
-"""Which share of the calls of tuned modules ran a configuration, why the others did not, and what to do about it."""
+"""Counts of calls that ran a configuration and of those that fell back, and their summary."""
 
 import atexit
 import warnings
@@ -23,7 +23,7 @@ Key = tuple[str, str, Shape]
 SHAPES = 64
 """Of calls that fell back, so many shapes are told apart; all further ones are counted as one."""
 TOLD_FROM = 0.05
-"""Where a larger share of a process's calls fell back, that is said when it ends."""
+"""Share of a process's calls above which fallbacks are reported when it ends."""
 LINES = 8
 
 _REMEDIES = {

@@ -1,4 +1,4 @@
-"""Why a framework's module cannot be tuned."""
+"""Reasons to refuse a framework's module."""
 
 from math import prod
 from typing import Any
