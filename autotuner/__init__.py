@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
     from autotuner.api import tune as tune
-    from autotuner.client import Client as Client
-    from autotuner.configuration import Configuration as Configuration
     from autotuner.errors import AutotunerError as AutotunerError
     from autotuner.errors import TunedWarning as TunedWarning
-    from autotuner.request import Limits as Limits
+    from autotuner.plan.configuration import Configuration as Configuration
+    from autotuner.server.client import Client as Client
     from autotuner.tuner import Progress as Progress
+    from autotuner.tuner.request import Limits as Limits
 
 # Where each name is: imported when it is first used.
 _PLACES = {
     "AutotunerError": "errors",
-    "Client": "client",
-    "Configuration": "configuration",
-    "Limits": "request",
+    "Client": "server.client",
+    "Configuration": "plan.configuration",
+    "Limits": "tuner.request",
     "Progress": "tuner",
     "TunedWarning": "errors",
     "apply": "api",

@@ -7,24 +7,23 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotuner.caller import stacklevel
-from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
-from autotuner.device import environment
-from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning
-from autotuner.models import Model, load_model, named_model
-from autotuner.records import Scalar
-from autotuner.request import Limits, Request
+from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
+from autotuner.ir.models import Model, load_model, named_model
+from autotuner.ir.records import Scalar
+from autotuner.measure.device import environment
+from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
+from autotuner.server.worker import tune_attended
 from autotuner.settings import Settings, server_url
 from autotuner.space import space_file
 from autotuner.tuner import Progress, Watch
-from autotuner.worker import tune_attended
+from autotuner.tuner.request import Limits, Request
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from autotuner.client import Client
     from autotuner.runtime import Summary
+    from autotuner.server.client import Client
 
 __all__ = [
     "Limits", "Progress", "apply", "check", "load_configuration", "load_model", "restore", "save_configuration",
@@ -186,7 +185,7 @@ def apply(
     if isinstance(server, str):
         server_url(server)
     elif not hasattr(server, "best"):
-        raise InputError(f"server is {server!r}: give the URL of a service, or an autotuner.client.Client")
+        raise InputError(f"server is {server!r}: give the URL of a service, or an autotuner.server.client.Client")
     shapes = _shapes(extents)
     try:
         models = [_as_model(module, shape, None, None) for shape in shapes]
@@ -247,7 +246,7 @@ def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tu
     Raises:
         NotFoundError: it knows none that fits; the message says what differs and how to submit a job.
     """
-    from autotuner.client import Client
+    from autotuner.server.client import Client
 
     here = environment(next(module.parameters()).device.type)
     with Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server) as client:

@@ -3,6 +3,11 @@
 A message says what was given and what would be valid. `exit_code` is what the command line ends with.
 """
 
+import sys
+
+_OWN = ("autotuner", "torch", "contextlib", "functools")
+"""Packages and modules that stand between the user's code and a warning."""
+
 
 class AutotunerError(Exception):
     """Base of every error raised on purpose."""
@@ -114,3 +119,21 @@ class ServiceError(AutotunerError):
     def __init__(self, message: str, *, passing: bool = False) -> None:
         super().__init__(message)
         self.passing = passing
+
+
+def stacklevel() -> int:
+    """Return the `stacklevel` with which a warning points at the first frame outside this package and torch.
+
+    Call it in the call of `warnings.warn` itself: `warnings.warn(message, stacklevel=stacklevel())`. Where every frame
+    is inside, the outermost one is pointed at. (From Python 3.12 on, `skip_file_prefixes` does the same.)
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_own(str(frame.f_globals.get("__name__", ""))):
+        frame = frame.f_back
+        code = frame.f_code.co_filename
+        level += not ("importlib" in code and "_bootstrap" in code)  # warnings count no frames of the import system
+    return level
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] in _OWN

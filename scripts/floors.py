@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotuner.ceilings import Ceilings, Work
+from autotuner.measure.roofline import Ceilings, Work
 
 
 def measured_ceilings(known: Ceilings, dtypes: Iterable[str], cache_dir: Path) -> Ceilings:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autotuner.analysis import moved_bytes, operator_flop, reduction
-from autotuner.ceilings import Ceilings, Ladder
-from autotuner.configuration import Configuration, save_configuration, tensor_of
+from autotuner.ir.cost import moved_bytes, operator_flop, reduction
+from autotuner.measure.roofline import Ceilings, Ladder
+from autotuner.plan.configuration import Configuration, save_configuration, tensor_of
 from autotuner.runtime.peers import Timing, as_measured, overhead_us, time_on_cuda
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
 from scripts import layer_cuda_dram

@@ -180,7 +180,7 @@ def main() -> None:
     """Run a side; the profiler counts from `start` to `stop`."""
     import torch
 
-    from autotuner.configuration import load_configuration
+    from autotuner.plan.configuration import load_configuration
     from autotuner.runtime.framework import MadeUpCall
     from autotuner.runtime.peers.on_cuda import TrainingLoop
 

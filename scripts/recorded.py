@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotuner.ceilings import Ceilings
-from autotuner.graph.autodiff import training_graph
-from autotuner.models import Model, named_model
-from autotuner.problem import Problem
-from autotuner.problem.formulate import formulate
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, named_model
+from autotuner.measure.roofline import Ceilings
+from autotuner.solve.problem import Problem
+from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space, SpaceFile, build_space, space_file
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 from scipy.sparse import coo_array  # type: ignore[import-untyped]
 
-from autotuner.device import cpu_name
-from autotuner.problem import Problem
-from autotuner.problem.integer_program import integer_program
+from autotuner.measure.device import cpu_name
+from autotuner.solve.problem import Problem
+from autotuner.solve.problem.integer_program import integer_program
 from scripts.pages import commit
 
 FORK = multiprocessing.get_context("fork")

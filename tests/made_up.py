@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from autotuner.configuration import Configuration
-from autotuner.graph.autodiff import training_graph
-from autotuner.models import Model, load_model, search_spaces_dir
-from autotuner.records import Environment, Measurement
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model, search_spaces_dir
+from autotuner.ir.records import Environment, Measurement
+from autotuner.plan.configuration import Configuration
 from autotuner.space import Space, build_space, load_space
 from autotuner.tuner import build_configuration
 

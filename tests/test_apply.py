@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 import autotuner
-from autotuner.client import Client
 from autotuner.database import open_database
-from autotuner.device import cpu_name, environment
 from autotuner.errors import ConfigurationError, InputError, ModelError
+from autotuner.measure.device import cpu_name, environment
 from autotuner.runtime import TunedModule, TunedWarning
 from autotuner.runtime.framework import encoder_layer
-from tests.client.served import Served
+from autotuner.server.client import Client
 from tests.runtime.layers import assert_equal, batch, gradients
 from tests.runtime.plans import MASKED, TINY, configuration, model
+from tests.server.client.served import Served
 
 SHAPE = {axis: TINY[axis] for axis in "bl"}
 PLAIN = model()
@@ -174,7 +174,7 @@ def test_where_none_is_known_the_command_that_tunes_one_is_said() -> None:
 
 
 def test_a_service_that_cannot_be_reached_leaves_the_module_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.client.transport.sleep", lambda _: None)
+    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
     stays(layer(), "http://127.0.0.1:9", "no service answers at http://127.0.0.1:9")
 
 

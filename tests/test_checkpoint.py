@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from autotuner.checkpoint import OverError, checkpoint, until, watched
-from autotuner.graph import Graph, training_graph
-from autotuner.models import load_model
-from autotuner.problem.formulate import Formulation, formulate
-from autotuner.solvers import alternatives, exact, least_through
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph
+from autotuner.ir.models import load_model
+from autotuner.solve import alternatives, exact, least_through
+from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.space import Space, build_space
 from autotuner.tuner.puzzle import SpacePuzzle
 from tests.made_up import CPU, times

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotuner.database import open_database
-from autotuner.service.guard import Hosts
+from autotuner.server.http.guard import Hosts
 from autotuner.settings import Settings
-from tests.service.listening import listening
+from tests.server.http.listening import listening
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +54,7 @@ def test_what_is_copied_is_there_and_let_in(steps: list[tuple[str, str]]) -> Non
     for source in sources:
         assert (ROOT / source).exists()
         assert let_in(source), source
-    assert let_in("autotuner/service/serving.py")
+    assert let_in("autotuner/server/http/serving.py")
     assert not any(map(let_in, (".git", "tests", "autotuner/__pycache__", "timings.sqlite")))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotuner.ceilings import Ceilings, Ladder
+from autotuner.measure.roofline import Ceilings, Ladder
 from scripts.floors import measured_ceilings, with_floors
 from scripts.layer_cuda import rates
 

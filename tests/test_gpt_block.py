@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotuner.graph import Graph, training_graph
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph
+from autotuner.ir.models import load_model
+from autotuner.ir.records import Measurement, Scalar
 from autotuner.kernels.reference import evaluate
-from autotuner.models import load_model
-from autotuner.records import Measurement, Scalar
 from autotuner.space import Space, build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import CPU, HERE, times
-from tests.problem.walking import contradictions
+from tests.solve.problem.walking import contradictions
 
 GPT, BERT = load_model("gpt-block"), load_model("bert-encoder")
 RECORDED = Path(__file__).parent / "data" / "bert_encoder_tiny_cpu.json.gz"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from autotuner.database import open_database
-from autotuner.graph import training_graph
-from autotuner.models import Model, load_model
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model
 from autotuner.runtime import TrainingStep
 from autotuner.space import build_space, load_space, space_file
 from autotuner.tuner import answer

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.client import Client
 from autotuner.database import open_database
 from autotuner.errors import ServiceError
+from autotuner.server.client import Client
 from tests.made_up import feed_forward, without_compilers
 
 KILLS = 8

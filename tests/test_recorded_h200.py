@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotuner.problem import Problem
-from autotuner.problem.formulate import formulate
-from autotuner.solvers import SOLVERS
+from autotuner.solve import SOLVERS
+from autotuner.solve.problem import Problem
+from autotuner.solve.problem.formulate import formulate
 from scripts.recorded import LARGE
 
 

@@ -32,8 +32,8 @@ from autotuner.cli.printing import emit, err, out, print_configuration
 from autotuner.errors import AutotunerError, NotFoundError
 
 if TYPE_CHECKING:
-    from autotuner.client import Client
-    from autotuner.wire import BestView, JobStateName, JobView, ProgressView
+    from autotuner.server.client import Client
+    from autotuner.server.wire import BestView, JobStateName, JobView, ProgressView
 
 commands = typer.Typer()
 
@@ -57,7 +57,7 @@ JobId = Annotated[int, typer.Argument(help="Id of a job, as `submit` and `jobs` 
 
 def client(server: str | None) -> "Client":
     """Return a client of the service that is named, or of that of the settings."""
-    from autotuner.client import Client
+    from autotuner.server.client import Client
     from autotuner.settings import Settings
 
     return Client(server or Settings.from_environment().server_url)
@@ -174,7 +174,7 @@ def _state(text: str | None) -> "JobStateName | None":
     from typing import cast, get_args
 
     from autotuner.errors import InputError
-    from autotuner.wire import JobStateName
+    from autotuner.server.wire import JobStateName
 
     if text is not None and text not in get_args(JobStateName):
         raise InputError(f"--state {text!r}: write one of {', '.join(get_args(JobStateName))}")
@@ -212,7 +212,7 @@ def best(
     a budget is found with the same budget only. --output writes the configuration for `show`, `check`, `report` and
     autotuner.apply.
     """
-    from autotuner.configuration import Configuration, save_configuration
+    from autotuner.plan.configuration import Configuration, save_configuration
 
     check_output(output, model)
     with client(server) as asked:

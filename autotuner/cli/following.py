@@ -7,7 +7,7 @@ from autotuner.cli.plain import plain
 from autotuner.cli.printing import STAGES, Lines, err, progress_bars
 
 if TYPE_CHECKING:
-    from autotuner.wire import JobView, ProgressView
+    from autotuner.server.wire import JobView, ProgressView
 
 
 class Followed:

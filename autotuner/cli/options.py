@@ -10,8 +10,8 @@ import typer
 from autotuner.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from autotuner.models import Model
-    from autotuner.records import Scalar
+    from autotuner.ir.models import Model
+    from autotuner.ir.records import Scalar
 
 Reference = Annotated[
     str, typer.Argument(help="Model and preset, e.g. bert-encoder:tiny, or the path of a model file.")
@@ -69,7 +69,7 @@ def given_model(
         InputError: a text is not name=value.
         ModelError: no such model, preset, axis or option, or a value that is not valid.
     """
-    from autotuner.models import named_model
+    from autotuner.ir.models import named_model
 
     return named_model(reference, extents=given_extents(extent), options=given_options(option), dtype=dtype)
 
@@ -86,7 +86,7 @@ def given_extents(texts: Sequence[str] | None) -> dict[str, int]:
 
 def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
     """Read `--option activation=relu`, each time that it was given."""
-    from autotuner.models import read_value
+    from autotuner.ir.models import read_value
 
     return {name: read_value(text) for name, text in _pairs(texts, "--option", "activation=relu")}
 

@@ -15,12 +15,12 @@ from rich.text import Text
 from autotuner.cli.plain import PlainConsole, lines, plain
 
 if TYPE_CHECKING:
-    from autotuner.configuration import Configuration, Measured
-    from autotuner.device import Device
-    from autotuner.explanation import OperatorExplanation, TensorExplanation
-    from autotuner.models.schema import Definition
-    from autotuner.problem import Solution
+    from autotuner.ir.models.schema import Definition
+    from autotuner.measure.device import Device
+    from autotuner.plan.configuration import Configuration, Measured
+    from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
     from autotuner.runtime import CheckReport
+    from autotuner.solve.problem import Solution
     from autotuner.tuner import Progress as Walked
 
 out = PlainConsole()
@@ -149,18 +149,16 @@ def print_doubts(found: "Configuration") -> None:
 
 
 def _print_steps(found: "Configuration", every: bool) -> None:
-    from autotuner.tuner import kernels_by_cover
-
     kernels = Table("computes", "kernel", "forms written", "us", "best us", title="chosen")
     for column in (3, 4):
         kernels.columns[column].justify = "right"
-    shown = [*kernels_by_cover(found)]
+    shown = [*found.steps]
     if not every:
-        shown = sorted(shown, key=lambda pair: -pair[1].predicted_us)[:12]
+        shown = sorted(shown, key=lambda step: -step.predicted_us)[:12]
         kernels.title = f"the {len(shown)} longest of {len(found.steps)} chosen kernels"
-    for label, step in shown:
+    for step in shown:
         forms = ", ".join(form.split("#")[0] for _, form in step.outputs[:3]) + (" ..." if step.outputs[3:] else "")
-        kernels.add_row(label, step.kernel, forms, f"{step.predicted_us:.1f}", f"{step.bound_us:.1f}")
+        kernels.add_row(step.label, step.kernel, forms, f"{step.predicted_us:.1f}", f"{step.bound_us:.1f}")
     out.print(kernels)
 
 
@@ -177,7 +175,7 @@ def _print_fusions(found: "Configuration") -> None:
 
 def _print_certificate(found: "Configuration") -> None:
     """Print how good the plan is and why it is not better, and what could still overtake it."""
-    from autotuner.explanation import explain_plan
+    from autotuner.plan.explanation import explain_plan
 
     explained = explain_plan(found)
     _print_words("how good it is", explained.words)
@@ -209,7 +207,7 @@ def _print_words(title: str, sentences: Iterable[str]) -> None:
 
 
 def _print_totals(found: "Configuration") -> None:
-    from autotuner.analysis import reduction
+    from autotuner.ir.cost import reduction
 
     certificate = found.certificate
     conversions = [step for step in found.steps if step.is_conversion]
@@ -253,7 +251,7 @@ def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 
 def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
-    from autotuner.explanation import binary
+    from autotuner.plan.explanation import binary
 
     memory = found.memory
     if memory is not None:
@@ -270,7 +268,7 @@ def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 def _statistics_words(statistics: Mapping[str, float]) -> str:
     """Write what solving took; what a solver counts under another name is written with that name."""
-    from autotuner.explanation import binary, counted
+    from autotuner.plan.explanation import binary, counted
 
     known = {
         "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",

@@ -13,8 +13,8 @@ from autotuner.files import write
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from autotuner.configuration import Configuration
-    from autotuner.report import Row
+    from autotuner.plan.configuration import Configuration
+    from autotuner.plan.report import Row
 
 commands = typer.Typer()
 
@@ -44,8 +44,8 @@ def report(
 
     The page needs no network and no other file. With a database it also lists what failed and what was never measured.
     """
-    from autotuner.configuration import load_configuration
-    from autotuner.report import render
+    from autotuner.plan.configuration import load_configuration
+    from autotuner.plan.report import render
 
     found = load_configuration(path)
     page = path.with_suffix(".html") if output is None else output
@@ -58,7 +58,7 @@ def report(
 def _measured(found: "Configuration", database: str, space: Path | None) -> "tuple[Sequence[Row], Mapping[str, int]]":
     """Return what a database holds of a configuration's search space, measured in its environment."""
     from autotuner.database import open_database
-    from autotuner.report import compare, tally
+    from autotuner.plan.report import compare, tally
     from autotuner.space import build_space, space_file
     from autotuner.tuner import with_known_calls
 

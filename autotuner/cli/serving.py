@@ -50,7 +50,7 @@ def serve(
     started anew when it dies, and ends with the server; where it could not measure, for want of torch or of the device,
     nothing is started. /docs describes the API.
     """
-    from autotuner.service import serve as run
+    from autotuner.server.http import serve as run
     from autotuner.settings import Settings
 
     settings = Settings.from_environment()
@@ -58,7 +58,7 @@ def serve(
     with ExitStack() as beside:
         if with_worker:
             from autotuner.cli.supervisor import Supervisor
-            from autotuner.device import check_torch, environment
+            from autotuner.measure.device import check_torch, environment
 
             check_torch()
             environment(device)
@@ -90,7 +90,7 @@ def worker(
         from autotuner.cli.supervisor import end_with
 
         end_with(parent)
-    from autotuner.worker import run
+    from autotuner.server.worker import run
 
     with _ending_on_sigterm():
         run(database, device=device, threads=threads, space=space, once=once, log=tell)

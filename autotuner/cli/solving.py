@@ -27,7 +27,7 @@ from autotuner.errors import InputError, ProblemError
 from autotuner.files import write
 
 if TYPE_CHECKING:
-    from autotuner.problem import Problem, Solution
+    from autotuner.solve.problem import Problem, Solution
 
 commands = typer.Typer()
 
@@ -55,7 +55,7 @@ def solve(
     A budget of a saved problem, and of several layers, is for what they hold between forward and backward and the
     largest need beside that; of one layer it is for the simulated peak.
     """
-    from autotuner.solvers import SOLVERS
+    from autotuner.solve import SOLVERS
 
     if solver not in SOLVERS:
         raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
@@ -68,13 +68,13 @@ def solve(
         print_solution(_solved(_read(Path(model)), solver, budget_bytes, layers), as_json=as_json)
         return
     from autotuner import tuner
-    from autotuner.configuration import save_configuration
     from autotuner.database import open_database
-    from autotuner.device import environment
-    from autotuner.graph.autodiff import training_graph
+    from autotuner.ir.autodiff import training_graph
     from autotuner.measure import policy_for, rotate_bytes
-    from autotuner.problem.formulate import formulate
+    from autotuner.measure.device import environment
+    from autotuner.plan.configuration import save_configuration
     from autotuner.settings import Settings
+    from autotuner.solve.problem.formulate import formulate
     from autotuner.space import build_space, space_file
 
     if layers is not None and output is not None:
@@ -125,8 +125,8 @@ def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: i
     Raises:
         ProblemError: layers in a row are asked for, and the problem does not say by what they meet.
     """
-    from autotuner.problem.rules import JOINTS
-    from autotuner.solvers import SOLVERS, budgeted, exact_repeated
+    from autotuner.solve import SOLVERS, budgeted, exact_repeated
+    from autotuner.solve.problem.rules import JOINTS
 
     if layers is None:
         return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
@@ -137,13 +137,13 @@ def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: i
         )
     if budget_bytes is None:
         return exact_repeated(problem, JOINTS, layers)
-    from autotuner.solvers import budgeted_repeated
+    from autotuner.solve import budgeted_repeated
 
     return budgeted_repeated(problem, JOINTS, layers, budget_bytes)
 
 
 def _read(path: Path) -> "Problem":
-    from autotuner.problem import Problem
+    from autotuner.solve.problem import Problem
 
     try:
         value = json.loads(path.read_text())

@@ -117,8 +117,8 @@ def show(
     With --operator, why that one was chosen: what it loses against its own best, and what the best plan with another
     way to compute it would take. With --tensor, the same for the forms of a tensor.
     """
-    from autotuner.configuration import load_configuration
-    from autotuner.explanation import explain_operator, explain_tensor
+    from autotuner.plan.configuration import load_configuration
+    from autotuner.plan.explanation import explain_operator, explain_tensor
 
     found = load_configuration(path)
     if operator is not None and tensor is not None:
@@ -141,7 +141,7 @@ def check(
     """Run a configuration and compare output and every gradient with the framework's module in float64."""
     from dataclasses import asdict
 
-    from autotuner.configuration import load_configuration
+    from autotuner.plan.configuration import load_configuration
     from autotuner.runtime import check as run
     from autotuner.runtime import time_peers
 
@@ -164,7 +164,7 @@ def devices(as_json: Json = False) -> None:
     """List what can be tuned on this machine."""
     from dataclasses import asdict
 
-    from autotuner.device import devices as found
+    from autotuner.measure.device import devices as found
 
     if as_json:
         emit([asdict(device) for device in found()])
@@ -175,7 +175,7 @@ def devices(as_json: Json = False) -> None:
 @commands.command()
 def spaces(as_json: Json = False) -> None:
     """List models with their presets and options, and kernels by device type."""
-    from autotuner.models import known_models, load_model, search_spaces_dir
+    from autotuner.ir.models import known_models, load_model, search_spaces_dir
     from autotuner.space import describe, load_space
 
     definitions = {name: load_model(name).definition for name in known_models()}

@@ -30,7 +30,7 @@ from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, Measure
 from autotuner.database.transactions import Transactions
 from autotuner.database.upserting import dialect_insert, upsert
 from autotuner.errors import DatabaseError, UnavailableError
-from autotuner.records import STATUSES, Call, Environment, Measurement, Status
+from autotuner.ir.records import STATUSES, Call, Environment, Measurement, Status
 
 CLAIM_S = 120.0
 KEYS_PER_QUERY = 900

@@ -9,7 +9,7 @@ from sqlalchemy import Row
 from autotuner.database.job import Job, JobState
 from autotuner.database.owner import is_gone
 from autotuner.database.tables import EnvironmentRow, JobRow, MeasurementRow
-from autotuner.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Environment, Measurement
 
 ENVIRONMENT = (EnvironmentRow.device_type, EnvironmentRow.device_name, EnvironmentRow.facts, EnvironmentRow.policy)
 MEASUREMENT = (

@@ -27,7 +27,7 @@ from autotuner.database.patience import patient
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
 from autotuner.database.transactions import Transactions
 from autotuner.errors import NotFoundError
-from autotuner.records import digest
+from autotuner.ir.records import digest
 
 MatchStatus = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 

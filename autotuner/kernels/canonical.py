@@ -6,10 +6,10 @@ nothing: what counts is each operand's memory order. So "blh" times "nph" and "l
 
 from dataclasses import replace
 
+from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
 from autotuner.kernels.geometry import forms_by_number, operand_letters, operand_numbers
 from autotuner.kernels.registry import KERNELS
-from autotuner.layout import STACK_AXIS, Form
-from autotuner.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
 
 Axis = int | str
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
 
-from autotuner.layout import Form
-from autotuner.records import Candidate, Node, Subgraph
+from autotuner.ir.form import Form
+from autotuner.ir.records import Candidate, Node, Subgraph
 
 Strides = Mapping[str, int]
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
+import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
 from autotuner.errors import AutotunerError
+from autotuner.ir.records import Call
 from autotuner.kernels.registry import KERNELS
-from autotuner.records import Call
 
 
 def misfit(call: Call) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import GraphError
-from autotuner.records import Node, Scalar, Subgraph, TensorType
+from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 

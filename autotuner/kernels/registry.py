@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotuner.errors import KernelError
-from autotuner.layout import FLAT
-from autotuner.records import Candidate, Subgraph
+from autotuner.ir.form import FLAT
+from autotuner.ir.records import Candidate, Subgraph
 
 Builder = Callable[..., Callable[[], Any]]
 Refuses = Callable[[Subgraph, Candidate], str | None]
@@ -57,7 +57,7 @@ class Kernel:
 
     Args:
         name: unique; what a search space and a candidate call it.
-        covers: operator kinds in graph order, or () where `autotuner.fusion` chooses connected sets for it.
+        covers: operator kinds in graph order, or () where `autotuner.space.fusion` chooses connected sets for it.
         runs: dotted path of the builder, "package.module:function".
         refuses: says in a sentence why a candidate cannot run, or None.
         version: raised when what it computes or how it is timed changes, so that older measurements are not used.

@@ -6,15 +6,15 @@ from math import ceil
 from statistics import median
 from time import monotonic
 
-from autotuner.ceilings import Ceilings
+from autotuner.ir.records import Call, Mark, Measurement
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.measure.ceilings import measure_ceilings
 from autotuner.measure.failure import RefusalError, WrongError, failure
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
 from autotuner.measure.race import Race, Runner, interval
+from autotuner.measure.roofline import Ceilings
 from autotuner.measure.timing import Canary, Run, Timed, Timing
 from autotuner.measure.verification import References, fault
-from autotuner.records import Call, Mark, Measurement
 
 CANARY_S = 2.0
 DRIFT_SHARE = 0.10

@@ -8,9 +8,9 @@ from math import ceil, inf
 import torch
 from torch import Tensor
 
-from autotuner.ceilings import LINKS, Ceilings, Ladder
 from autotuner.measure.operands import dtype_of
 from autotuner.measure.policy import Policy
+from autotuner.measure.roofline import LINKS, Ceilings, Ladder
 from autotuner.measure.sampling import CpuTiming
 from autotuner.measure.timing import Run, Timing
 

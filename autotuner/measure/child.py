@@ -16,10 +16,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from autotuner.ir.records import Call, Measurement
 from autotuner.measure.failure import LostError, failure
 from autotuner.measure.lock import locked
 from autotuner.measure.policy import AnyPolicy, CudaPolicy, policy_of
-from autotuner.records import Call, Measurement
 
 if TYPE_CHECKING:
     from autotuner.measure.timing import Timing

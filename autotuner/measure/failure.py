@@ -1,7 +1,7 @@
 """What went wrong with a call, as a status and a sentence."""
 
 from autotuner.errors import KernelError
-from autotuner.records import Measurement, Status
+from autotuner.ir.records import Measurement, Status
 
 MESSAGE_CHARACTERS = 600
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic
 
-from autotuner.device import cuda_uuid
 from autotuner.errors import MeasureError
+from autotuner.measure.device import cuda_uuid
 from autotuner.settings import runtime_dir
 
 LOCKS = Path("/proc/locks")

@@ -8,19 +8,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from autotuner.caller import stacklevel
-from autotuner.ceilings import Ceilings
 from autotuner.checkpoint import checkpoint
-from autotuner.device import computes_on_cuda, cores, environment, usable_threads
-from autotuner.errors import InputError, MeasureError
+from autotuner.errors import InputError, MeasureError, stacklevel
+from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
+from autotuner.measure.device import computes_on_cuda, cores, environment, usable_threads
 from autotuner.measure.lock import lock_path
 from autotuner.measure.policy import policy_for
 from autotuner.measure.process import Child, DiedError
-from autotuner.records import Call, Environment, Measurement
+from autotuner.measure.roofline import Ceilings
 
-CATALOGUE = ("autotuner.kernels.catalogue",)
+CATALOGUE = ("autotuner.kernels.rules",)
 COMPILE_FACTOR = 4.0
 CUDA_COMPILERS_MAX = 16
 """Each has a context on the device, of half a gigabyte."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.kernels.elementwise import dropout_masks
-from autotuner.kernels.on_torch.attention_masks import library_seed
-from autotuner.kernels.on_torch.masks import bits_of, decoded
+from autotuner.ir.form import LIBRARIES, Form, Stored
+from autotuner.ir.records import Call, Subgraph, TensorType
 from autotuner.kernels.registry import load
-from autotuner.layout import LIBRARIES, Form, Stored
-from autotuner.records import Call, Subgraph, TensorType
+from autotuner.kernels.rules.elementwise import dropout_masks
+from autotuner.kernels.torch.attention_masks import library_seed
+from autotuner.kernels.torch.masks import bits_of, decoded
 
 Boundary = Sequence[tuple[int, Form]]
 Operands = list[Tensor | None]

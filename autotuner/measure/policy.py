@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotuner.analysis import working_set_bytes
-from autotuner.device import cache_bytes, cuda_l2_bytes, device_of, usable_threads
 from autotuner.errors import InputError
-from autotuner.graph import Graph
-from autotuner.records import Scalar
+from autotuner.ir.cost import working_set_bytes
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import Scalar
+from autotuner.measure.device import cache_bytes, cuda_l2_bytes, device_of, usable_threads
 
 L2_FALLBACK_BYTES = 2 << 20
 L2_MULTIPLE = 4

@@ -16,9 +16,9 @@ from typing import Any
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import MeasureError
+from autotuner.ir.records import Measurement, Status
 from autotuner.measure.child import NOBODY, PULSE, Pulse
 from autotuner.measure.lock import Waiting
-from autotuner.records import Measurement, Status
 
 START_S = 180.0
 STOP_S = 5.0

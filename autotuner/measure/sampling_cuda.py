@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autotuner.device import Management, cuda_uuid
 from autotuner.measure.allocations import allocated_on_cuda_bytes
+from autotuner.measure.device import Management, cuda_uuid
 from autotuner.measure.failure import LostError, RefusalError
 from autotuner.measure.policy import CudaPolicy
 from autotuner.measure.sm_clock import SmClock, foreign

@@ -15,9 +15,9 @@ scale of its terms, not its own.
 from dataclasses import dataclass
 from math import prod, sqrt
 
-from autotuner.kernels.elementwise import normalised
+from autotuner.ir.records import Node, Subgraph
 from autotuner.kernels.geometry import letter_extents, operand_letters
-from autotuner.records import Node, Subgraph
+from autotuner.kernels.rules.elementwise import normalised
 
 # Rounding errors of a sum of K random terms grow as sqrt(K) when they are independent, which blocked and vectorised
 # sums are close to; 8 covers the constant and the largest of millions of elements.

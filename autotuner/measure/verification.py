@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.kernels.on_torch.masks import decoded
+from autotuner.ir.form import FLAT, Form
+from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
-from autotuner.layout import FLAT, Form
+from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
-from autotuner.records import Call
 
 Run = Callable[[], Any]
 Tensors = Sequence[Tensor | None]

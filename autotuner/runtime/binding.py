@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
-from autotuner.placement.planning import ALIGNMENTS_BYTES, make_plan
-from autotuner.placement.port import Geometry, Port, Ports
+from autotuner.plan.placement.planning import ALIGNMENTS_BYTES, make_plan
+from autotuner.plan.placement.port import Geometry, Port, Ports
 from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask

@@ -12,15 +12,15 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from autotuner.configuration import Configuration
-from autotuner.device import device_of
 from autotuner.errors import InputError
+from autotuner.ir.form import Form
+from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.on_torch.masks import decoded
 from autotuner.kernels.reference import evaluate
-from autotuner.layout import Form
-from autotuner.placement.port import Port
-from autotuner.records import TensorType
+from autotuner.kernels.torch.masks import decoded
+from autotuner.measure.device import device_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.placement.port import Port
 from autotuner.runtime.adapters import adapter_for
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of

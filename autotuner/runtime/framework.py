@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autotuner.errors import ConfigurationError
-from autotuner.models import Model
+from autotuner.ir.models import Model
 
 _ACTIVATIONS = {"relu": functional.relu, "gelu_erf": functional.gelu, "gelu_tanh": nn.GELU(approximate="tanh")}
 

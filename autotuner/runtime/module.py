@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError
 from autotuner.kernels.registry import load
+from autotuner.plan.configuration import Configuration
 from autotuner.runtime.adapters import Description, adapter_for, refusal_of
 from autotuner.runtime.adapters.adapter import DROPOUTS
 from autotuner.runtime.binding import Binding, dims_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from autotuner.caller import stacklevel
+from autotuner.errors import stacklevel
 from autotuner.runtime.reason import TunedWarning
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from autotuner.configuration import Configuration
 from autotuner.errors import ConfigurationError, InputError
-from autotuner.placement.plan import Plan
-from autotuner.placement.planning import make_plan
-from autotuner.placement.port import Port, Ports
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.placement.plan import Plan
+from autotuner.plan.placement.planning import make_plan
+from autotuner.plan.placement.port import Port, Ports
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.workspace import CPU, Workspace
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels import KERNELS
-from autotuner.placement.plan import Place, Plan
-from autotuner.placement.port import Geometry, Port, Ports
+from autotuner.plan.placement.plan import Place, Plan
+from autotuner.plan.placement.port import Geometry, Port, Ports
 from autotuner.runtime.cuda import Cuda
 from autotuner.runtime.graphs import Graphs, Row, Switch
 

@@ -1,14 +1,14 @@
 """A graph and a search space file -> every choice and conversion."""
 
-import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
-from autotuner.fusion import covers, stack_families
-from autotuner.graph import Graph
+import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
+from autotuner.ir.form import SAVING
+from autotuner.ir.graph import Graph
 from autotuner.kernels import KERNELS
-from autotuner.layout import SAVING
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, form_domains
 from autotuner.space.files import SpaceFile
+from autotuner.space.fusion import covers, stack_families
 from autotuner.space.given import given_forms
 from autotuner.space.size import Size
 

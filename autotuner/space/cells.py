@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import islice, product
 
 from autotuner.checkpoint import checkpoint
+from autotuner.ir.records import Attributes, Call, Scalar
 from autotuner.kernels import KERNELS
-from autotuner.records import Attributes, Call, Scalar
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotuner.fusion import Cover
-from autotuner.graph import Graph
-from autotuner.records import Call, Candidate
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import Call, Candidate
 from autotuner.space.cells import Cell, without_params
+from autotuner.space.fusion import Cover
 
 
 @dataclass(frozen=True)

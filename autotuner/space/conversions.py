@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 
 from autotuner.checkpoint import checkpoint
-from autotuner.graph import Graph
+from autotuner.ir.form import Form
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import LETTERS, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.kernels.conversion import STORAGE_CHANGES, conversion_of, is_mask
-from autotuner.layout import Form
-from autotuner.records import LETTERS, Candidate
+from autotuner.kernels.rules.conversion import STORAGE_CHANGES, conversion_of, is_mask
 from autotuner.space.choices import Choice, Conversion
 
 

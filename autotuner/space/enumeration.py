@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from autotuner.fusion import Cover
-from autotuner.graph import Graph
+from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.kernels import KERNELS, Kernel
 from autotuner.kernels.canonical import canonical
-from autotuner.layout import STACK_AXIS, Form
-from autotuner.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.space.cells import Cell, multiplied, without_params
 from autotuner.space.choices import Choice
 from autotuner.space.files import KernelEntry, SpaceFile
+from autotuner.space.fusion import Cover
 from autotuner.space.size import Size
 
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from autotuner.errors import DeviceError, SpaceError
+from autotuner.ir.models import search_spaces_dir
+from autotuner.ir.models.files import StrictLoader, no_yaml
+from autotuner.ir.records import Scalar
 from autotuner.kernels import KERNELS
-from autotuner.models import search_spaces_dir
-from autotuner.models.files import StrictLoader, no_yaml
-from autotuner.records import Scalar
 
 ENUMERATED = 32
 TRIALS = 40

@@ -3,7 +3,7 @@
 from itertools import permutations
 
 from autotuner.errors import SpaceError
-from autotuner.graph import Graph
+from autotuner.ir.graph import Graph
 
 
 def given_forms(graph: Graph, *, chained: bool = False) -> dict[str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """From a model to its configuration. Knows no torch and no device: it asks a measurer that it is given, or a replay."""
 
-from autotuner.tuner.answer import build_configuration, default_us, kernels_by_cover
+from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Replay, Spent, Stage, Watch
 from autotuner.tuner.cells import cell_counts, with_known_calls
 from autotuner.tuner.measuring import STORE_AFTER_RESULTS
@@ -19,8 +19,6 @@ __all__ = [
     "Watch",
     "build_configuration",
     "cell_counts",
-    "default_us",
-    "kernels_by_cover",
     "request_key",
     "save",
     "tune",

@@ -1,26 +1,26 @@
 """A space with its measurements -> the answer: solved, in running order, with its certificate."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from math import inf
 from time import monotonic
 
-from autotuner.analysis import fused_bytes, moved_bytes
 from autotuner.checkpoint import OverError, until
-from autotuner.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
 from autotuner.errors import InfeasibleError
-from autotuner.graph import Graph
-from autotuner.models import Model
-from autotuner.placement import StepMemory, memory, plan_steps
-from autotuner.problem import Solution
-from autotuner.problem.formulate import Formulation, formulate
-from autotuner.problem.ordering import CircleError, order_steps
-from autotuner.records import Environment, Measurement
-from autotuner.solvers import SOLVERS, exact
-from autotuner.space import Choice, Space
+from autotuner.ir.cost import fused_bytes, moved_bytes
+from autotuner.ir.models import Model
+from autotuner.ir.records import Environment, Measurement
+from autotuner.plan.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
+from autotuner.plan.placement import StepMemory, memory, plan_steps
+from autotuner.solve import SOLVERS, exact
+from autotuner.solve.default import default_us
+from autotuner.solve.problem import Solution
+from autotuner.solve.problem.formulate import Formulation, formulate
+from autotuner.solve.problem.ordering import CircleError, order_steps
+from autotuner.space import Space
 from autotuner.tuner.budget import within_budget
 from autotuner.tuner.doubts import doubts_of
 from autotuner.tuner.explaining import explained
@@ -252,36 +252,3 @@ def _baseline_us(problem: Formulation, ends_at: float | None) -> float | None:
             return SOLVERS["shortest_path"](problem.problem).total_us
     except (InfeasibleError, OverError):
         return None
-
-
-def default_us(space: Space, costs_us: Mapping[str, float]) -> float | None:
-    """Return the least cost with every operator alone and every tensor as declared, or None where that is not known."""
-    alone = alone_as_declared_us(space, costs_us)
-    names = [operator.name for operator in space.graph.operators]
-    return sum(alone[name] for name in names) if alone.keys() >= set(names) else None
-
-
-def alone_as_declared_us(space: Space, costs_us: Mapping[str, float]) -> dict[str, float]:
-    """Return the least cost of each operator alone with its tensors as declared; those without a time are left out."""
-    found: dict[str, float] = {}
-    for choice in space.choices:
-        cost = costs_us.get(choice.call.key)
-        if cost is not None and len(choice.cover.operators) == 1 and is_declared(space.graph, choice):
-            (name,) = choice.cover.operators
-            found[name] = min(cost, found.get(name, cost))
-    return found
-
-
-def is_declared(graph: Graph, choice: Choice) -> bool:
-    """Say whether every tensor of a choice lies as the graph declares it."""
-    return all(text.split(":")[0] == graph.tensors[name].axes for name, text in choice.by_tensor.items())
-
-
-def kernels_by_cover(configuration: Configuration) -> Iterable[tuple[str, Step]]:
-    """Yield (label, step) for people: the operators' names joined, or the conversion's tensor and forms."""
-    for step in configuration.steps:
-        if step.is_conversion:
-            (name, source), (_, target) = step.inputs[0], step.outputs[0]
-            yield f"convert {name} {source} > {target}", step
-        else:
-            yield " + ".join(step.operators), step

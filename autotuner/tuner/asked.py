@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
 
-from autotuner.ceilings import NO_CEILINGS, Ceilings
-from autotuner.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.measure.roofline import NO_CEILINGS, Ceilings
 from autotuner.tuner.outlook import gap
 
 Result = tuple[Call, Measurement]

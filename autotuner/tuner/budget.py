@@ -6,8 +6,8 @@ from math import inf
 from time import monotonic
 
 from autotuner.errors import BudgetError
-from autotuner.problem import Problem, Solution
-from autotuner.solvers import budgeted, exact
+from autotuner.solve import budgeted, exact
+from autotuner.solve.problem import Problem, Solution
 
 # Plans that are simulated before the best one that fitted is taken; each takes a solution, of seconds.
 ROUNDS = 6

@@ -11,8 +11,8 @@ import numpy as np
 
 from autotuner.checkpoint import OverError, checkpoint
 from autotuner.database import Database, Filter, this_process
+from autotuner.ir.records import Attributes, Call, Measurement, Scalar
 from autotuner.kernels import KERNELS
-from autotuner.records import Attributes, Call, Measurement, Scalar
 from autotuner.space import Cell, Space, without_params
 from autotuner.tuner.asked import Asked, Progress, Result
 from autotuner.tuner.measuring import Known

@@ -5,9 +5,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from math import inf
 from statistics import median
 
-from autotuner.configuration import Step
+from autotuner.ir.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
+from autotuner.plan.configuration import Step
 from autotuner.tuner.estimates import groups_of
 
 OUTLIER_FACTOR = 4.0

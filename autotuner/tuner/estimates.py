@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from math import floor
 
-from autotuner.ceilings import Work, work_of
-from autotuner.records import Call
+from autotuner.ir.records import Call
+from autotuner.measure.roofline import Work, work_of
 
 COVERAGE = 0.9
 """The share of calls that take at least as long as their learned cost."""

@@ -8,12 +8,12 @@ from time import monotonic
 from types import MappingProxyType
 
 from autotuner.checkpoint import checkpoint
-from autotuner.configuration import Alternative, Step
-from autotuner.problem import Solution
-from autotuner.problem.formulate import Formulation, order_steps
-from autotuner.problem.ordering import CircleError
-from autotuner.records import Measurement
-from autotuner.solvers import Alternatives, alternatives
+from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import Alternative, Step
+from autotuner.solve import Alternatives, alternatives
+from autotuner.solve.problem import Solution
+from autotuner.solve.problem.formulate import Formulation, order_steps
+from autotuner.solve.problem.ordering import CircleError
 from autotuner.tuner.steps import interval_us
 
 OPERATOR = "operator "

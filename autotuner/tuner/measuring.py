@@ -8,19 +8,19 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from autotuner.caller import stacklevel
-from autotuner.ceilings import Ceilings, work_of
 from autotuner.checkpoint import OverError
 from autotuner.database import Database, this_process
-from autotuner.errors import InfeasibleError, MeasureError
+from autotuner.errors import InfeasibleError, MeasureError, stacklevel
+from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
-from autotuner.records import Call, Measurement, digest
-from autotuner.request import Limits
+from autotuner.measure.roofline import Ceilings, work_of
+from autotuner.solve.default import is_declared
 from autotuner.space import Space
-from autotuner.tuner.answer import is_declared, must_be_computable, solved
+from autotuner.tuner.answer import must_be_computable, solved
 from autotuner.tuner.asked import Asked, Progress, Result
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.races import openers, races
+from autotuner.tuner.request import Limits
 from autotuner.tuner.standing import Standing
 
 STORE_AFTER_RESULTS = 32

@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import ProblemError
-from autotuner.problem import Factor, Problem, Row
-from autotuner.problem.formulate import Lies, formulate
-from autotuner.problem.offered import Place, state_of
-from autotuner.solvers import exact, least_through, min_marginals
+from autotuner.solve import exact, least_through, min_marginals
+from autotuner.solve.problem import Factor, Problem, Row
+from autotuner.solve.problem.formulate import Lies, formulate
+from autotuner.solve.problem.offered import Place, state_of
 from autotuner.space import Space
 from autotuner.tuner.answer import in_order
 

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from autotuner.records import Call
+from autotuner.ir.records import Call
+from autotuner.solve.default import is_declared
 from autotuner.space import Space
-from autotuner.tuner.answer import is_declared
 
 
 def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:

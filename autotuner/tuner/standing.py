@@ -5,16 +5,16 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from autotuner.ceilings import NO_CEILINGS, Ceilings, Work, work_of
 from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.errors import InfeasibleError
-from autotuner.records import Measurement
-from autotuner.request import Limits
+from autotuner.ir.records import Measurement
+from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Work, work_of
 from autotuner.space import Space
 from autotuner.tuner.asked import NOTHING_SPENT, Progress, Spent, Watch
 from autotuner.tuner.estimates import Groups, groups_of, learned_us
 from autotuner.tuner.outlook import Outlook, look
 from autotuner.tuner.puzzle import SpacePuzzle
+from autotuner.tuner.request import Limits
 
 SOLVE_AFTER_S = 5.0
 SOLVE_SHARE = 0.05

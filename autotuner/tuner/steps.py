@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autotuner.configuration import AGAIN, Step
-from autotuner.graph import Graph
-from autotuner.layout import STACK_AXIS, Form
-from autotuner.problem import Solution
-from autotuner.problem.formulate import Formulation, order_steps
-from autotuner.records import Candidate, Measurement
+from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import Candidate, Measurement
+from autotuner.plan.configuration import AGAIN, Step
+from autotuner.solve.problem import Solution
+from autotuner.solve.problem.formulate import Formulation, order_steps
 from autotuner.space import Choice, Conversion
 
 Operand = tuple[str, str]

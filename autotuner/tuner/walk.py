@@ -6,19 +6,19 @@ from math import inf
 from time import monotonic
 
 from autotuner.checkpoint import OverError, until
-from autotuner.configuration import Configuration
 from autotuner.database import Database
 from autotuner.errors import ConfigurationError, InfeasibleError
-from autotuner.graph.autodiff import training_graph
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.records import digest
-from autotuner.request import Limits, Request, family_key
+from autotuner.plan.configuration import Configuration
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Spent, Watch
 from autotuner.tuner.cells import search_cells
 from autotuner.tuner.measuring import measure_missing, open_plan
+from autotuner.tuner.request import Limits, Request, family_key
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"

@@ -7,8 +7,8 @@ import pytest
 
 from autotuner import cli
 from autotuner.cli import printing
-from autotuner.configuration import Configuration
-from autotuner.models import Model
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration
 from tests.cli.running import Ran, Run
 from tests.made_up import made_up_configuration, small_model
 

@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from autotuner.cli.following import Followed, note_of, stage_of
-from autotuner.client import Client
-from autotuner.configuration import Configuration, load_configuration
-from autotuner.wire import JobView
+from autotuner.plan.configuration import Configuration, load_configuration
+from autotuner.server.client import Client
+from autotuner.server.wire import JobView
 from tests.cli.running import Run
-from tests.client.pretended import PROGRESS, Pretended, events, job, problem
+from tests.server.client.pretended import PROGRESS, Pretended, events, job, problem
 
 FINISHED = job(state="finished", revision=5, configuration_id=7, counts={"measured": 12})
 
@@ -20,8 +20,8 @@ FINISHED = job(state="finished", revision=5, configuration_id=7, counts={"measur
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended()
-    monkeypatch.setattr("autotuner.client.Client", partial(Client, transport=made.transport))
-    monkeypatch.setattr("autotuner.client.transport.sleep", lambda _: None)
+    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport))
+    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
     return made
 
 

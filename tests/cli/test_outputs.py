@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotuner.configuration import Configuration, save_configuration
+from autotuner.plan.configuration import Configuration, save_configuration
 from tests.cli.running import Run
 from tests.made_up import small_model
 
@@ -21,8 +21,8 @@ def files(found: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def too_late(*_: Any, **__: Any) -> None:
         raise AssertionError("what was asked for began before its output was checked")
 
-    for name in ("autotuner.api.tune", "autotuner.client.Client.best", "autotuner.tuner.build_configuration",
-                 "autotuner.report.render"):  # fmt: skip
+    for name in ("autotuner.api.tune", "autotuner.server.client.Client.best", "autotuner.tuner.build_configuration",
+                 "autotuner.plan.report.render"):  # fmt: skip
         monkeypatch.setattr(name, too_late)
     save_configuration(found, tmp_path / "found.json")
     save_configuration(found, tmp_path / "page.html")

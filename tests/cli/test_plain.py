@@ -16,12 +16,12 @@ from autotuner.cli import printing
 from autotuner.cli.following import Followed
 from autotuner.cli.plain import PlainConsole, lines, plain
 from autotuner.cli.program import app
-from autotuner.client import Client
-from autotuner.configuration import Configuration
-from autotuner.wire import JobView
+from autotuner.plan.configuration import Configuration
+from autotuner.server.client import Client
+from autotuner.server.wire import JobView
 from tests.cli.running import Run
 from tests.cli.test_asking import view
-from tests.client.pretended import PROGRESS, Pretended, events, job, problem
+from tests.server.client.pretended import PROGRESS, Pretended, events, job, problem
 
 BAD = ("[/x]", "[red]", "[bold]x[/bold]", ":smile:", "[link=http://x]y[/link]", "\x1b[31mred", "\x9b2J", "a\nb", "\r",
        "\u202e", "\x07", "\ud800")  # fmt: skip
@@ -32,7 +32,7 @@ SENT = BAD[:-1]
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended()
-    monkeypatch.setattr("autotuner.client.Client", partial(Client, transport=made.transport))
+    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport))
     return made
 
 

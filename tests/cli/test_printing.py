@@ -7,12 +7,12 @@ from typing import get_args, get_type_hints
 import pytest
 
 from autotuner.cli import printing
-from autotuner.configuration import Configuration, Measured
-from autotuner.models import Model
-from autotuner.problem import Solution
-from autotuner.records import Doubt
+from autotuner.ir.models import Model
+from autotuner.ir.records import Doubt
+from autotuner.plan.configuration import Configuration, Measured
+from autotuner.solve.problem import Solution
 from autotuner.tuner import Progress
-from tests.explained import TURNED, explained_configuration
+from tests.plan.explained import TURNED, explained_configuration
 
 Captured = pytest.CaptureFixture[str]
 

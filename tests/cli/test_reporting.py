@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.configuration import Configuration, save_configuration
 from autotuner.database import open_database
-from autotuner.models import Model
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration, save_configuration
 from tests.cli.running import Run
 from tests.made_up import HERE, space_of, times
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotuner.cli import serving
-from autotuner.client import Client
+from autotuner.server.client import Client
 from tests.cli.living import PATIENCE_S, gone, until
 from tests.cli.running import Run
 
@@ -38,7 +38,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(given, database=database)
         seen.get("then", lambda: None)()
 
-    monkeypatch.setitem(sys.modules, "autotuner.service", SimpleNamespace(serve=serve))
+    monkeypatch.setitem(sys.modules, "autotuner.server.http", SimpleNamespace(serve=serve))
     monkeypatch.setattr("autotuner.cli.supervisor.Supervisor", Noted)
     return seen
 
@@ -52,7 +52,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(given, database=database)
         given["log"]("job_taken", job=3, model="bert-encoder:tiny")
 
-    monkeypatch.setattr("autotuner.worker.run", run)
+    monkeypatch.setattr("autotuner.server.worker.run", run)
     return seen
 
 

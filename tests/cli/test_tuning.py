@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import yaml
 
-from autotuner.configuration import Configuration, load_configuration, save_configuration
 from autotuner.database import open_database
-from autotuner.explanation import explain_operator, explain_plan, explain_tensor
-from autotuner.models import Model, search_spaces_dir
-from autotuner.problem import Factor, Problem
+from autotuner.ir.models import Model, search_spaces_dir
+from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
+from autotuner.plan.explanation import explain_operator, explain_plan, explain_tensor
+from autotuner.solve.problem import Factor, Problem
 from tests.cli.running import Run
-from tests.explained import explained_configuration
 from tests.made_up import HERE, small_model, space_of, times
+from tests.plan.explained import explained_configuration
 
 
 @pytest.fixture
 def measured(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     """A database that knows every call of the small model in this environment, and the model's reference."""
-    monkeypatch.setattr("autotuner.device.environment", lambda *_, **__: HERE)
+    monkeypatch.setattr("autotuner.measure.device.environment", lambda *_, **__: HERE)
     small_model(tmp_path)
     space = space_of(model)
     with open_database(tmp_path / "full.sqlite") as database:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from autotuner.database import Database, open_database
-from autotuner.records import Call, Candidate, Environment, Node, Subgraph, TensorType
+from autotuner.ir.records import Call, Candidate, Environment, Node, Subgraph, TensorType
 
 POSTGRES = os.environ.get("AUTOTUNER_TEST_POSTGRES")
 HOLDING = Path(__file__).with_name("holding.py")

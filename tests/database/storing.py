@@ -6,7 +6,7 @@ Usage: storing.py URL BATCHES CALLS_PER_BATCH [REVERSED]
 import sys
 
 from autotuner.database import open_database
-from autotuner.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
+from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 
 ENVIRONMENT = Environment("cpu", "Xeon", ())
 SUBGRAPH = Subgraph((Node("gelu", "ab->ab", (0,), (1,)),), (TensorType((2, 3), "float32"),) * 2, (0,), (1,))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotuner.database import Database, Filter, Statistics
 from autotuner.errors import DatabaseError
-from autotuner.records import STATUSES, Call, Environment, Measurement, Status
+from autotuner.ir.records import STATUSES, Call, Environment, Measurement, Status
 
 MakeCall = Callable[..., Call]
 OK = Measurement("ok", 2.0, 1.5, 2.5, (2.0, 1.5, 2.5), 64)

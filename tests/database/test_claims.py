@@ -8,7 +8,7 @@ import pytest
 
 from autotuner.database import Database, access, open_database, this_process
 from autotuner.errors import DatabaseError
-from autotuner.records import Environment
+from autotuner.ir.records import Environment
 
 ME, OTHER = f"{this_process()}#me", f"{this_process()}#other"
 FAR = "elsewhere/1:1:1"

@@ -10,7 +10,7 @@ import pytest
 
 from autotuner.database import Database, Patience, open_database, opening
 from autotuner.errors import UnavailableError
-from autotuner.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Environment, Measurement
 
 STORING = Path(__file__).with_name("storing.py")
 

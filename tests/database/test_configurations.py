@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotuner.database import Database, Match
 from autotuner.errors import DatabaseError, NotFoundError
-from autotuner.records import Environment
+from autotuner.ir.records import Environment
 
 Save = Callable[..., int]
 EXTENTS = {"b": 8, "l": 128}

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from autotuner.database import open_database
 from autotuner.database.opening import make_engine, read_url, shown
 from autotuner.errors import DatabaseError
-from autotuner.records import Environment
+from autotuner.ir.records import Environment
 
 NOBODY = 65534
 

@@ -14,7 +14,7 @@ from autotuner.database.access import open_database
 from autotuner.database.opening import make_engine, read_url
 from autotuner.database.patience import Waiting
 from autotuner.errors import DatabaseError, UnavailableError
-from autotuner.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Environment, Measurement
 from tests.silent import on, silent
 
 LONG_S = 60.0

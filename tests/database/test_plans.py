@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from autotuner.database import Database, Filter, open_database
-from autotuner.records import Environment
+from autotuner.ir.records import Environment
 
 Statement = tuple[str, tuple[object, ...]]
 EXTENTS = {"b": 8, "l": 128}

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotuner.fusion import covers
-from autotuner.graph import Graph, training_graph
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph
+from autotuner.ir.models import load_model, search_spaces_dir
+from autotuner.ir.records import Call, Candidate, Scalar, Subgraph
 from autotuner.kernels import KERNELS
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
-from autotuner.models import load_model, search_spaces_dir
-from autotuner.records import Call, Candidate, Scalar, Subgraph
 from autotuner.space import SpaceFile, build_space, load_space
+from autotuner.space.fusion import covers
 
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}

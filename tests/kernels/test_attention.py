@@ -2,9 +2,9 @@
 
 import pytest
 
+from autotuner.ir.records import Candidate
 from autotuner.kernels import KERNELS
-from autotuner.kernels.attention import BACKWARD, CAUSAL_FORWARD, FORWARD
-from autotuner.records import Candidate
+from autotuner.kernels.rules.attention import BACKWARD, CAUSAL_FORWARD, FORWARD
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults
 
 COUNTS = {

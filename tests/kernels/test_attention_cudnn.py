@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotuner.kernels.on_torch import attention_cudnn
+from autotuner.ir.records import Call
+from autotuner.kernels.cudnn import attention as attention_cudnn
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.operands import Buffers, Values
-from autotuner.records import Call
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import layer
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotuner.fusion import covers
+from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
-from autotuner.kernels.attention import LIBRARY
-from autotuner.kernels.on_torch import attention_efficient
+from autotuner.kernels.rules.attention import LIBRARY
+from autotuner.kernels.torch import attention_efficient
 from autotuner.measure.operands import Buffers, Values
-from autotuner.records import Call, Candidate
 from autotuner.space import build_space, space_file
+from autotuner.space.fusion import covers
 from tests.kernels.calls import faults, layer
 
 HEADS = {"b": 2, "l": 24, "h": 64, "n": 4, "p": 16, "f": 128}

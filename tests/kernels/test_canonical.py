@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical, shared_axes
-from autotuner.kernels.conversion import conversion
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.kernels.rules.conversion import conversion
 from tests.kernels.calls import ODD, admitted, prepare
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotuner.ir.form import Form
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.kernels.geometry import contraction_layouts, operand_letters
-from autotuner.layout import Form
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, layer, prepare
 
 # At least as many calls over three variants of the layer: each row of the rule, and what the search space adds to them.

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from autotuner.errors import KernelError
+from autotuner.ir.records import Call, Candidate, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.conversion import CAST, EXPANDED, PACKED, UNPACKED, conversion, conversion_of
-from autotuner.kernels.on_torch import conversion as implementation
-from autotuner.records import Call, Candidate, TensorType
+from autotuner.kernels.rules.conversion import CAST, EXPANDED, PACKED, UNPACKED, conversion, conversion_of
+from autotuner.kernels.torch import conversion as implementation
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, layer, prepare
 
 CHANGES = [

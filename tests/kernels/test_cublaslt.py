@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from autotuner.errors import KernelError
-from autotuner.graph import training_graph
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import load_model
+from autotuner.ir.records import Call, Candidate, Scalar, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.on_torch import cublaslt
-from autotuner.models import load_model
-from autotuner.records import Call, Candidate, Scalar, Subgraph, TensorType
+from autotuner.kernels.cublaslt import matmul as cublaslt
 from autotuner.space import Space, build_space, space_file
 from tests.kernels.calls import ROOMY, faults, layer, prepare
 

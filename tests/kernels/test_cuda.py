@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
+from autotuner.ir.form import Form
+from autotuner.ir.records import Call, Candidate, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.attention import LIBRARY
-from autotuner.kernels.on_torch.attention import factor
-from autotuner.kernels.on_torch.attention_masks import library_mask
-from autotuner.kernels.on_torch.cublaslt import oriented
-from autotuner.kernels.on_torch.masks import decoded
-from autotuner.layout import Form
+from autotuner.kernels.cublaslt.matmul import oriented
+from autotuner.kernels.rules.attention import LIBRARY
+from autotuner.kernels.torch.attention import factor
+from autotuner.kernels.torch.attention_masks import library_mask
+from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
-from autotuner.records import Call, Candidate, Subgraph, TensorType
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import ODD, ROOMY, faults, layer
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from autotuner.kernels import KERNELS, catalogue  # noqa: F401  (registers every kernel)
-from autotuner.kernels.conversion import conversion
-from autotuner.kernels.on_torch.masks import drawn_keeps, threefry_bits
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.kernels import KERNELS
+from autotuner.kernels.rules.conversion import conversion
+from autotuner.kernels.torch.masks import drawn_keeps, threefry_bits
 from tests.kernels.calls import copied, faults, prepare
 
 DRAW = Subgraph((Node("dropout_mask", "->ab", (), (0,), (("p", 0.25),)),), (TensorType((37, 41), "float32"),), (), (0,))

@@ -5,9 +5,9 @@ from math import prod
 import pytest
 import torch
 
+from autotuner.ir.form import Form
+from autotuner.ir.records import Call, Candidate, Node, Scalar, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.layout import Form
-from autotuner.records import Call, Candidate, Node, Scalar, Subgraph, TensorType
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, prepare
 
 # At least as many calls over three variants of the layer: each row of the rule, and what the search space adds to them.

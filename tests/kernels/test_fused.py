@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.fused import FUSIBLE, fused_layouts, global_letters
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.kernels.rules.fused import FUSIBLE, fused_layouts, global_letters
 from tests.kernels.calls import ODD, VARIANTS, copied, faults, layer, subgraphs
 
 T = TensorType((3, 4), "float32")
@@ -85,7 +85,7 @@ def test_slices_of_stacks_are_refused() -> None:
 COMPILED_ONCE = """
 import torch
 from torch._dynamo.utils import counters
-from autotuner.kernels.on_torch.fused import compiled_for
+from autotuner.kernels.inductor.fused import compiled_for
 
 def body(x, y):
     y.copy_(x * 3)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from autotuner.ir.form import Form
+from autotuner.ir.records import Node, Subgraph, TensorType
 from autotuner.kernels.geometry import (
     Group,
     Matrices,
@@ -19,8 +21,6 @@ from autotuner.kernels.geometry import (
     translate,
     unit_stride,
 )
-from autotuner.layout import Form
-from autotuner.records import Node, Subgraph, TensorType
 
 PROJECTION = Node("contraction", "abc,dec->abde", (0, 1), (2,))
 SCORES = Node("contraction", "abcd,aecd->acbe", (0, 1), (2,))

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotuner.errors import GraphError
-from autotuner.graph import Graph, Operator, training_graph
-from autotuner.graph import Tensor as GraphTensor
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.graph import Tensor as GraphTensor
+from autotuner.ir.models import load_model
+from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
 from autotuner.kernels.reference import REFERENCE, evaluate
-from autotuner.models import load_model
-from autotuner.records import Node, Scalar, Subgraph, TensorType
 
 SMALL = {"b": 2, "l": 5, "h": 6, "n": 2, "p": 3, "f": 8}
 ODD = {"b": 1, "l": 7, "h": 11, "n": 3, "p": 5, "f": 13}

@@ -4,12 +4,12 @@ from importlib import import_module
 
 import pytest
 
-import autotuner.kernels.catalogue  # noqa: F401  (registers every kernel)
+import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
 from autotuner.errors import KernelError
+from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS, Kernel, Registry
-from autotuner.kernels.attention import LIBRARY
 from autotuner.kernels.registry import declared_layouts, never_refuses
-from autotuner.records import Candidate, Node, Subgraph, TensorType
+from autotuner.kernels.rules.attention import LIBRARY
 
 ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (TensorType((2, 3), "float32"),) * 3, (0, 1), (2,))
 
@@ -61,7 +61,7 @@ def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
 
 
 def test_rules_load_without_torch() -> None:
-    program = "import sys, autotuner.kernels.catalogue, autotuner.space; sys.exit('torch' in sys.modules)"
+    program = "import sys, autotuner.kernels.rules, autotuner.space; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.on_torch.stacked import whole
-from autotuner.kernels.stacked import stacked_node
-from autotuner.records import Candidate, Node, Subgraph, TensorType
+from autotuner.kernels.rules.stacked import stacked_node
+from autotuner.kernels.torch.stacked import whole
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, prepare
 
 COUNTS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import load_modules
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 PLANTED = str(Path(__file__).with_name("planted_kernels.py"))
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.ir.records import Call
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.records import Call
 
 Tensors = Sequence[Tensor]
 Run = Callable[[], object]

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.records import Call, Candidate, Subgraph
 
 Tensors = Sequence[Tensor]
 Run = Callable[[], object]

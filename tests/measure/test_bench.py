@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from autotuner.ir.records import Call, Measurement, Node, Subgraph, TensorType
 from autotuner.measure import bench as module
 from autotuner.measure import sampling
 from autotuner.measure.bench import Bench
@@ -11,7 +12,6 @@ from autotuner.measure.failure import LostError, RefusalError, WrongError, failu
 from autotuner.measure.policy import Policy
 from autotuner.measure.sampling import CpuTiming
 from autotuner.measure.timing import Canary
-from autotuner.records import Call, Measurement, Node, Subgraph, TensorType
 
 POLICY = Policy(4096)
 MakeCall = Callable[..., Call]

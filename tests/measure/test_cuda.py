@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.ceilings import LINKS, work_of
+from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure import CudaPolicy, Measurer, lock_path
 from autotuner.measure.child import load_modules
-from autotuner.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
+from autotuner.measure.roofline import LINKS, work_of
 
 TIMEOUT_S = 4.0
 NOISE_SHARE = 0.05

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotuner.ir.records import Call
 from autotuner.measure import Measurer
-from autotuner.records import Call
 
 MakeCall = Callable[..., Call]
 

@@ -13,9 +13,9 @@ import pytest
 
 from autotuner.checkpoint import watched
 from autotuner.errors import DeviceError, InputError, MeasureError
+from autotuner.ir.records import Call, Measurement
 from autotuner.measure import Measurer, lock_path, locked
 from autotuner.measure.process import Child
-from autotuner.records import Call, Measurement
 
 TIMEOUT_S = 2.0
 MakeCall = Callable[..., Call]
@@ -145,7 +145,7 @@ def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
 def test_the_process_dies_with_its_parent(planted: str, tmp_path: Path) -> None:
     program = f"""
 from autotuner.measure import Measurer
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 tensor = TensorType((8, 16), "float32")
 subgraph = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (tensor,) * 3, (0, 1), (2,))
 with Measurer(timeout_s=60, cache_dir={str(tmp_path)!r}, modules=[{planted!r}], threads=1) as measurer:

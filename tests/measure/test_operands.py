@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from autotuner.errors import KernelError
-from autotuner.kernels.conversion import conversion
-from autotuner.layout import Form
+from autotuner.ir.form import Form
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
+from autotuner.kernels.rules.conversion import conversion
 from autotuner.measure.operands import Buffers, Values, boundary_bytes, stacks
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 T = TensorType((2, 3), "float32")
 

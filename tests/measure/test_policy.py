@@ -3,7 +3,7 @@
 import pytest
 
 from autotuner.errors import DeviceError, InputError
-from autotuner.graph import Graph
+from autotuner.ir.graph import Graph
 from autotuner.measure import policy as module
 from autotuner.measure.policy import CudaPolicy, Policy, cuda_rotate_bytes, policy_for, policy_of, rotate_bytes
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.measure.tolerance import TOLERANCES, allowed, terms
 from autotuner.measure.verification import deviation
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 
 def product(dtype: str, depth: int = 64) -> Call:

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 
-from autotuner.kernels import catalogue  # noqa: F401  (registers the real kernels)
-from autotuner.kernels.conversion import conversion
+import autotuner.kernels.rules  # noqa: F401  (registers the real kernels)
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels.registry import KERNELS
+from autotuner.kernels.rules.conversion import conversion
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, deviation, fault, implausible_mask, passes_at_once
-from autotuner.records import Call, Candidate, Node, Subgraph, TensorType
 
 T = TensorType((32, 32), "float32")
 MASK = Subgraph((Node("dropout_mask", "->ab", (), (0,), (("p", 0.25),)),), (T,), (), (0,))

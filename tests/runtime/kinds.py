@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from autotuner.configuration import Configuration
+from autotuner.plan.configuration import Configuration
 from autotuner.runtime import TunedModule
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.bert_layers import bert_layer

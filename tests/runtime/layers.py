@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotuner.configuration import Configuration
-from autotuner.models import Model
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration
 from autotuner.runtime import TunedModule, apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.plans import TINY, configuration, model

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotuner.configuration import Configuration
-from autotuner.graph.autodiff import training_graph
-from autotuner.models import Model, load_model, search_spaces_dir
-from autotuner.records import Environment, Measurement, canonical_json
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model, search_spaces_dir
+from autotuner.ir.records import Environment, Measurement, canonical_json
+from autotuner.plan.configuration import Configuration
 from autotuner.space import Choice, Space, build_space, load_space
 from autotuner.tuner import build_configuration
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotuner.models import load_model
+from autotuner.ir.models import load_model
 from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.masks import additive_key_mask

@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotuner.configuration import load_configuration, save_configuration
+from autotuner.plan.configuration import load_configuration, save_configuration
 from autotuner.runtime import encoder_layer
 from tests.runtime.layers import batch, tuned
 from tests.runtime.plans import configuration, model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotuner.errors import ConfigurationError
-from autotuner.models import Model
+from autotuner.ir.models import Model
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers.jax_layer import arguments, imported, training_step

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from autotuner.ir.models import load_model
 from autotuner.measure.allocations import allocated_bytes
-from autotuner.models import load_model
-from autotuner.placement import make_plan, memory
+from autotuner.plan.placement import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
 from tests.runtime.plans import MASKED, SITES, configuration, model

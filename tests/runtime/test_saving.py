@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from autotuner.configuration import Configuration
-from autotuner.graph import training_graph
-from autotuner.models import Model
-from autotuner.placement import make_plan, memory
-from autotuner.problem.formulate import formulate
-from autotuner.records import Measurement
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model
+from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.placement import make_plan, memory
 from autotuner.runtime import check
+from autotuner.solve.problem.formulate import formulate
 from autotuner.space import build_space
 from autotuner.tuner.steps import steps_of
-from tests.problem.test_formulate import CPU, costs_of
-from tests.problem.test_saving import with_dear_bytes
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
+from tests.solve.problem.test_formulate import CPU, costs_of
+from tests.solve.problem.test_saving import with_dear_bytes
 
 COMPILED = ("inductor", "inductor_threefry")
 

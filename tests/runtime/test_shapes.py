@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import autotuner
 from autotuner import api
-from autotuner.configuration import Configuration, save_configuration
 from autotuner.errors import ConfigurationError, InputError
-from autotuner.models import load_model
+from autotuner.ir.models import load_model
+from autotuner.plan.configuration import Configuration, save_configuration
 from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.layers import CUDA, assert_equal, gradients

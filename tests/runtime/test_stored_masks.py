@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotuner.configuration import AGAIN, Configuration, Step
-from autotuner.placement.planning import make_plan
+from autotuner.plan.configuration import AGAIN, Configuration, Step
+from autotuner.plan.placement.planning import make_plan
 from autotuner.runtime import check
 from autotuner.runtime.training_step import TrainingStep
 from autotuner.space import Choice

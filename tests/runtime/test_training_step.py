@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import InputError
-from autotuner.models import Model
+from autotuner.ir.models import Model
 from autotuner.runtime import TrainingStep
 from tests.runtime.layers import batch
 from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model

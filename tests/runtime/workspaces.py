@@ -2,11 +2,11 @@
 
 import torch
 
+from autotuner.ir.records import Call
 from autotuner.kernels import KERNELS
 from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
 from autotuner.measure.operands import Buffers, Values
-from autotuner.placement import Plan
-from autotuner.records import Call
+from autotuner.plan.placement import Plan
 
 
 def workspaces(plan: Plan, device_type: str = "cpu") -> dict[str, int]:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotuner import tuner
-from autotuner.ceilings import NO_CEILINGS, Ceilings
-from autotuner.configuration import Configuration
 from autotuner.database import Database
-from autotuner.models import Model
-from autotuner.records import Call, Environment, Measurement
-from autotuner.request import Request
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.plan.configuration import Configuration
 from autotuner.space import SpaceFile
 from autotuner.tuner import Asked, Replay, Watch
+from autotuner.tuner.request import Request
 from tests.made_up import HERE
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.ceilings import Ceilings
 from autotuner.database import Database, open_database
-from autotuner.graph.autodiff import training_graph
-from autotuner.models import Model, load_model
-from autotuner.records import Environment, Measurement
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model
+from autotuner.ir.records import Environment, Measurement
+from autotuner.measure.roofline import Ceilings
 from autotuner.space import Space, SpaceFile, build_space
 from tests.made_up import CPU, small_model
 

@@ -7,9 +7,9 @@ from math import log2
 import torch
 from torch import Tensor
 
-from autotuner.kernels.elementwise import layouts_differ, same_layouts
+from autotuner.ir.records import Call, Candidate, Scalar, Subgraph
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.records import Call, Candidate, Scalar, Subgraph
+from autotuner.kernels.rules.elementwise import layouts_differ, same_layouts
 
 LISTS: dict[str, list[Scalar]] = {
     "block": [16, 32, 64, 128, 256, 512, 1024, 2048],

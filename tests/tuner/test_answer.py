@@ -2,18 +2,19 @@
 
 import pytest
 
-from autotuner.configuration import Configuration
 from autotuner.database import Database
+from autotuner.ir.models import Model
+from autotuner.ir.records import Measurement
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.models import Model
-from autotuner.problem.formulate import formulate
-from autotuner.records import Measurement
-from autotuner.solvers import SOLVERS
-from autotuner.tuner import Replay, build_configuration, default_us, kernels_by_cover
-from autotuner.tuner.answer import is_declared, own_bests_us
+from autotuner.plan.configuration import Configuration
+from autotuner.solve import SOLVERS
+from autotuner.solve.default import default_us, is_declared
+from autotuner.solve.problem.formulate import formulate
+from autotuner.tuner import Replay, build_configuration
+from autotuner.tuner.answer import own_bests_us
 from tests.made_up import HERE, space_of, times
-from tests.problem.walking import contradictions
+from tests.solve.problem.walking import contradictions
 from tests.tuner.asking import tune
 from tests.tuner.conftest import RECORDED, Recorded
 
@@ -113,7 +114,7 @@ def test_every_fusion_is_chosen_or_rejected_by_measurement(recorded: Recorded, f
     for fusion in found.fusions:
         assert fusion.best_us is not None
         assert fusion.kernel in KERNELS
-    labels = [label for label, _ in kernels_by_cover(found)]
+    labels = [step.label for step in found.steps]
     assert len(set(labels)) == len(labels) == len(found.steps)
 
 

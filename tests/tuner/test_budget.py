@@ -5,18 +5,18 @@ from functools import cache
 import pytest
 import yaml
 
-from autotuner.configuration import Configuration
 from autotuner.errors import BudgetError
-from autotuner.graph import training_graph
-from autotuner.models import Model
-from autotuner.models.model import ModelFile
-from autotuner.models.schema import parse_definition
-from autotuner.placement import make_plan, memory
-from autotuner.records import Measurement
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model
+from autotuner.ir.models.model import ModelFile
+from autotuner.ir.models.schema import parse_definition
+from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.placement import make_plan, memory
 from autotuner.space import Space, build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import CPU, FEED_FORWARD, HERE
-from tests.problem.test_formulate import costs_of
+from tests.solve.problem.test_formulate import costs_of
 
 
 @cache

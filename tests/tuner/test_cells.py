@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from autotuner.checkpoint import checkpoint
-from autotuner.configuration import Configuration
 from autotuner.database import Database, Filter
-from autotuner.graph.autodiff import training_graph
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model
+from autotuner.ir.records import Call, Candidate, Measurement, Node, Scalar, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.measure.child import load_modules
-from autotuner.models import Model, load_model
-from autotuner.records import Call, Candidate, Measurement, Node, Scalar, Subgraph, TensorType
-from autotuner.request import Limits
+from autotuner.plan.configuration import Configuration
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
 from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
 from autotuner.tuner.asked import Result
 from autotuner.tuner.cells import BATCH, CellSearch, search_cells
+from autotuner.tuner.request import Limits
 from autotuner.tuner.standing import Standing
 from tests.made_up import HERE, times
 from tests.tuner.asking import tune
@@ -402,7 +402,7 @@ def test_the_incumbent_of_a_search_is_confirmed_as_all_that_is_new(
 def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
     planted: Any, linear: Model, file: SpaceFile, database: Database, tmp_path: Path
 ) -> None:
-    modules = ["autotuner.kernels.catalogue", PLANTED]
+    modules = ["autotuner.kernels.rules", PLANTED]
     with Measurer(threads=1, rotate_bytes=0, cache_dir=tmp_path, modules=modules) as measurer:
         found = tune(linear, file, database, measurer)
         rows = database.measurements(Filter(measurer.environment.key, kernel="planted_tiled"))
@@ -418,7 +418,7 @@ def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
 
 
 def test_nothing_that_plans_or_serves_imports_the_sampler() -> None:
-    rooms = "autotuner.tuner, autotuner.service, autotuner.solvers, autotuner.space"
+    rooms = "autotuner.tuner, autotuner.server.http, autotuner.solve, autotuner.space"
     code = f"import sys, {rooms}; sys.exit(any(name.split('.')[0] == 'optuna' for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from autotuner import tuner
-from autotuner.ceilings import Ceilings, Ladder
-from autotuner.configuration import Configuration, Measured, load_configuration, save_configuration
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError
+from autotuner.ir.models import Model
+from autotuner.ir.records import NO_COMPILER, Call, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.models import Model
-from autotuner.records import NO_COMPILER, Call, Mark, Measurement
-from autotuner.request import Limits, Request
+from autotuner.measure.roofline import Ceilings, Ladder
+from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
 from autotuner.tuner import request_key
 from autotuner.tuner.doubts import outliers
+from autotuner.tuner.request import Limits, Request
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 

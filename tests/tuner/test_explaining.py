@@ -6,11 +6,11 @@ from importlib import import_module
 
 import pytest
 
-from autotuner.models import Model
-from autotuner.problem import Solution
-from autotuner.problem.formulate import Formulation
-from autotuner.records import Measurement
-from autotuner.solvers import min_marginals
+from autotuner.ir.models import Model
+from autotuner.ir.records import Measurement
+from autotuner.solve import min_marginals
+from autotuner.solve.problem import Solution
+from autotuner.solve.problem.formulate import Formulation
 from autotuner.tuner.answer import solved
 from autotuner.tuner.explaining import Explanation, explained
 from tests.made_up import space_of, times

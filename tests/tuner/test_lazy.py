@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.ceilings import NO_CEILINGS, Ceilings, Ladder
 from autotuner.database import Database, open_database
 from autotuner.errors import MeasureError
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.models import Model
-from autotuner.problem.formulate import formulate
-from autotuner.records import Call, Measurement
-from autotuner.request import Limits
-from autotuner.solvers import exact
+from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
+from autotuner.solve import exact
+from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Progress, Replay, measuring
 from autotuner.tuner.races import openers
+from autotuner.tuner.request import Limits
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 from tests.tuner.conftest import Recorded

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from autotuner.ceilings import work_of
 from autotuner.errors import InfeasibleError
-from autotuner.problem import Factor, Problem
-from autotuner.problem.synthetic import synthetic_problem
+from autotuner.measure.roofline import work_of
+from autotuner.solve.problem import Factor, Problem
+from autotuner.solve.problem.synthetic import synthetic_problem
 from autotuner.tuner.estimates import COVERAGE, groups_of, learned_us
 from autotuner.tuner.outlook import gap, look
 from autotuner.tuner.puzzle import ProblemPuzzle, SpacePuzzle

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.configuration import Configuration
 from autotuner.database import open_database
-from autotuner.models import Model
-from autotuner.records import Call, Measurement
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
+from autotuner.plan.configuration import Configuration
 from autotuner.tuner import Progress
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune

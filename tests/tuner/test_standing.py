@@ -6,11 +6,11 @@ import pytest
 
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError, InputError
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.models import Model
-from autotuner.records import Call, Measurement
-from autotuner.request import Limits, Request
 from autotuner.tuner import Progress, measuring, standing
+from autotuner.tuner.request import Limits, Request
 from autotuner.tuner.standing import Standing
 from tests.made_up import CPU, space_of, times
 from tests.tuner.asking import Asking, tune

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from autotuner.configuration import Configuration, Measured
 from autotuner.database import Database, Filter
 from autotuner.errors import InfeasibleError
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.models import Model
-from autotuner.records import Call, Measurement
-from autotuner.request import Request
+from autotuner.plan.configuration import Configuration, Measured
 from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save, walk
+from autotuner.tuner.request import Request
 from autotuner.tuner.walk import reads_parameters_as_declared
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from autotuner.placement.port import Port
-from autotuner.records import Scalar
+from autotuner.ir.records import Scalar
+from autotuner.plan.placement.port import Port
 
 Parts = tuple[Any, ...]
 

@@ -1,6 +1,6 @@
 """One training step of a configuration against its peers, interleaved in one run; see the file of each device."""
 
-from autotuner.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.peers.on_cpu import time_on_cpu
 from autotuner.runtime.peers.on_cuda import Timing, as_measured, overhead_us, time_on_cuda
 

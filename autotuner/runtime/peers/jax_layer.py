@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import ConfigurationError
-from autotuner.models import Model
+from autotuner.ir.models import Model
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 
 Array = Any  # a jax.Array; JAX is not imported before it is needed

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotuner.models import Model
+from autotuner.ir.models import Model
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers.jax_layer import arguments, imported, training_step
 

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import torch
 from torch import nn
 
-from autotuner.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import apply

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from autotuner.configuration import Configuration, Measured
-from autotuner.device import Management, cuda_uuid
+from autotuner.ir.models import Model
 from autotuner.measure.allocations import allocated_on_cuda_bytes
-from autotuner.models import Model
+from autotuner.measure.device import Management, cuda_uuid
+from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule, apply

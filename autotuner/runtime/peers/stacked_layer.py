@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autotuner.models import Model
+from autotuner.ir.models import Model
 from autotuner.runtime.framework import encoder_layer
 
 BACKENDS = {

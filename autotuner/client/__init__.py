@@ -1,5 +1,0 @@
-"""The client of the service: submits jobs, follows them, and asks for configurations, over HTTP."""
-
-from autotuner.client.client import Client
-
-__all__ = ["Client"]

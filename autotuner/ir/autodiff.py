@@ -1,0 +1,252 @@
+"""From a forward graph to a training graph: one rule per operator kind says which backward operators it needs.
+
+Gradients are tensors `grad_<tensor>`. Where an operator hands its gradient on unchanged (the input of a bias, both
+inputs of an add), no operator stands for it: one gradient tensor serves both.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autotuner.errors import GraphError
+from autotuner.ir.graph import Graph, Operator, Tensor
+from autotuner.ir.kinds import check_operator
+from autotuner.ir.records import Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """A backward operator that a rule asks for: it makes the gradients with respect to the inputs numbered `wrt`."""
+
+    kind: str
+    spec: str
+    inputs: tuple[str, ...]
+    wrt: tuple[int, ...] = (0,)
+    attributes: Attributes = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """The gradient with respect to input `wrt` is the output's gradient itself."""
+
+    wrt: int = 0
+
+
+Rule = Callable[[Operator, str], tuple[Derivative | HandedOn, ...]]
+
+
+def _contraction(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (a, b), (c,) = o.input_axes, o.output_axes
+    return (
+        Derivative("contraction", f"{c},{b}->{a}", (grad, o.inputs[1]), (0,)),
+        Derivative("contraction", f"{c},{a}->{b}", (grad, o.inputs[0]), (1,)),
+    )
+
+
+def _bias(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    x, bias = o.input_axes
+    return HandedOn(), Derivative("bias_grad", f"{x}->{bias}", (grad,), (1,))
+
+
+def _scale(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("scale", o.spec, (grad,), attributes=o.attributes),)
+
+
+def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
+    return (HandedOn(),)
+
+
+def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,), (_, rest) = o.input_axes, o.output_axes
+    return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
+
+
+def _gelu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,) = o.input_axes
+    return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)
+
+
+def _relu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,) = o.input_axes
+    return (Derivative("relu_grad", f"{x},{x}->{x}", (grad, *o.outputs)),)
+
+
+def _dropout_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    raise GraphError(f"operator {o.name!r}: {grad!r} arrives at a mask that is drawn, and a draw has no gradient")
+
+
+def _dropout(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("dropout", o.spec, (grad, o.inputs[1]), attributes=o.attributes),)
+
+
+def _add(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
+    return HandedOn(0), HandedOn(1)
+
+
+def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x, scale, _), (_, rest, _) = o.input_axes, o.output_axes
+    _, mean, reciprocal_deviation = o.outputs
+    return (
+        Derivative("layer_norm_grad_input", f"{x},{x},{scale},{rest},{rest}->{x}",
+                   (grad, *o.inputs[:2], mean, reciprocal_deviation)),
+        Derivative("layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{scale},{scale}",
+                   (grad, o.inputs[0], mean, reciprocal_deviation), (1, 2)),
+    )  # fmt: skip
+
+
+RULES: Mapping[str, Rule] = {
+    "contraction": _contraction,
+    "bias": _bias,
+    "scale": _scale,
+    "mask": _mask,
+    "causal_mask": _mask,
+    "softmax": _softmax,
+    "gelu_erf": _gelu,
+    "gelu_tanh": _gelu,
+    "relu": _relu,
+    "dropout_mask": _dropout_mask,
+    "dropout": _dropout,
+    "add": _add,
+    "layer_norm": _layer_norm,
+}
+
+
+def training_graph(forward: Graph) -> Graph:
+    """Return forward and backward as one graph.
+
+    Its outputs are those of forward, then the gradients of the inputs that a gradient reaches (an additive mask is a
+    constant), then those of all parameters. The gradients of forward's outputs are given from outside.
+
+    Where gradients meet, they are summed by binary `add` operators (running sum, next term). Contractions come last,
+    each right before the `add` of its product, so that a kernel can add into the running sum.
+
+    Raises:
+        GraphError: an operator kind without a rule, a parameter that no gradient reaches, or a gradient that arrives
+            where it cannot go on: at a statistic, at a mask, or straight from an output at an input.
+    """
+    for operator in forward.operators:
+        if operator.kind not in RULES:
+            raise GraphError(
+                f"operator {operator.name!r}: kind {operator.kind!r} has no backward rule; known: {', '.join(RULES)}"
+            )
+        check_operator(operator)
+    backward = _Backward(forward)
+    for operator in reversed(forward.operators):
+        backward.visit(operator)
+    sources = [t for role in ("input", "parameter") for t in forward.tensors.values() if t.role == role]
+    for tensor in sources:
+        if tensor.role == "parameter" and tensor.name not in backward.gradients:
+            raise GraphError(f"parameter {tensor.name!r} reaches none of the outputs {list(forward.outputs)}")
+    return Graph(
+        name=forward.name,
+        extents=forward.extents,
+        tensors=backward.tensors,
+        operators=(*forward.operators, *backward.operators),
+        outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
+    )
+
+
+class _Backward:
+    """Backward operators in the making, while forward is visited from its end to its beginning.
+
+    The gradient of a tensor is settled once all of its consumers have been visited: only then is it known whether a
+    term is the gradient or a part of it.
+    """
+
+    def __init__(self, forward: Graph) -> None:
+        self.forward = forward
+        self.tensors = dict(forward.tensors)
+        self.operators: list[Operator] = []
+        self.gradients: dict[str, str] = {}
+        self._ready: dict[str, list[str]] = {name: [] for name in forward.tensors}
+        self._planned: dict[str, list[tuple[Operator, Derivative]]] = {name: [] for name in forward.tensors}
+        self._reads = Counter(tensor for operator in forward.operators for tensor in operator.inputs)
+        self._unvisited = Counter(self._reads)
+        for output in dict.fromkeys(forward.outputs):
+            if output not in forward.producers:
+                raise GraphError(f"output {output!r} is made by no operator, so it has no gradient of its own")
+            self._ready[output].append(self._tensor(f"grad_{output}", output))
+
+    def visit(self, operator: Operator) -> None:
+        """Plan the backward operators of a forward operator, and settle the gradients that wait for no other."""
+        for output in operator.outputs:
+            self._settle(output)
+        for output in operator.outputs[1:]:
+            if output in self.gradients:
+                raise GraphError(
+                    f"operator {operator.name!r}: {self.gradients[output]!r} arrives at {output!r}, "
+                    f"but only its first output, {operator.outputs[0]!r}, has a gradient"
+                )
+        if operator.outputs[0] in self.gradients:
+            grad = self.gradients[operator.outputs[0]]
+            for derived in RULES[operator.kind](operator, grad):
+                self._plan(operator, derived, grad)
+        for tensor in operator.inputs:
+            self._unvisited[tensor] -= 1
+            if not self._unvisited[tensor] and tensor not in self.forward.producers:
+                self._settle(tensor)
+
+    def _plan(self, operator: Operator, derived: Derivative | HandedOn, grad: str) -> None:
+        if isinstance(derived, HandedOn):
+            self._ready[operator.inputs[derived.wrt]].append(grad)
+        elif len(derived.wrt) == 1:
+            self._planned[operator.inputs[derived.wrt[0]]].append((operator, derived))
+        else:
+            wrt = [operator.inputs[i] for i in derived.wrt]
+            names = [f"grad_{t}" if self._reads[t] == 1 else self._part(t, operator) for t in wrt]
+            self._emit(derived, dict(zip(names, wrt, strict=True)))
+            for tensor, name in zip(wrt, names, strict=True):
+                self._ready[tensor].append(name)
+
+    def _settle(self, tensor: str) -> None:
+        """Sum the terms of a tensor's gradient."""
+        ready = self._ready[tensor]
+        planned = sorted(self._planned[tensor], key=lambda term: term[1].kind == "contraction")
+        if not ready and not planned:
+            return
+        whole = f"grad_{tensor}" if f"grad_{tensor}" not in self.tensors else f"grad_{tensor}_sum"
+        if not ready and len(planned) == 1:
+            running = self._emit(planned[0][1], {whole: tensor})
+        else:
+            terms: list[str | tuple[Operator, Derivative]] = [*ready, *planned]
+            running = self._term(terms[0], tensor)
+            for number, term in enumerate(terms[1:], start=1):
+                name = whole if number == len(terms) - 1 else f"grad_{tensor}_sum_{number}"
+                running = self._add(running, self._term(term, tensor), name, tensor)
+        if tensor not in self.forward.producers and running != f"grad_{tensor}":
+            # The caller gets a tensor of its own, which no other gradient shares.
+            axes = self.tensors[tensor].axes
+            copy = Derivative("scale", f"{axes}->{axes}", (running,), attributes=(("factor", 1.0),))
+            running = self._emit(copy, {f"grad_{tensor}": tensor})
+        self.gradients[tensor] = running
+
+    def _term(self, term: str | tuple[Operator, Derivative], tensor: str) -> str:
+        if isinstance(term, str):
+            return term
+        operator, derivative = term
+        return self._emit(derivative, {self._part(tensor, operator): tensor})
+
+    def _part(self, tensor: str, operator: Operator) -> str:
+        name = f"grad_{tensor}_from_{operator.name}"
+        return name if name not in self.tensors else f"{name}_again"
+
+    def _add(self, running: str, term: str, name: str, tensor: str) -> str:
+        axes = self.tensors[tensor].axes
+        return self._emit(Derivative("add", f"{axes},{axes}->{axes}", (running, term)), {name: tensor})
+
+    def _emit(self, derivative: Derivative, names: Mapping[str, str]) -> str:
+        """Append an operator that makes the tensors `names` (gradient: of which tensor); return the first."""
+        outputs = tuple(self._tensor(name, tensor) for name, tensor in names.items())
+        name = "_and_".join([outputs[0], *(o.removeprefix("grad_") for o in outputs[1:])])
+        self.operators.append(
+            Operator(name, derivative.kind, derivative.spec, derivative.inputs, outputs, derivative.attributes,
+                     "backward")
+        )  # fmt: skip
+        return outputs[0]
+
+    def _tensor(self, name: str, of: str) -> str:
+        if name in self.tensors:
+            raise GraphError(f"tensor {name!r} exists already; its name is needed for the gradient of {of!r}")
+        primal = self.tensors[of]
+        self.tensors[name] = Tensor(name, primal.axes, primal.dtype, "gradient")
+        return name

@@ -1,0 +1,152 @@
+"""What a graph costs before anything is measured: flop, bytes, intensity and class of every operator, and in total."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from autotuner.ir.form import STORAGE_BYTES, Form
+from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.kinds import ELEMENT_BYTES, OperatorClass, kind_of
+
+_ITEM_BYTES = {**ELEMENT_BYTES, **STORAGE_BYTES}
+
+CLASSES: tuple[OperatorClass, ...] = ("contraction", "normalisation", "element-wise")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Flop and least bytes moved, of one operator or of several."""
+
+    flop: int
+    moved_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Flop per byte; 0 where nothing is moved."""
+        return self.flop / self.moved_bytes if self.moved_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one operator costs."""
+
+    operator: str
+    kind: str
+    phase: str
+    operator_class: OperatorClass
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The rows of a graph, in graph order."""
+
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def total(self) -> Cost:
+        return _sum(self.rows)
+
+    @cached_property
+    def by_class(self) -> Mapping[OperatorClass, Cost]:
+        return {name: _sum(row for row in self.rows if row.operator_class == name) for name in CLASSES}
+
+
+def analyse(graph: Graph) -> Analysis:
+    """Return what each operator of a graph costs, unfused.
+
+    Raises:
+        GraphError: an operator of an unknown kind.
+    """
+    return Analysis(
+        tuple(
+            Row(o.name, o.kind, o.phase, kind_of(o).operator_class, Cost(operator_flop(graph, o), _moved(graph, o)))
+            for o in graph.operators
+        )
+    )
+
+
+def operator_flop(graph: Graph, operator: Operator) -> int:
+    """Return the flop of an operator: two per element of the iteration space of a contraction, else per element of
+    its largest operand as its kind states. A transcendental function counts as one; random numbers count as none."""
+    kind = kind_of(operator)
+    if kind.operator_class == "contraction":
+        return kind.flop_per_element * prod(graph.letters(operator).values())
+    return kind.flop_per_element * max(graph.elements(tensor) for tensor, _ in operator.operands)
+
+
+def tensor_bytes(graph: Graph, tensor: str) -> int:
+    """Return the bytes of a tensor in its own dtype."""
+    return graph.elements(tensor) * ELEMENT_BYTES[graph.tensors[tensor].dtype]
+
+
+def form_bytes(graph: Graph, tensor: str, text: str) -> int:
+    """Return the bytes of a tensor in a form: none where it is absent, of a slice of a stack its own only."""
+    form, declared = Form.parse(text), graph.tensors[tensor]
+    if form.storage == "absent":
+        return 0
+    lies = form.stored(declared.dtype, declared.axes, graph.shape(tensor))
+    return prod(lies.extents) * _ITEM_BYTES[lies.dtype]
+
+
+def working_set_bytes(graph: Graph) -> int:
+    """Return the bytes of all tensors of a graph, each once: what one step touches."""
+    return sum(tensor_bytes(graph, name) for name, tensor in graph.tensors.items() if not tensor.optional)
+
+
+def fused_bytes(graph: Graph, covers: Iterable[tuple[Iterable[str], Iterable[str]]]) -> int:
+    """Return the bytes that kernels move which read and write just the stated tensors, each once per kernel.
+
+    Args:
+        covers: per kernel, names of the tensors that it reads and of those that it writes.
+    """
+    return sum(
+        tensor_bytes(graph, tensor)
+        for inputs, outputs in covers
+        for tensor in (*dict.fromkeys(inputs), *dict.fromkeys(outputs))
+    )
+
+
+def moved_bytes(graph: Graph, steps: Iterable[Iterable[tuple[str, str]]]) -> int:
+    """Return the bytes that kernels move which read and write just the stated tensors, each once per kernel.
+
+    Args:
+        steps: per kernel, the tensors that it reads and writes with the forms that they have.
+    """
+    return sum(form_bytes(graph, *operand) for operands in steps for operand in dict.fromkeys(operands))
+
+
+def reduction(unfused: float, chosen: float) -> float:
+    """Return by how many percent `chosen` lies below `unfused`."""
+    return 100 * (1 - chosen / unfused)
+
+
+def memory_usage_efficiency(q_bytes: float, d_bytes: float, us: float, peak_gb_per_s: float) -> float:
+    """Return memory-usage efficiency in percent: (Q / D) x (B / B_peak) x 100.
+
+    Args:
+        q_bytes: Q, the least that the operator can move.
+        d_bytes: D, what it moves.
+        us: how long it takes; the bandwidth B that it reaches is D over it.
+        peak_gb_per_s: B_peak.
+
+    Source:
+        Ivanov et al., Data Movement Is All You Need (MLSys 2021).
+    """
+    reached_gb_per_s = d_bytes / us / 1e3
+    return q_bytes / d_bytes * reached_gb_per_s / peak_gb_per_s * 100
+
+
+def _moved(graph: Graph, operator: Operator) -> int:
+    """Each input read once, each output written once; optional tensors may be absent, so they do not count."""
+    present = [
+        [tensor for tensor in side if not graph.tensors[tensor].optional]
+        for side in (operator.inputs, operator.outputs)
+    ]
+    return fused_bytes(graph, [(present[0], present[1])])
+
+
+def _sum(rows: Iterable[Row]) -> Cost:
+    costs = [row.cost for row in rows]
+    return Cost(sum(cost.flop for cost in costs), sum(cost.moved_bytes for cost in costs))

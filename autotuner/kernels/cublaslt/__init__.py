@@ -1,0 +1,1 @@
+"""Implementations by NVIDIA's cuBLASLt, through nvmath."""

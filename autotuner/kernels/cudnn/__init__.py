@@ -1,0 +1,1 @@
+"""Implementations by NVIDIA's cuDNN, through its own front end."""

@@ -1,0 +1,1 @@
+"""Implementations that torch's Inductor compiles."""

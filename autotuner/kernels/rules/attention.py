@@ -1,0 +1,260 @@
+"""Attention as one kernel, and layer norm's whole backward as one."""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from math import floor
+
+from autotuner.ir.records import Candidate, Subgraph, TensorType
+from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
+from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
+
+_IMPLEMENTATION = "autotuner.kernels.torch.attention"
+_IMPLEMENTATIONS = {
+    "cudnn": "autotuner.kernels.cudnn.attention",
+    "efficient": "autotuner.kernels.torch.attention_efficient",
+    "flash": "autotuner.kernels.torch.attention_flash",
+}
+_MASKS = "autotuner.kernels.torch.attention_masks"
+
+FORWARD = ("contraction", "scale", "softmax", "contraction")
+CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
+MASKED_FORWARD = ("contraction", "scale", "mask", "softmax", "contraction")
+BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
+DROPPING = ("dropout_mask", "dropout")
+"""Between the softmax and the second contraction, where attention weights are dropped."""
+
+LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
+"""The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+
+ADDS = ("cuda_efficient_attention",)
+"""Kernels that also add a mask to the scores; backward reads it again."""
+
+ATTENTION: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "torch_flash_attention": (FORWARD,),
+    "torch_flash_attention_causal": (CAUSAL_FORWARD,),
+    **{
+        name: tuple(
+            (*kinds[:-1], *drop, kinds[-1])
+            for kinds in (FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD] if name in ADDS else ()))
+            for drop in ((), DROPPING)
+        )
+        for name in LIBRARY
+    },
+}
+"""Kernels of attention's forward, and which operators each computes; with `_grad` behind its name, its backward."""
+
+MOST_FEATURES = 128
+"""Of a head; FlashAttention and cuDNN take more in forward than in backward."""
+
+VECTOR_ELEMENTS = {**dict.fromkeys(HALVES, 8), "float32": 4}
+"""Elements that memory-efficient attention loads at once: every row of a head, and of an added mask, is so many, or a
+multiple."""
+
+
+FLASH_OFF = 0.02
+"""FlashAttention drops whole 256ths, as it does for the framework; it may miss so much of what is dropped, or kept."""
+
+
+def dropped_share(subgraph: Subgraph) -> float:
+    """Return p of attention's dropout, 0 where it has none."""
+    return next((float(dict(node.attributes)["p"]) for node in subgraph.nodes if node.kind == "dropout"), 0.0)
+
+
+def dropped_by_flash(p: float) -> float:
+    """Return the share of weights that FlashAttention drops: it keeps random bytes of at most 255 (1 - p), in float32.
+
+    Source: `p_dropout_in_uint8_t` in flash_api.cpp and dropout.h of FlashAttention 2.
+    """
+    kept = _single(1 - _single(p))
+    return 1 - (floor(255 * kept) + 1) / 256
+
+
+def _single(number: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
+def attention_letters(subgraph: Subgraph) -> str:
+    """Return the axes of a head-wise operand in the order that the library wants: batch, heads, rows, features."""
+    query, key, scores = operand_letters(subgraph.nodes[0])
+    batch = [letter for letter in query if letter in key and letter in scores]
+    rows = next(letter for letter in query if letter not in key)
+    features = next(letter for letter in query if letter not in scores)
+    return "".join((*batch, rows, features))
+
+
+def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate what a library's attention reads as it lies: query, key and value with rows or heads first.
+
+    What it writes, and what backward reads of that, is as declared: batch, rows, heads, features.
+    """
+    projected = subgraph.inputs[1:4] if backward_of(subgraph) else subgraph.inputs[:3]
+    for layout in ("abcd", "acbd"):
+        yield tuple(layout if n in projected else subgraph.tensors[n].axes for n in subgraph.boundary)
+
+
+def library_layouts(storage: str) -> Callable[[Subgraph], Iterator[tuple[str, ...]]]:
+    """Return `attention_layouts` with the mask of dropped weights, where there is one, in a library's own format."""
+
+    def layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+        masks = dropout_masks(subgraph)
+        for row in attention_layouts(subgraph):
+            yield tuple(
+                f"{text}:{storage}" if number in masks else text
+                for number, text in zip(subgraph.boundary, row, strict=True)
+            )
+
+    return layouts
+
+
+def not_for_cuda(storage: str) -> Refuses:
+    """Return the rule of a CUDA library's attention."""
+    unfit = {"efficient": _not_efficient, "flash": _not_flash}.get(storage, _not_halves)
+
+    def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
+        reason = unfit(subgraph, candidate)
+        if reason:
+            return reason
+        forms = forms_by_number(subgraph, candidate)
+        for number in dropout_masks(subgraph) & set(forms):
+            if forms[number].storage != storage:
+                return f"its mask is of its own generator, {storage}; {forms[number]} is not"
+        return features_scattered(subgraph, candidate)
+
+    return refuses
+
+
+def query_of(subgraph: Subgraph) -> TensorType:
+    """Return the query of attention, forward or backward."""
+    return subgraph.tensors[subgraph.inputs[1 if backward_of(subgraph) else 0]]
+
+
+def _not_halves(subgraph: Subgraph, _candidate: Candidate) -> str | None:
+    """Say why FlashAttention or cuDNN does not compute with these operands, or None if it does."""
+    query = query_of(subgraph)
+    if query.dtype not in HALVES:
+        return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
+    if query.extents[-1] % 8 or query.extents[-1] > MOST_FEATURES:
+        return f"it takes heads of 8, 16, ... {MOST_FEATURES} features; these have {query.extents[-1]}"
+    return None
+
+
+def _not_flash(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    p = dropped_share(subgraph)
+    dropped = dropped_by_flash(p)
+    if abs(dropped - p) > FLASH_OFF * min(p, 1 - p):
+        return f"it drops whole 256ths of the weights: {dropped:.6g} where p is {p:g}"
+    return _not_halves(subgraph, candidate)
+
+
+def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why memory-efficient attention does not compute with these operands, or would copy one; None if it does."""
+    query = query_of(subgraph)
+    if query.dtype not in VECTOR_ELEMENTS:
+        return f"it computes in {', '.join(VECTOR_ELEMENTS)}; the query is {query.dtype}"
+    step = VECTOR_ELEMENTS[query.dtype]
+    if query.extents[-1] % step:
+        return f"it takes heads of a multiple of {step} features in {query.dtype}; these have {query.extents[-1]}"
+    forms = forms_by_number(subgraph, candidate)
+    if backward_of(subgraph):
+        out = subgraph.inputs[4]
+        if str(forms[out]) != subgraph.tensors[out].axes:
+            return f"it takes forward's output as it is declared; it lies as {forms[out]}"
+    number, added_along = added_mask(subgraph)
+    if number is None:
+        return None
+    added = subgraph.tensors[number]
+    strides, _, _ = forms[number].placed(added.axes, added.extents)
+    *others, keys = (None if axis is None else (strides[axis], added.extents[axis]) for axis in added_along)
+    if added.dtype != query.dtype:
+        return f"it adds a mask of the query's type, {query.dtype}; this one is {added.dtype}"
+    if keys is None or keys[0] != 1:
+        return f"it adds a mask whose keys are contiguous; this one lies as {forms[number]}"
+    if keys[1] % step or any(axis[0] % step for axis in others if axis):
+        return f"it loads {step} keys of an added mask at once; the rows of this one have {keys[1]}"
+    return None
+
+
+def added_mask(subgraph: Subgraph) -> tuple[int | None, tuple[int | None, ...]]:
+    """Return the number of the mask that attention adds, and its axis along batch, heads, rows and keys of the scores.
+
+    None stands for no mask, and for an axis that it does not have.
+    """
+    node = next((node for node in subgraph.nodes if node.kind == "mask"), None)
+    if node is None:
+        return None, ()
+    scores = operand_letters(subgraph.nodes[0])[2]
+    known = attention_letters(subgraph)[:-1]
+    wanted = known + next(letter for letter in scores if letter not in known)
+    whole, own = operand_letters(node)[:2]
+    places = (own.find(whole[scores.index(letter)]) for letter in wanted)
+    return node.inputs[1], tuple(None if place < 0 else place for place in places)
+
+
+def backward_of(subgraph: Subgraph) -> bool:
+    """Tell attention's backward, whose first input is the gradient of its output, from its forward."""
+    return "softmax_grad" in subgraph.kinds
+
+
+def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a library's attention would copy an operand, or None if it takes all as they lie."""
+    forms = forms_by_number(subgraph, candidate)
+    for node in subgraph.nodes:
+        for number in node.inputs:
+            if number in forms and len(subgraph.tensors[number].axes) == 4 and not forms[number].is_flat:
+                tensor = subgraph.tensors[number]
+                strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
+                if strides[-1] != 1:
+                    return f"the library copies tensor {number}: features are not contiguous in {forms[number]}"
+    gradient = subgraph.inputs[0]
+    if backward_of(subgraph) and str(forms[gradient]) != subgraph.tensors[gradient].axes:
+        return f"the library copies its output's gradient: it lies as {forms[gradient]}, not as it is declared"
+    return None
+
+
+def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate as for one of its two members: every layout of the wide operands."""
+    first = subgraph.nodes[0]
+    alone = Subgraph((first,), subgraph.tensors, first.inputs, first.outputs)
+    for row in same_layouts(alone):
+        forms = dict(zip(alone.boundary, row, strict=True))
+        wide = forms[first.inputs[0]]
+        yield tuple(
+            forms.get(n, wide if len(subgraph.tensors[n].axes) == len(wide) else subgraph.tensors[n].axes)
+            for n in subgraph.boundary
+        )
+
+
+for _name, _kinds, _function, _consistent in (
+    ("torch_flash_attention", FORWARD, "forward", ""),
+    ("torch_flash_attention_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
+    ("torch_flash_attention_causal", CAUSAL_FORWARD, "forward", ""),
+    ("torch_flash_attention_causal_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
+):
+    KERNELS.add(
+        Kernel(
+            _name, _kinds, f"{_IMPLEMENTATION}:{_function}", features_scattered, consistent=_consistent,
+            layouts=attention_layouts, anchors=True, merges=False, pitched=True,
+        )
+    )  # fmt: skip
+for _name, _storage in LIBRARY.items():
+    for _suffix, _function, _consistent in (("", "forward", ""), ("_grad", "backward", f"{_MASKS}:fill_in_{_storage}")):
+        KERNELS.add(
+            Kernel(
+                f"{_name}{_suffix}", (), f"{_IMPLEMENTATIONS[_storage]}:{_function}", not_for_cuda(_storage),
+                consistent=_consistent, numerics="exact" if _suffix else "unbiased", layouts=library_layouts(_storage),
+                anchors=True, merges=False, pitched=True, flat=(_storage,),
+                drops=dropped_by_flash if _storage == "flash" else as_asked,
+                version=2 if (_storage, _suffix) == ("flash", "") else 1,  # until 2, its mask was held to p exactly
+            )
+        )  # fmt: skip
+for _name, _refuses in (
+    ("torch_layer_norm_grad", statistics_too_narrow),
+    ("cuda_layer_norm_grad", axis_not_contiguous),
+):
+    KERNELS.add(
+        Kernel(
+            _name, ("layer_norm_grad_input", "layer_norm_grad_parameters"),
+            "autotuner.kernels.torch.elementwise:layer_norm_grad", _refuses, layouts=layer_norm_grad_layouts,
+        )
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""Contractions: matrix products, alone or with what a library adds to them for free."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.records import Candidate, Node, Subgraph
+from autotuner.kernels.geometry import (
+    HALVES,
+    Matrices,
+    as_matrices,
+    contraction_layouts,
+    forms_by_number,
+    letter_extents,
+    letter_groups,
+    merge,
+    operand_letters,
+    operand_numbers,
+    operand_strides,
+    packed,
+    translate,
+    unit_stride,
+)
+from autotuner.kernels.registry import KERNELS, Kernel
+
+_IMPLEMENTATION = "autotuner.kernels.torch.contraction"
+
+
+def contraction_of(subgraph: Subgraph) -> Node:
+    """Return the (first) contraction of a subgraph."""
+    return next(node for node in subgraph.nodes if node.kind == "contraction")
+
+
+def final_node(subgraph: Subgraph) -> Node:
+    """Return the node that makes the boundary output."""
+    return next(node for node in subgraph.nodes if subgraph.outputs[0] in node.outputs)
+
+
+def _with_product(subgraph: Subgraph, candidate: Candidate) -> dict[int, Form]:
+    """Return forms by tensor number; the contraction's own product lies like the boundary output it becomes.
+
+    The follower (bias, add, scale) may bind other letters, but its operands have the product's axes in the same order.
+    """
+    forms = forms_by_number(subgraph, candidate)
+    return {contraction_of(subgraph).outputs[0]: forms[subgraph.outputs[0]]} | forms
+
+
+def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why this candidate is not one strided, batched matrix product, or None if it is."""
+    node = contraction_of(subgraph)
+    forms = _with_product(subgraph, candidate)
+    if ABSENT in forms.values():
+        return "a matrix product reads and writes every operand"
+    matrices = as_matrices(node, operand_strides(subgraph, node, forms), letter_extents(subgraph, node))
+    if isinstance(matrices, str):
+        return matrices
+    for name, matrix, rows, columns in (
+        ("first operand", matrices.a, matrices.m, matrices.k),
+        ("second operand", matrices.b, matrices.k, matrices.n),
+        ("product", matrices.c, matrices.m, matrices.n),
+    ):
+        if not unit_stride(matrix, rows, columns):
+            return f"the {name} has no contiguous matrix axis: strides {matrix[1:]}"
+    follower = final_node(subgraph)
+    if follower.kind == "bias":
+        product, vector = operand_strides(subgraph, follower, forms)[:2]
+        letters = operand_letters(follower)[1]
+        if merge(letters, (product, vector), letter_extents(subgraph, follower)) is None:
+            return f"the bias lies as {forms[follower.inputs[1]]}, in another order than the product's axes {letters!r}"
+    for extra in set(forms) & set(subgraph.inputs) - set(node.inputs):
+        if follower.kind == "add" and forms[extra].nameless() != forms[subgraph.outputs[0]].nameless():
+            return f"what is added lies as {forms[extra]}, the product as {forms[subgraph.outputs[0]]}"
+    return None
+
+
+def not_one_product_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why this candidate is not one product that torch computes on a CPU as its operands lie, or None if it is."""
+    reason = not_one_product(subgraph, candidate)
+    if reason:
+        return reason
+    matrices = _seen_as_matrices(subgraph, candidate)
+    return batch_not_taken(subgraph, matrices) if matrices.batch > 1 else None
+
+
+def _seen_as_matrices(subgraph: Subgraph, candidate: Candidate, looped: str = "") -> Matrices:
+    node, forms = contraction_of(subgraph), _with_product(subgraph, candidate)
+    extents = letter_extents(subgraph, node) | dict.fromkeys(looped, 1)
+    matrices = as_matrices(node, operand_strides(subgraph, node, forms), extents)
+    assert not isinstance(matrices, str)
+    return matrices
+
+
+def batch_not_taken(subgraph: Subgraph, matrices: Matrices) -> str | None:
+    """Say why torch does not compute a batched product on a CPU from the operands as they lie, or None if it does.
+
+    Torch hands 16-bit products to oneDNN where the CPU computes in that type, and copies a batched operand first unless
+    it is dense; float32 and float64 go to BLAS, which takes any strides. A product with scattered columns goes to
+    neither: 1.5 s to 5.5 s instead of 0.5 ms for 96 products of 128 x 64 x 128 (torch 2.13, Xeon 6-167, two cores).
+    """
+    dtype = subgraph.tensors[contraction_of(subgraph).inputs[0]].dtype
+    if dtype not in HALVES:
+        return None
+    for name, matrix, rows, columns in (
+        ("first", matrices.a, matrices.m, matrices.k),
+        ("second", matrices.b, matrices.k, matrices.n),
+    ):
+        if not packed(matrix, rows, columns):
+            return f"torch copies the {name} operand: batched {dtype} matrices must be dense, one behind the other"
+    if matrices.n > 1 and matrices.c[2] != 1:
+        return f"torch computes a batched {dtype} product element by element unless its columns are contiguous"
+    return None
+
+
+def product_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate layouts of all boundary tensors for one matrix product and what follows it."""
+    node = contraction_of(subgraph)
+    numbers, letters = operand_numbers(node), operand_letters(node)
+    for row in contraction_layouts(node):
+        forms = {
+            number: translate(layout, bound, subgraph.tensors[number].axes)
+            for number, bound, layout in zip(numbers, letters, row, strict=True)
+        }
+        forms[subgraph.outputs[0]] = forms[node.outputs[0]]
+        for number in subgraph.inputs:
+            tensor = subgraph.tensors[number]
+            forms.setdefault(number, forms[node.outputs[0]] if len(tensor.axes) == len(row[2]) else tensor.axes)
+        yield tuple(forms[number] for number in subgraph.boundary)
+
+
+def loop_letters(node: Node) -> tuple[str, str] | None:
+    """Return the (looped, batched) letters of a contraction with two batch letters, or None."""
+    batch = letter_groups(node)[0]
+    return (batch[0], batch[1]) if len(batch) == 2 else None
+
+
+def no_loop_over_products(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a loop over the first batch axis does not make this candidate matrix products, or None if it does."""
+    node = contraction_of(subgraph)
+    letters = loop_letters(node)
+    if letters is None:
+        return f"{node.spec!r} has not exactly two batch axes"
+    forms = _with_product(subgraph, candidate)
+    extents = letter_extents(subgraph, node) | {letters[0]: 1}
+    strides = operand_strides(subgraph, node, forms)
+    matrices = as_matrices(node, strides, extents)
+    if isinstance(matrices, str):
+        return matrices
+    ok = (
+        unit_stride(matrices.a, matrices.m, matrices.k)
+        and unit_stride(matrices.b, matrices.k, matrices.n)
+        and unit_stride(matrices.c, matrices.m, matrices.n)
+    )
+    return None if ok else "an operand has no contiguous matrix axis"
+
+
+def no_loop_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """As `not_one_product_on_cpu`, of a loop over products."""
+    reason = no_loop_over_products(subgraph, candidate)
+    letters = loop_letters(contraction_of(subgraph))
+    return reason or batch_not_taken(subgraph, _seen_as_matrices(subgraph, candidate, letters[0] if letters else ""))
+
+
+def loop_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate layouts that keep the looped axis outermost: heads before rows, or rows before heads."""
+    node = contraction_of(subgraph)
+    letters = loop_letters(node)
+    if letters is None:
+        return
+    loop, batch = letters
+    _, m, n, k = letter_groups(node)
+    numbers, bound = operand_numbers(node), operand_letters(node)
+    natural = [
+        [loop + batch + rows + columns, loop + rows + batch + columns]
+        for rows, columns in (_declared(m, k, bound[0]), _declared(n, k, bound[1]), _declared(m, n, bound[2]))
+    ]
+    for row in product(*natural):
+        if all(layout[1] == batch for layout in row):
+            continue
+        forms = {
+            number: translate(layout, own, subgraph.tensors[number].axes)
+            for number, own, layout in zip(numbers, bound, row, strict=True)
+        }
+        forms[subgraph.outputs[0]] = forms[node.outputs[0]]
+        yield tuple(forms[number] for number in subgraph.boundary)
+
+
+def _declared(first: str, second: str, order: str) -> tuple[str, str]:
+    """Return two groups of letters in the order in which an operand declares them."""
+    return (first, second) if order.index(first[0]) < order.index(second[0]) else (second, first)
+
+
+for _library, _bias, _one, _loop in (
+    ("torch", "matmul_plus", not_one_product_on_cpu, no_loop_on_cpu),
+    ("cublas", "matmul_row_bias", not_one_product, no_loop_over_products),
+):
+    for _name, _kinds, _function in (
+        ("matmul", ("contraction",), "matmul"),
+        ("matmul_bias", ("contraction", "bias"), _bias),
+        ("matmul_add", ("contraction", "add"), "matmul_plus"),
+        ("matmul_scale", ("contraction", "scale"), "matmul_scale"),
+    ):
+        KERNELS.add(
+            Kernel(
+                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _one,
+                layouts=product_layouts, anchors=True, pitched=_name != "matmul_add",
+            )
+        )  # fmt: skip
+    for _name, _kinds, _function in (
+        ("matmul_loop", ("contraction",), "matmul_loop"),
+        ("matmul_loop_scale", ("contraction", "scale"), "matmul_loop_scale"),
+    ):
+        KERNELS.add(
+            Kernel(
+                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _loop,
+                layouts=loop_layouts, anchors=True, merges=False, pitched=True,
+            )
+        )  # fmt: skip

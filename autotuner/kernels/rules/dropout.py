@@ -1,0 +1,47 @@
+"""Dropout masks drawn by a counter-based generator, at once or as a seed; torch's own ways are in `elementwise`."""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.registry import KERNELS, Kernel
+
+
+def raw_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of a raw mask: the kernel fills memory as it lies."""
+    (mask,) = subgraph.outputs
+    for order in permutations(subgraph.tensors[mask].axes):
+        yield ("".join(order),)
+
+
+def seed_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate a seed for every memory order: it means another mask in each."""
+    for (layout,) in raw_mask_layouts(subgraph):
+        yield (f"{layout}:seed",)
+
+
+def no_seed_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say that the kernel makes a seed only, or None where it is asked for one."""
+    (form,) = candidate.parsed_forms()
+    return None if form.storage == "seed" else f"it makes a seed; {form} is none"
+
+
+def byte_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of a mask of bytes."""
+    for (layout,) in raw_mask_layouts(subgraph):
+        yield (f"{layout}:byte",)
+
+
+for _name, _layouts in (("inductor_threefry", raw_mask_layouts), ("inductor_threefry_bytes", byte_mask_layouts)):
+    KERNELS.add(
+        Kernel(
+            _name, ("dropout_mask",), "autotuner.kernels.inductor.dropout:threefry", compiles=True,
+            numerics="unbiased", layouts=_layouts,
+        )
+    )  # fmt: skip
+KERNELS.add(
+    Kernel(
+        "torch_seed", ("dropout_mask",), "autotuner.kernels.inductor.dropout:seed", refuses=no_seed_asked,
+        numerics="unbiased", layouts=seed_layouts, flat=("seed",),
+    )
+)  # fmt: skip

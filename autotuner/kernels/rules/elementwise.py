@@ -1,0 +1,195 @@
+"""Kernels that keep every full operand in one layout: bias, scale, masks, add, activations, dropout and reductions.
+
+What counts is the memory order of the widest operand; narrower ones (statistics, say) follow it, and vectors that are
+parameters keep their declared order.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.records import Candidate, Node, Subgraph
+from autotuner.kernels.geometry import (
+    HALVES,
+    forms_by_number,
+    letter_extents,
+    merge,
+    operand_letters,
+    operand_numbers,
+    operand_strides,
+)
+from autotuner.kernels.registry import KERNELS, Kernel
+
+_IMPLEMENTATION = "autotuner.kernels.torch.elementwise"
+
+Refuses = Callable[[Subgraph, Candidate], str | None]
+
+MASK_STORAGES = ("raw", "byte")
+
+
+def widest(node: Node) -> str:
+    """Return the letters of the widest operand."""
+    return max(operand_letters(node), key=len)
+
+
+def vectors(node: Node) -> set[int]:
+    """Return the tensors that keep their declared order: biases, scales, masks over keys, and their gradients."""
+    inputs, outputs = node.inputs, node.outputs
+    match node.kind:
+        case "bias" | "mask":
+            return {inputs[1]}
+        case "bias_grad":
+            return {outputs[0]}
+        case "layer_norm":
+            return {inputs[1], inputs[2]}
+        case "layer_norm_grad_input":
+            return {inputs[2]}
+        case "layer_norm_grad_parameters":
+            return {outputs[0], outputs[1]}
+    return set()
+
+
+def dropout_masks(subgraph: Subgraph) -> set[int]:
+    """Return the numbers of tensors that are dropout masks; a conversion that carries p is one of a mask."""
+    return (
+        {node.inputs[1] for node in subgraph.nodes if node.kind == "dropout"}
+        | {node.outputs[0] for node in subgraph.nodes if node.kind == "dropout_mask"}
+        | {
+            number
+            for node in subgraph.nodes
+            if node.kind == "conversion" and node.attributes
+            for number in node.inputs + node.outputs
+        }
+    )
+
+
+def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of the widest operand; the others follow it; masks in each storage format."""
+    node = subgraph.nodes[0]
+    masks = dropout_masks(subgraph)
+    lead = widest(node)
+    fixed = vectors(node)
+    for order in permutations(lead):
+        row: dict[int, str] = {}
+        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
+            axes = subgraph.tensors[number].axes
+            kept = letters if number in fixed else "".join(x for x in order if x in letters)
+            row[number] = kept.translate(str.maketrans(letters, axes))
+        for storage in MASK_STORAGES if masks & set(subgraph.boundary) else ("raw",):
+            yield tuple(
+                row[number] + (":byte" if number in masks and storage == "byte" else "") for number in subgraph.boundary
+            )
+
+
+def layouts_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which operand lies in another order than the widest, or None if all agree (slices of stacks included)."""
+    node = subgraph.nodes[0]
+    forms = forms_by_number(subgraph, candidate)
+    present = {number for number in operand_numbers(node) if number in forms}
+    if any(forms[number] is ABSENT or forms[number].storage == "absent" for number in present):
+        return f"{node.kind} reads and writes every operand"
+    extents = letter_extents(subgraph, node)
+    pairs = [
+        (number, letters, _order(forms[number], letters, subgraph.tensors[number].axes))
+        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True)
+        if number in present
+    ]
+    lead = max((order for _, _, order in pairs), key=len)
+    for number, _, order in pairs:
+        expected = [x for x in lead if x in order and extents[x] > 1]
+        if number not in vectors(node) and [x for x in order if extents[x] > 1] != expected:
+            return f"{node.kind} wants one layout; tensor {number} lies as {forms[number]}, not in the order {lead!r}"
+    return None
+
+
+def axis_not_contiguous(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a library normalisation would have to copy its input, or None if it can read it as it lies."""
+    reason = layouts_differ(subgraph, candidate)
+    if reason:
+        return reason
+    node = subgraph.nodes[0]
+    strides = operand_strides(subgraph, node, forms_by_number(subgraph, candidate))[0]
+    axes = normalised(node)
+    if strides[axes[-1]] != 1:
+        return f"the library's {node.kind} copies unless axis {axes[-1]!r} is contiguous"
+    return None
+
+
+def normalised(node: Node) -> str:
+    """Return the letters that a layer normalisation reduces over."""
+    if node.kind == "layer_norm":
+        return operand_letters(node)[1]
+    if node.kind == "layer_norm_grad_input":
+        return operand_letters(node)[2]
+    return operand_letters(node)[len(node.inputs)]
+
+
+def statistics_too_narrow(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why the library's layer norm is not the graph's, or None if it is."""
+    x = subgraph.tensors[subgraph.nodes[0].inputs[0]]
+    if x.dtype in HALVES:
+        return f"torch keeps the statistics of a {x.dtype} layer norm in {x.dtype}; the graph keeps them in float32"
+    return axis_not_contiguous(subgraph, candidate)
+
+
+def sum_casts(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why the library's sum would copy its operand, or None if it reads it as it lies."""
+    reason = layouts_differ(subgraph, candidate)
+    if reason:
+        return reason
+    node = subgraph.nodes[0]
+    dtype = subgraph.tensors[node.inputs[0]].dtype
+    source, kept = operand_letters(node)
+    strides = operand_strides(subgraph, node, forms_by_number(subgraph, candidate))[:1]
+    if dtype in HALVES and merge([x for x in source if x not in kept], strides, letter_extents(subgraph, node)) is None:
+        return f"torch casts a whole {dtype} operand to float32 unless the summed axes act as one"
+    return None
+
+
+def not_a_matrix(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a bias gradient is not a matrix times a vector of ones, or None if it is."""
+    node = subgraph.nodes[0]
+    strides = operand_strides(subgraph, node, forms_by_number(subgraph, candidate))
+    extents = letter_extents(subgraph, node)
+    source, kept = operand_letters(node)
+    rows = merge([x for x in source if x not in kept], strides[:1], extents)
+    columns = merge(kept, strides, extents)
+    if rows is None or columns is None:
+        return "the summed or the kept axes do not act as one axis"
+    if 1 not in (rows.strides[0], columns.strides[0]):
+        return "neither the summed nor the kept axes are contiguous"
+    return None
+
+
+def _order(form: Form, letters: str, axes: str) -> str:
+    return form.layout.axes.replace("*", "").translate(str.maketrans(axes, letters))
+
+
+def _add(
+    name: str,
+    kind: str,
+    function: str,
+    refuses: Refuses = layouts_differ,
+    *,
+    numerics: str = "exact",
+    pitched: bool = False,
+) -> None:
+    implementation = f"{_IMPLEMENTATION}:{function}"
+    KERNELS.add(
+        Kernel(name, (kind,), implementation, refuses, numerics=numerics, layouts=same_layouts, pitched=pitched)
+    )
+
+
+for _kind in ("scale", "add", "gelu_erf", "gelu_tanh", "relu", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
+              "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
+    _add(f"torch_{_kind}", _kind, _kind, pitched=True)
+_add("torch_bias_grad", "bias_grad", "bias_grad", sum_casts, pitched=True)
+_add("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix, pitched=True)
+_add("torch_bernoulli", "dropout_mask", "bernoulli", numerics="unbiased")
+_add("torch_random_bits", "dropout_mask", "random_bits", numerics="unbiased")
+_add("torch_softmax", "softmax", "softmax")
+_add("torch_softmax_grad", "softmax_grad", "softmax_grad")
+for _kind in ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters"):
+    _add(f"torch_{_kind}", _kind, _kind, statistics_too_narrow)
+    # On CUDA the library keeps the statistics of 16-bit layer norms in float32, as the graph does.
+    _add(f"cuda_{_kind}", _kind, _kind, axis_not_contiguous)

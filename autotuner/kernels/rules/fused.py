@@ -1,0 +1,64 @@
+"""The generic fused kernel: a connected set of element-wise and normalisation operators, compiled by Inductor."""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+from autotuner.ir.form import Form
+from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.geometry import operand_letters, operand_numbers
+from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
+
+FUSIBLE = frozenset({
+    "bias", "scale", "mask", "causal_mask", "add", "softmax", "gelu_erf", "gelu_tanh", "relu", "dropout", "layer_norm",
+    "bias_grad", "softmax_grad", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
+    "layer_norm_grad_input", "layer_norm_grad_parameters",
+})  # fmt: skip
+
+
+def global_letters(subgraph: Subgraph) -> dict[int, str]:
+    """Return each tensor's axes written in letters shared by the whole subgraph: equal letter, same axis."""
+    named: dict[int, str] = {}
+    fresh = iter("abcdefghijklmnopqrstuvwxyz")
+    for node in subgraph.nodes:
+        bound: dict[str, str] = {}
+        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
+            for letter, known in zip(letters, named.get(number, ""), strict=False):
+                bound[letter] = known
+        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
+            for letter in letters:
+                if letter not in bound:
+                    bound[letter] = next(fresh)
+            named[number] = "".join(bound[letter] for letter in letters)
+    return named
+
+
+def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of the widest operand; the others follow it, parameters stay as declared."""
+    letters = global_letters(subgraph)
+    lead = max(letters.values(), key=len)
+    masks = dropout_masks(subgraph) & set(subgraph.boundary)
+    fixed = set().union(*(vectors(node) for node in subgraph.nodes))
+    for order in permutations(lead):
+        for storage in MASK_STORAGES if masks else ("raw",):
+            row = []
+            for number in subgraph.boundary:
+                own, axes = letters[number], subgraph.tensors[number].axes
+                kept = own if number in fixed else "".join(x for x in order if x in own)
+                suffix = ":byte" if number in masks and storage == "byte" else ""
+                row.append(kept.translate(str.maketrans(own, axes)) + suffix)
+            yield tuple(row)
+
+
+def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which member Inductor is not asked to fuse, or None."""
+    strange = [kind for kind in subgraph.kinds if kind not in FUSIBLE]
+    if strange:
+        return f"{strange[0]} is not fused: {', '.join(sorted(FUSIBLE))} are"
+    if any(Form.parse(text).stack for text in candidate.forms if text != "absent"):
+        return "a fused kernel takes dense tensors, not slices of stacks"
+    return None
+
+
+KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,
+                   layouts=fused_layouts))  # fmt: skip

@@ -1,0 +1,86 @@
+"""Memory-efficient attention on a CUDA device, forward and backward, through torch's own operators.
+
+They take float32, too, and add a mask to the scores. They offer no out-variants; copying what they made into the given
+outputs is part of their time. Where a head has not a multiple of 32 rows, so is padding its log-sum-exp for backward.
+
+The mask of dropped weights is kept as seed and offset of torch's generator, on the device. In a CUDA graph the library
+writes and reads both there. Outside of one it has them on the host: there, backward with dropped weights waits for the
+device until it has brought them over. Each forward advances the generator by as many numbers as there are weights.
+
+Source:
+    torch, aten/src/ATen/native/transformers/cuda/attention.cu (note "Seed and Offset Device"), attention_backward.cu.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.records import Call
+from autotuner.kernels.rules.attention import dropped_share
+from autotuner.kernels.torch.attention import added, causal, factor, forward_operands
+
+Run = Callable[[], Any]
+aten = torch.ops.aten
+
+LOG_SUM_EXP_ROWS = 32
+"""The library makes and reads a multiple of so many of each head; weights of further rows are exp(-inf)."""
+
+
+def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """softmax(factor * query key^T + mask), dropped or not, times value; the log-sum-exp, and the state of the mask."""
+    subgraph = call.subgraph
+    (query, key, value), returned = forward_operands(subgraph, inputs)
+    addend = added(subgraph, inputs, query, key)
+    dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
+    saves, rows = len(outputs) > 1, query.shape[2]
+
+    def run() -> None:
+        out, log_sum_exp, seed, offset = aten._scaled_dot_product_efficient_attention(
+            query, key, value, addend, saves, dropped, is_causal, scale=scale
+        )
+        outputs[0].copy_(out.permute(returned))
+        if saves:
+            outputs[1].copy_(log_sum_exp[..., :rows])
+        if len(outputs) > 2:
+            _keep(seed, offset, outputs[2])
+
+    return run
+
+
+def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Gradients of query, key and value; the boundary is that of `attention_flash.backward`, and an added mask."""
+    subgraph = call.subgraph
+    grad, query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[:5])
+    addend = added(subgraph, inputs, query, key)
+    dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
+    state = inputs[6] if dropped else torch.zeros(2, dtype=torch.int64)
+    missing = -query.shape[2] % LOG_SUM_EXP_ROWS
+
+    def run() -> None:
+        padded = torch.nn.functional.pad(inputs[5], (0, missing), value=float("inf")) if missing else inputs[5]
+        seed, offset = _readable(state)
+        made = aten._scaled_dot_product_efficient_attention_backward(
+            grad, query, key, value, addend, out, padded, seed, offset, dropped, [True, True, True, False], is_causal,
+            scale=scale,
+        )  # fmt: skip
+        torch._foreach_copy_(list(outputs), [gradient.permute(0, 2, 1, 3) for gradient in made[:3]])
+
+    return run
+
+
+def _keep(seed: Tensor, offset: Tensor, state: Tensor) -> None:
+    """Write seed and offset into two integers, without waiting for the device."""
+    if seed.is_cuda == state.is_cuda:
+        torch.stack((seed, offset), out=state)
+        return
+    for place, number in enumerate((seed, offset)):
+        state[place].fill_(int(number))
+
+
+def _readable(state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return seed and offset where the library reads them: on the device if a graph is captured, else on the host."""
+    if state.is_cuda and not torch.cuda.is_current_stream_capturing():
+        state = state.cpu()
+    return state[0], state[1]

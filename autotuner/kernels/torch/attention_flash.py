@@ -1,0 +1,59 @@
+"""FlashAttention on a CUDA device, forward and backward, through torch's own operators.
+
+They offer no out-variants; copying what they made into the given outputs is part of their time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.records import Call
+from autotuner.kernels.rules.attention import dropped_share
+from autotuner.kernels.torch.attention import causal, factor, forward_operands
+
+Run = Callable[[], Any]
+aten = torch.ops.aten
+
+
+def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """softmax(factor * query key^T), dropped or not, times value; the log-sum-exp, and seed and offset of the mask."""
+    subgraph = call.subgraph
+    (query, key, value), returned = forward_operands(subgraph, inputs)
+    dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
+
+    def run() -> None:
+        out, log_sum_exp, _, _, _, _, state, _, _ = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropped, is_causal, False, scale=scale
+        )
+        outputs[0].copy_(out.permute(returned))
+        if len(outputs) > 1:
+            outputs[1].copy_(log_sum_exp)
+        if len(outputs) > 2:
+            outputs[2].copy_(state.view(torch.int64))
+
+    return run
+
+
+def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Gradients of query, key and value from forward's output, log-sum-exp and mask; weights are recomputed inside.
+
+    The boundary's inputs are gradient, query, key, value, output (each declared as batch, rows, heads, features),
+    log-sum-exp, and the state of the mask's generator where weights are dropped.
+    """
+    subgraph = call.subgraph
+    grad, query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[:5])
+    log_sum_exp = inputs[5]
+    state = inputs[6] if len(inputs) > 6 else torch.zeros(2, dtype=torch.int64, device=grad.device)
+    dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
+    rows, columns, unused = query.shape[2], key.shape[2], state[:0]
+
+    def run() -> None:
+        made = aten._scaled_dot_product_flash_attention_backward(
+            grad, query, key, value, out, log_sum_exp, None, None, rows, columns, dropped, is_causal,
+            state.view(torch.uint64), unused, scale=scale,
+        )  # fmt: skip
+        torch._foreach_copy_(list(outputs), [gradient.permute(0, 2, 1, 3) for gradient in made])
+
+    return run

@@ -1,0 +1,111 @@
+"""Masks that attention of a library draws inside, on a CUDA device.
+
+A library draws the mask of dropped weights from a seed and an offset, by place. Only its own kernels know how, so a
+mask is read off a result: with all scores equal and unit vectors as values, an element of the output is zero where its
+weight was dropped.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.form import STATE_INTEGERS
+from autotuner.ir.records import Subgraph
+from autotuner.kernels.rules.attention import dropped_share
+from autotuner.kernels.torch.attention import added, causal, factor
+
+FEATURES = 64
+"""Of a head with which masks are read; what is drawn does not depend on it."""
+SEED_DIGITS = 15
+
+aten = torch.ops.aten
+
+
+def library_seed(library: str, subgraph: Subgraph, number: int) -> Tensor:
+    """Return a seed made up for measuring, and an offset if the library has one: of a tensor of a subgraph."""
+    seed = int(subgraph.signature[SEED_DIGITS : 2 * SEED_DIGITS], 16) + number
+    return torch.tensor([seed, 0][: STATE_INTEGERS[library]])
+
+
+def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) -> Tensor:
+    """Return the mask that a library draws, as booleans, true where a weight is kept.
+
+    Args:
+        library: "flash", "cudnn" or "efficient".
+        state: seed and, where the library has one, offset, int64, on the CUDA device that draws.
+        extents: batch, heads, rows, columns.
+        p: the share that is dropped.
+    """
+    batch, heads, rows, columns = extents
+    seed, offset = (*state.tolist(), 0)[:2]
+    generator = torch.cuda.default_generators[state.device.index or 0]
+    before = generator.get_state()
+    like: dict[str, Any] = {"dtype": torch.bfloat16, "device": state.device}
+    query = torch.zeros(batch, rows, heads, FEATURES, **like).transpose(1, 2)
+    key = torch.zeros(batch, columns, heads, FEATURES, **like).transpose(1, 2)
+    units = torch.eye(columns, ceil(columns / FEATURES) * FEATURES, **like)
+    parts = []
+    try:
+        for start in range(0, columns, FEATURES):
+            value = units[:, start : start + FEATURES][None, :, None].repeat(batch, 1, heads, 1).transpose(1, 2)
+            generator.manual_seed(seed)
+            generator.set_offset(offset)
+            parts.append(_output(library, query, key, value, p) != 0)
+    finally:
+        generator.set_state(before)
+    return torch.cat(parts, -1)[..., :columns]
+
+
+def _output(library: str, query: Tensor, key: Tensor, value: Tensor, p: float) -> Tensor:
+    match library:
+        case "flash":
+            found: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, p, False, False)[0]
+        case "efficient":
+            found = aten._scaled_dot_product_efficient_attention(query, key, value, None, False, p, False)[0]
+        case _:
+            found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, p, False, False)[0]
+    return found
+
+
+def fill_in_flash(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """As `_fill_in`, with a mask that FlashAttention draws."""
+    _fill_in("flash", subgraph, inputs)
+
+
+def fill_in_cudnn(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """As `_fill_in`, with a mask that cuDNN draws."""
+    _fill_in("cudnn", subgraph, inputs)
+
+
+def fill_in_efficient(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """As `_fill_in`, with a mask that memory-efficient attention draws."""
+    _fill_in("efficient", subgraph, inputs)
+
+
+def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """Make output, log-sum-exp and mask of a backward's inputs those of its query, key and value.
+
+    Args:
+        inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
+            are dropped, and the one that is added to the scores where one is.
+    """
+    query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[1:5])
+    scores = (query.float() @ key.float().transpose(-1, -2)) * factor(subgraph)
+    addend = added(subgraph, inputs, query, key)
+    if addend is not None:
+        scores += addend
+    if causal(subgraph):
+        rows, columns = scores.shape[-2:]
+        later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)
+        scores.masked_fill_(later, float("-inf"))
+    inputs[5].copy_(scores.logsumexp(-1))
+    weights = scores.softmax(-1)
+    share = dropped_share(subgraph)
+    if share:
+        state = library_seed(library, subgraph, subgraph.inputs[6]).to(query.device)
+        inputs[6].copy_(library_mask(library, state, tuple(inputs[6].shape), share))
+        weights = weights * inputs[6] / (1 - share)
+    out.copy_(weights @ value.float())

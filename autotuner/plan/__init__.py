@@ -1,0 +1,1 @@
+"""The answer of a tuning: the configuration, where its tensors lie in memory, its explanation, and its report."""

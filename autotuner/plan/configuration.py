@@ -1,0 +1,433 @@
+"""The answer: one candidate per operator and one form per tensor, with where it comes from and how good it is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from autotuner.errors import AutotunerError, ConfigurationError, InputError
+from autotuner.files import write
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.graph import Graph
+from autotuner.ir.models import Model
+from autotuner.ir.records import LETTERS, Call, Candidate, Doubt, digest
+from autotuner.kernels import KERNELS
+from autotuner.kernels.misfit import misfit
+from autotuner.kernels.rules.conversion import conversion_of
+
+SCHEMA = 2
+
+PLAIN_FIELDS = (
+    "schema",
+    "graph_key",
+    "environment",
+    "environment_key",
+    "counts",
+    "bytes_moved",
+    "created_at",
+    "versions",
+)
+
+
+AGAIN = "again "
+
+OFF_SHARE = 0.3
+"""By so much, predicted may differ from measured end to end before the answer is doubtful."""
+
+
+def tensor_of(name: str) -> str:
+    """Return the tensor that a step's operand is an instance of: itself, or what "again <tensor>" stands for."""
+    return name.removeprefix(AGAIN)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to compute some operators, and what the best whole plan with it would take more than the chosen one.
+
+    Args:
+        operators: what it covers.
+        kernel, params: the candidate.
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary.
+        extra_us: more in all, by medians, everything else being chosen anew as suits it best.
+        extra_low_us: the same if all that is timed took what its 95 % interval makes best for this alternative; below 0
+            it could still be the better one.
+        predicted_us: median of the candidate's own measurement; None where it has none.
+    """
+
+    operators: tuple[str, ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    extra_us: float
+    extra_low_us: float
+    predicted_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call of a training step.
+
+    Args:
+        operators: what it computes, in the kernel's order; () for a conversion.
+        recomputed: forward operators that it repeats inside.
+        phase: "forward" or "backward".
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
+            What backward makes a second time, in a form in which forward had it, is named "again <tensor>".
+        kernel, params: the candidate.
+        adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
+        predicted_us: median of its measurement.
+        bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
+        low_us, high_us: the 95 % interval of the measurement's median.
+        again: whether it repeats, in backward, a forward operator whose result was not held.
+        alternative: the best other way for the first of its operators; None for a conversion, or where there is none.
+    """
+
+    operators: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    phase: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    adjacent: tuple[tuple[str, ...], ...]
+    predicted_us: float
+    bound_us: float
+    low_us: float
+    high_us: float
+    again: bool = False
+    alternative: Alternative | None = None
+
+    @property
+    def is_conversion(self) -> bool:
+        return not self.operators
+
+    @property
+    def label(self) -> str:
+        """The step for people: its operators joined, or the conversion's tensor and forms."""
+        if not self.is_conversion:
+            return " + ".join(self.operators)
+        (name, source), (_, target) = self.inputs[0], self.outputs[0]
+        return f"convert {name} {source} > {target}"
+
+    def call(self, graph: Graph) -> Call:
+        """Return the name-free record of this step: what its kernel's builder gets."""
+        inputs, outputs = ([(tensor_of(name), text) for name, text in side] for side in (self.inputs, self.outputs))
+        names = [name for name, _ in (*inputs, *outputs)]
+        forms = tuple(
+            str(Form.parse(text).nameless().renamed(graph.tensors[name].axes, LETTERS[: len(graph.tensors[name].axes)]))
+            for name, text in (*inputs, *outputs)
+        )
+        if self.is_conversion:
+            subgraph = conversion_of(graph, names[0], inputs[0][1], outputs[0][1])
+        else:
+            named = {operator.name: operator for operator in graph.operators}
+            members = [named[name] for name in self.recomputed + self.operators]
+            subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
+        return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A set of operators that one kernel could compute: whether that was chosen, and what was measured.
+
+    Args:
+        operators: what it covers.
+        kernel: the fastest measured for it, "" where none works.
+        best_us: that kernel's time in its best forms, None where none works.
+        instead_us: what the chosen steps take for the same operators; a step's time is shared evenly by its operators.
+        chosen: whether a step of the configuration covers exactly this set.
+        alone_us: its operators one by one, each at its fastest alone, under any forms; None where one has no time so.
+    """
+
+    operators: tuple[str, ...]
+    kernel: str
+    best_us: float | None
+    instead_us: float
+    chosen: bool
+    alone_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is, in microseconds: its predicted total, a lower bound, and who solved it.
+
+    `lower_bound_us` is proven: no plan takes less. `proven_gap` is how far the total lies above it, as a share, None
+    where it is 0; `estimated_gap` is a second figure, from learned costs, None where nothing is estimated. `low_us` to
+    `high_us` is what the total is if the steps' own intervals hold. `baseline_us` is the paper's strategy on the same
+    costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
+    `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
+    `statistics` is what solving took, by names that are the solver's own.
+    """
+
+    solver: str
+    predicted_us: float
+    lower_bound_us: float
+    proven_gap: float | None
+    low_us: float
+    high_us: float
+    estimated_gap: float | None = None
+    baseline_us: float | None = None
+    default_us: float | None = None
+    noise_floor: float | None = None
+    statistics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a training step needs beside parameters and inputs, in bytes, as planned.
+
+    Args:
+        budget_bytes: what was asked for; None for no limit.
+        held_bytes: what forward leaves for backward.
+        peak_bytes: the most at any time, with what is handed out and the kernels' workspaces.
+    """
+
+    budget_bytes: int | None
+    held_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The plan timed end to end, forward and backward, interleaved with its peers in one run: medians in microseconds.
+
+    `overhead_us` is the plan's step with its kernels left out: staging, autograd, Python. `ratios` are peer over plan:
+    above 1, the plan is faster. Peaks are what a step allocates at most beside parameters and inputs, in bytes; None
+    where the allocator does not say.
+    """
+
+    plan_us: float
+    overhead_us: float
+    peers_us: Mapping[str, float]
+    samples: int
+    peak_bytes: int | None = None
+    peers_peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
+
+    def predicted_over_measured(self, kernels_us: float) -> float:
+        """Return how far the sum of the kernels' own timings and the overhead is from the whole, as a share of it."""
+        return (kernels_us + self.overhead_us) / self.plan_us - 1
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        return {name: peer / self.plan_us for name, peer in self.peers_us.items()}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A solution with provenance, ready to run.
+
+    `overtaking` lists what could still be better than what was chosen, within the intervals of what was measured.
+    `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
+    """
+
+    model: Model
+    graph_key: str
+    environment: Mapping[str, Any]
+    environment_key: str
+    steps: tuple[Step, ...]
+    certificate: Certificate
+    fusions: tuple[Fusion, ...]
+    counts: Mapping[str, int]
+    bytes_moved: Mapping[str, int]
+    created_at: str
+    versions: Mapping[str, str]
+    measured: Measured | None = None
+    memory: Memory | None = None
+    overtaking: tuple[Alternative, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    schema: int = field(default=SCHEMA)
+
+    def graph(self) -> Graph:
+        """Return the training graph that the steps compute."""
+        return training_graph(self.model.graph())
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget of memory that it was made for; None for none."""
+        return self.memory.budget_bytes if self.memory else None
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Forward operators that backward repeats as steps of their own, rather than have held what they make."""
+        return tuple(name for step in self.steps if step.again for name in step.operators)
+
+    @property
+    def key(self) -> str:
+        """Key of what runs: model and steps, without dates and timings."""
+        steps = [(s.operators, s.inputs, s.outputs, s.kernel, s.params) for s in self.steps]
+        return digest([self.graph_key, steps])
+
+    def with_measured(self, measured: Measured) -> "Configuration":
+        """Return it with an end-to-end timing, and a doubt where that is far from what was predicted."""
+        doubts = tuple(doubt for doubt in self.doubts if doubt.reason != "end_to_end")
+        off = measured.predicted_over_measured(self.certificate.predicted_us)
+        if abs(off) > OFF_SHARE:
+            sentence = (
+                f"A step was predicted to take {self.certificate.predicted_us + measured.overhead_us:,.0f} us and took "
+                f"{measured.plan_us:,.0f} us end to end: {off:+.0%}, above the {OFF_SHARE:.0%} that are allowed."
+            )
+            doubts += (Doubt("end_to_end", sentence),)
+        return replace(self, measured=measured, doubts=doubts)
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS}
+        value |= {
+            "model": self.model.to_json(),
+            "steps": [asdict(step) for step in self.steps],
+            "certificate": asdict(self.certificate),
+            "fusions": [asdict(fusion) for fusion in self.fusions],
+            "measured": asdict(self.measured) if self.measured else None,
+            "memory": asdict(self.memory) if self.memory else None,
+            "overtaking": [asdict(each) for each in self.overtaking],
+            **({"doubts": [asdict(doubt) for doubt in self.doubts]} if self.doubts else {}),
+        }
+        normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+        return normal
+
+    @classmethod
+    def from_json(cls, value: Any, origin: str = "configuration") -> "Configuration":
+        """Read a configuration and check it against its schema and its own graph.
+
+        Raises:
+            ConfigurationError: another schema version, a value that the schema forbids, or steps of another graph.
+        """
+        given = value.get("schema") if isinstance(value, dict) else None
+        if given != SCHEMA:
+            raise ConfigurationError(f"{origin}: its schema version is {given!r}; this version reads {SCHEMA}")
+        try:
+            jsonschema.validate(value, json_schema())
+        except jsonschema.ValidationError as error:
+            raise ConfigurationError(f"{origin}: {error.json_path}: {error.message}") from error
+        try:
+            model = Model.from_json(value["model"])
+            found = cls(
+                model=model,
+                steps=tuple(_step(step) for step in value["steps"]),
+                certificate=Certificate(**value["certificate"]),
+                fusions=tuple(Fusion(**{**f, "operators": tuple(f["operators"])}) for f in value["fusions"]),
+                measured=Measured(**value["measured"]) if value["measured"] else None,
+                memory=Memory(**value["memory"]) if value["memory"] else None,
+                overtaking=tuple(_alternative(each) for each in value["overtaking"]),
+                doubts=tuple(Doubt(**doubt) for doubt in value.get("doubts", ())),
+                **{name: value[name] for name in PLAIN_FIELDS},
+            )
+            graph = found.graph()
+        except (AutotunerError, TypeError) as error:
+            raise ConfigurationError(f"{origin}: {error}") from error
+        if graph.key != found.graph_key:
+            raise ConfigurationError(
+                f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}"
+            )
+        covered = [name for step in found.steps if not step.again for name in step.operators]
+        if sorted(covered) != sorted(operator.name for operator in graph.operators):
+            odd = set(covered) ^ {operator.name for operator in graph.operators}
+            raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
+        for number, step in enumerate(found.steps):
+            reason = _impossible(step, graph)
+            if reason is not None:
+                raise ConfigurationError(f"{origin}: $.steps[{number}]: {reason}")
+        return found
+
+
+def _as_asked(step: Step) -> Step:
+    """Return a step in which operands that lie one behind the other are written as slices of a stack, as in rules."""
+    places = {name: f"@{place}/{len(names)}" for names in step.adjacent for place, name in enumerate(names)}
+    inputs, outputs = (
+        tuple((n, f"{STACK_AXIS}{form}{places[n]}" if n in places and "@" not in form else form) for n, form in side)
+        for side in (step.inputs, step.outputs)
+    )
+    return replace(step, inputs=inputs, outputs=outputs)
+
+
+def _impossible(step: Step, graph: Graph) -> str | None:
+    """Say why a step cannot be one of a graph's, or None: damaged, or of kernels that this version does not have."""
+    if step.kernel not in KERNELS:
+        return f"no kernel {step.kernel!r}: the file is damaged, or of a version that has one"
+    named = {operator.name: operator for operator in graph.operators}
+    read, made = ({tensor_of(name) for name, _ in side} for side in (step.inputs, step.outputs))
+    if not ({*step.recomputed, *step.operators} <= named.keys() and read | made <= graph.tensors.keys()):
+        return "it names operators or tensors that its model does not have"
+    results = {result for name in (*step.recomputed, *step.operators) for result in named[name].outputs}
+    if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
+        return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
+    try:
+        return misfit(_as_asked(step).call(graph))
+    except AutotunerError as error:
+        return str(error)
+
+
+def _step(value: Mapping[str, Any]) -> Step:
+    return Step(
+        operators=tuple(value["operators"]),
+        recomputed=tuple(value["recomputed"]),
+        phase=value["phase"],
+        inputs=tuple((name, form) for name, form in value["inputs"]),
+        outputs=tuple((name, form) for name, form in value["outputs"]),
+        kernel=value["kernel"],
+        params=tuple((name, scalar) for name, scalar in value["params"]),
+        adjacent=tuple(tuple(names) for names in value["adjacent"]),
+        predicted_us=value["predicted_us"],
+        bound_us=value["bound_us"],
+        low_us=value["low_us"],
+        high_us=value["high_us"],
+        again=value["again"],
+        alternative=_alternative(value["alternative"]) if value["alternative"] else None,
+    )
+
+
+def _alternative(value: Mapping[str, Any]) -> Alternative:
+    return Alternative(
+        operators=tuple(value["operators"]),
+        kernel=value["kernel"],
+        params=tuple((name, scalar) for name, scalar in value["params"]),
+        inputs=tuple((name, form) for name, form in value["inputs"]),
+        outputs=tuple((name, form) for name, form in value["outputs"]),
+        extra_us=value["extra_us"],
+        extra_low_us=value["extra_low_us"],
+        predicted_us=value["predicted_us"],
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the published JSON Schema of a configuration."""
+    text = resources.files("autotuner.plan").joinpath("configuration.schema.json").read_text()
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def save_configuration(configuration: Configuration, path: str | Path) -> None:
+    """Write a configuration as JSON, whole or not at all.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
+    try:
+        write(Path(path), json.dumps(configuration.to_json(), indent=1) + "\n")
+    except InputError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def load_configuration(path: str | Path) -> Configuration:
+    """Read a configuration from a JSON file.
+
+    Raises:
+        ConfigurationError: no such file, not JSON, another schema version, damaged, or of another graph.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(), parse_constant=_no_number)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: this is no configuration, it is not JSON ({error})") from error
+    return Configuration.from_json(value, str(path))
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")

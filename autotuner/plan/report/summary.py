@@ -1,0 +1,292 @@
+"""The numbers that a configuration states about itself: totals, fused sets, counts, and where it comes from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autotuner.ir.cost import reduction
+from autotuner.ir.records import STATUSES
+from autotuner.plan.configuration import Configuration, Fusion, Measured
+from autotuner.plan.explanation import PlanExplanation, Weighed
+from autotuner.plan.report.units import MISSING, TIMES, binary, duration, moment, percent, ratio, span
+
+OVERTAKING_MAX = 10
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A time of the whole training step. `against` is it over the plan's; None for the plan itself and for parts."""
+
+    name: str
+    us: float
+    against: float | None
+    words: str
+    is_plan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number to see first."""
+
+    name: str
+    value: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many: when it was tuned, and in the database now; None where that is not recorded."""
+
+    name: str
+    tuned: int | None
+    now: int | None
+    words: str
+    is_part: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a training step needs; `against` is it over the plan's, None for the plan and where not known."""
+
+    name: str
+    count: int | None
+    against: float | None
+    words: str
+    is_plan: bool = False
+
+
+def lead(configuration: Configuration) -> str:
+    """Return the result in one sentence, and why it is doubtful, where it is."""
+    doubts = " ".join(doubt.sentence for doubt in configuration.doubts)
+    return _result(configuration) + (f" This is doubtful. {doubts}" if doubts else "")
+
+
+def _result(configuration: Configuration) -> str:
+    model, device = configuration.model, configuration.environment.get("device_name", "a device without a name")
+    what = f"One training step of {model.reference} in {model.dtype}"
+    measured = configuration.measured
+    if measured is None:
+        kernels = duration(configuration.certificate.predicted_us)
+        return f"{what} is predicted to spend {kernels} in its kernels on {device}; it has not been timed end to end."
+    text = f"{what} takes {duration(measured.plan_us)} on {device}, measured end to end"
+    peer = _best_peer(measured)
+    if peer is None:
+        return f"{text}."
+    others = {1: "its peer", 2: "the faster of its peers"}.get(len(measured.peers_us), "the fastest of its peers")
+    return f"{text}: {ratio(measured.ratios[peer])} as fast as {peer}, {others}."
+
+
+def figures(configuration: Configuration) -> Iterator[Figure]:
+    """Yield the numbers to see first."""
+    certificate, measured, moved = configuration.certificate, configuration.measured, configuration.bytes_moved
+    if measured is not None:
+        yield Figure("measured end to end", duration(measured.plan_us), f"median of {measured.samples} training steps")
+        off = measured.predicted_over_measured(certificate.predicted_us)
+        words = f"kernels and what lies beside them, {percent(off, signed=True)} from measured"
+        yield Figure("predicted", duration(certificate.predicted_us + measured.overhead_us), words)
+        peer = _best_peer(measured)
+        if peer is not None:
+            yield Figure(
+                "against the best peer",
+                ratio(measured.ratios[peer]),
+                f"{peer}; above 1{TIMES} means faster than it",
+            )
+    else:
+        within = span(certificate.low_us, certificate.high_us)
+        words = f"sum of its kernels' times, {within} within their 95 % intervals; not timed end to end"
+        yield Figure("predicted", duration(certificate.predicted_us), words)
+    medians = "times that are doubtful" if configuration.doubts else "medians"
+    bound = f"no plan takes less than {duration(certificate.lower_bound_us)}, by {medians}"
+    if certificate.proven_gap is None:
+        bound = "not known: too much was never measured"
+    yield Figure("proven gap", percent(certificate.proven_gap), bound)
+    if certificate.estimated_gap is not None:
+        yield Figure("estimated gap", percent(certificate.estimated_gap), "by learned costs: not proven")
+    if certificate.default_us is not None and certificate.predicted_us:
+        words = f"every operator alone, as declared: {duration(certificate.default_us)}"
+        yield Figure("against the default", ratio(certificate.default_us / certificate.predicted_us), words)
+    unfused, chosen = moved.get("unfused"), moved.get("chosen")
+    if unfused and chosen is not None:
+        less = reduction(unfused, chosen) / 100
+        yield Figure("bytes moved", percent(-less, signed=True), f"{binary(chosen)} against {binary(unfused)} unfused")
+
+
+def measured_totals(measured: Measured, predicted_us: float) -> Iterator[Total]:
+    """Yield what was measured end to end: this plan, what of it lies beside its kernels, and its peers."""
+    yield Total("this configuration", measured.plan_us, None, "forward, backward and all gradients", is_plan=True)
+    off = percent(measured.predicted_over_measured(predicted_us), signed=True)
+    yield Total(
+        "kernels and the rest, predicted", predicted_us + measured.overhead_us,
+        (predicted_us + measured.overhead_us) / measured.plan_us, f"{off} from what was measured",
+    )  # fmt: skip
+    yield Total(
+        "of it, beside the kernels", measured.overhead_us, None,
+        "the same step with its kernels left out: copying inputs in, autograd, Python",
+    )  # fmt: skip
+    for name, us in measured.peers_us.items():
+        against = us / measured.plan_us
+        words = "this configuration is faster" if against > 1 else "this configuration is not faster"
+        yield Total(name, us, against, words)
+
+
+def kernel_totals(configuration: Configuration) -> Iterator[Total]:
+    """Yield the sums of kernel times: this plan's, its lower bound, and what other strategies reach."""
+    certificate = configuration.certificate
+    plan_us = certificate.predicted_us
+    within = span(certificate.low_us, certificate.high_us)
+    words = f"each chosen kernel's median, conversions included; {within} within their 95 % intervals"
+    yield Total("this configuration", plan_us, None, words, is_plan=True)
+    others = (
+        (
+            "lower bound",
+            certificate.lower_bound_us,
+            "proven: no plan takes less; what was not measured counts as little as it possibly could",
+        ),
+        (
+            "the paper's shortest path",
+            certificate.baseline_us,
+            "the strategy of Ivanov et al. (MLSys 2021), same times",
+        ),
+        ("default", certificate.default_us, "every operator alone, with every tensor as declared"),
+    )
+    for name, us, words in others:
+        if us is not None:
+            yield Total(name, us, us / plan_us if plan_us else None, words)
+
+
+def needs(configuration: Configuration) -> Iterator[Need]:
+    """Yield what a training step needs of memory: the budget, what was planned, what was measured, and its peers."""
+    memory, measured = configuration.memory, configuration.measured
+    plan_bytes = measured.peak_bytes if measured is not None else None
+    peak = "the most at any time, beside parameters and inputs"
+    if memory is not None:
+        if memory.budget_bytes is not None:
+            yield Need("budget", memory.budget_bytes, None, "what was asked for")
+        yield Need("held for backward", memory.held_bytes, None, "what forward leaves, as planned")
+        words = f"{peak}, with the kernels' workspaces"
+        if plan_bytes:
+            words += f"; {percent(memory.peak_bytes / plan_bytes - 1, signed=True)} from measured"
+        yield Need("peak, as planned", memory.peak_bytes, None, words, is_plan=plan_bytes is None)
+    if plan_bytes is not None and measured is not None:
+        yield Need("peak, measured", plan_bytes, None, peak, is_plan=True)
+        for name, count in measured.peers_peak_bytes.items():
+            against = count / plan_bytes if count is not None and plan_bytes else None
+            yield Need(name, count, against, "not known" if count is None else peak)
+
+
+def overtaking(explained: PlanExplanation) -> tuple[Weighed, ...]:
+    """Return the candidates that could still overtake what was chosen, the first ones of many."""
+    return explained.overtaking[:OVERTAKING_MAX]
+
+
+def remarks(configuration: Configuration, explained: PlanExplanation) -> Iterator[str]:
+    """Yield why the plan is not faster, a sentence for each total that is not there, and one about the noise floor."""
+    certificate = configuration.certificate
+    if explained.losses:
+        count = len(explained.losses)
+        yield (
+            f"{count} {'step takes' if count == 1 else 'steps take'} {duration(explained.losses_us)} more than at "
+            "their own best, so that others gain more."
+        )
+    if explained.conversions:
+        count = len(explained.conversions)
+        words = "conversion takes" if count == 1 else "conversions take"
+        yield f"{count} {words} {duration(explained.conversions_us)}."
+    if configuration.recomputed:
+        yield f"Backward computes again, rather than have it held: {', '.join(configuration.recomputed)}."
+    if certificate.baseline_us is None:
+        yield "The paper's shortest path found no plan over these measurements."
+    if certificate.default_us is None:
+        yield "The default is not known: not every operator has a time alone with its tensors as declared."
+    if certificate.noise_floor is None:
+        yield "The noise floor was not measured."
+    else:
+        yield (
+            f"Two identical calls differed by {percent(certificate.noise_floor)} in this environment: "
+            "smaller differences mean nothing."
+        )
+
+
+def fused_sets(configuration: Configuration) -> tuple[Fusion, ...]:
+    """Return the chosen sets of operators, then the others: those first that promised most on their own."""
+
+    def promise(fusion: Fusion) -> tuple[bool, bool, float]:
+        gain = fusion.best_us - fusion.instead_us if fusion.best_us is not None else 0.0
+        return not fusion.chosen, fusion.best_us is None, gain
+
+    return tuple(sorted(configuration.fusions, key=promise))
+
+
+def count_rows(configuration: Configuration, now: Mapping[str, int] | None) -> Iterator[Count]:
+    """Yield the counts of the tuning, and of the database `now` (by status, and unknown) where they are given."""
+    tuned = configuration.counts
+    failing = [status for status in STATUSES if status != "ok"]
+
+    def today(*names: str) -> int | None:
+        return sum(now.get(name, 0) for name in names) if now is not None else None
+
+    yield Count("choices", tuned.get("choices"), None, "ways to compute a set of operators, and to convert a tensor")
+    words = "different calls among them; equal work is measured once"
+    yield Count("calls", tuned.get("calls"), today(*STATUSES, "unknown"), words)
+    yield Count("measured", tuned.get("measured"), None, "timed, or found to fail, in this tuning")
+    yield Count("reused", tuned.get("reused"), None, "known from an earlier tuning")
+    yield Count("with a time", tuned.get("status_ok"), today("ok"), "what the solver could choose from")
+    yield Count("failed", tuned.get("failed"), today(*failing), "left out, each with the reason stored with it")
+    for status in failing:
+        name, own, current = status.replace("_", " "), tuned.get(f"status_{status}"), today(status)
+        if own or current:
+            yield Count(name, own, current, "", is_part=True)
+    yield Count("unknown", tuned.get("unknown"), today("unknown"), "never measured: neither best nor worst")
+    if tuned.get("cells_sampled"):
+        yield Count("cells enumerated", tuned.get("cells_enumerated"), None, "kernel and forms: every parameter tried")
+        yield Count("cells sampled", tuned["cells_sampled"], None, "with more combinations than are all tried")
+        untried = tuned.get("sampled_combinations", 0) - tuned.get("sampled_tried", 0)
+        yield Count("tried", tuned.get("sampled_tried"), None, "combinations of the sampled cells", is_part=True)
+        yield Count("untried", untried, None, "the others: unknown, neither best nor worst", is_part=True)
+
+
+def model_facts(configuration: Configuration) -> Pairs:
+    model = configuration.model
+    axes = model.definition.get("axes", {})
+    return (
+        ("model", model.name),
+        ("preset", model.preset or MISSING),
+        ("element type", model.dtype),
+        *((f"extent {axis} ({axes.get(axis, 'axis')})", f"{extent:,}") for axis, extent in model.extents.items()),
+        *((f"option {name}", str(value)) for name, value in model.options.items()),
+    )
+
+
+def environment_facts(configuration: Configuration) -> Pairs:
+    environment = configuration.environment
+    grouped = [("", environment.get("facts", {})), ("policy: ", environment.get("policy", {}))]
+    return (
+        ("device", str(environment.get("device_name", MISSING))),
+        ("device type", str(environment.get("device_type", MISSING))),
+        *(
+            (group + name.removesuffix("_bytes").replace("_", " "), _fact(name, value))
+            for group, facts in grouped
+            if isinstance(facts, Mapping)
+            for name, value in facts.items()
+        ),
+        ("environment key", configuration.environment_key),
+    )
+
+
+def provenance(configuration: Configuration) -> Pairs:
+    return (
+        ("made", moment(configuration.created_at)),
+        ("solver", configuration.certificate.solver),
+        *((f"version of {name}", version) for name, version in configuration.versions.items()),
+        ("schema", str(configuration.schema)),
+        ("configuration key", configuration.key),
+        ("graph key", configuration.graph_key),
+    )
+
+
+def _fact(name: str, value: object) -> str:
+    return binary(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
+def _best_peer(measured: Measured) -> str | None:
+    return min(measured.peers_us, key=lambda name: measured.peers_us[name], default=None)

@@ -1,5 +1,0 @@
-"""What a solver gets and returns; `autotuner.problem.formulate` builds it from choices and measurements."""
-
-from autotuner.problem.factors import SCHEMA, Factor, Memory, Problem, Row, Solution, State
-
-__all__ = ["SCHEMA", "Factor", "Memory", "Problem", "Row", "Solution", "State"]

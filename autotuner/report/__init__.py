@@ -1,6 +1,0 @@
-"""A configuration as one HTML page for people: what was chosen, against what else was measured. Knows no torch."""
-
-from autotuner.report.compare import Failure, Row, Timed, compare, tally
-from autotuner.report.page import render
-
-__all__ = ["Failure", "Row", "Timed", "compare", "render", "tally"]

@@ -1,0 +1,310 @@
+"""The client: every question that the service answers, as a method that returns values."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from time import monotonic, sleep
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx2
+
+from autotuner.errors import JobStateError, ServiceError
+from autotuner.ir.records import Scalar, Status
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
+from autotuner.server.client.following import follow
+from autotuner.server.client.submitting import GivenModel, best_query, checked, params, submission
+from autotuner.server.client.transport import Patience, Transport
+from autotuner.server.wire import (
+    PAGE_MAX,
+    BestView,
+    ConfigurationView,
+    DeviceView,
+    Health,
+    JobPage,
+    JobsQuery,
+    JobStateName,
+    JobView,
+    MeasurementPage,
+    MeasurementsQuery,
+    MeasurementView,
+    ModelView,
+    StatisticsView,
+)
+
+PATIENCE_S = 60.0
+LOOK_S = (0.2, 2.0)
+KEPT_ANSWERS = 256
+
+
+class Client:
+    """Asks one service, over HTTP. A context manager; threads may share one.
+
+    ```python
+    with autotuner.Client("http://127.0.0.1:8000") as client:
+        job = client.wait(client.submit("bert-encoder:tiny").id)
+        configuration = client.configuration(job.configuration_id)
+    ```
+
+    Every method raises `ServiceError` where the service cannot be reached or fails, and `NotFoundError`,
+    `JobStateError` or `InputError`, with the service's own sentence, where it refuses. A question is asked again where
+    no service was found; a job is submitted again only if it cannot have arrived.
+
+    Args:
+        url: of the service, such as "http://127.0.0.1:8000"; a path in it is the service's prefix.
+        timeout_s: for connecting, and for each wait for more of an answer.
+        retries: how often a question is asked again, with growing pauses.
+        transport: what carries the requests in place of the network.
+
+    Raises:
+        InputError: `url` is no URL of a service.
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 30, retries: int = 3, transport: httpx2.BaseTransport | None = None
+    ) -> None:
+        self._transport = Transport(url, timeout_s, retries, transport)
+        self._answers: OrderedDict[str, tuple[str, BestView]] = OrderedDict()
+
+    @property
+    def url(self) -> str:
+        """The service's URL, without a password."""
+        return self._transport.shown
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Jobs
+
+    def submit(
+        self,
+        model: GivenModel,
+        *,
+        preset: str | None = None,
+        extents: Mapping[str, int] | None = None,
+        options: Mapping[str, Scalar] | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+        device_name: str | None = None,
+        gap: float | None = None,
+        estimated_gap: float | None = None,
+        budget_bytes: int | None = None,
+        exhaustive: bool = False,
+        max_seconds: float | None = None,
+        max_measurements: int | None = None,
+        again: bool = False,
+        retry: bool = False,
+        remeasure: bool = False,
+        end_to_end: bool = True,
+    ) -> JobView:
+        """Submit a tuning job, and return it as it waits for a worker.
+
+        Args:
+            model: "bert-encoder:tiny"; the path of a model file, which is sent along; or its content.
+            preset: whose extents to start from.
+            extents: elements along axes, in place of the preset's.
+            options: of the model file, in place of its defaults.
+            dtype: of inputs, parameters and activations.
+            device: device type.
+            device_name: of one device, as `devices` lists it; None for any of the type.
+            gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
+            estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
+            budget_bytes: the most memory that a training step may need beside parameters and inputs.
+            exhaustive: measure everything, also what is proven to make no difference.
+            max_seconds, max_measurements: stop after so much measuring, with the best plan so far.
+            again: solve anew even if the answer is known; measurements are reused all the same.
+            retry: measure once more what has failed.
+            remeasure: measure everything anew, whatever is known.
+            end_to_end: time the answer against the framework.
+
+        Raises:
+            ModelError: a model file that cannot be used.
+        """
+        body = submission(
+            model, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
+            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=budget_bytes,
+            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
+            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
+        )  # fmt: skip
+        return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
+
+    def jobs(self, *, state: JobStateName | None = None, limit: int | None = None) -> Iterator[JobView]:
+        """Yield jobs, the newest first, at most `limit`."""
+        before: int | None = None
+        left = limit
+        while left is None or left > 0:
+            query = checked(JobsQuery, state=state, before=before, limit=_page(left))
+            page = self._transport.read(JobPage, self._transport.get("v1/jobs", params(query)))
+            yield from page.items
+            if page.next is None:
+                return
+            before = page.next
+            left = None if left is None else left - len(page.items)
+
+    def job(self, job_id: int) -> JobView:
+        """Return a job."""
+        return self._transport.read(JobView, self._transport.get(f"v1/jobs/{job_id}"))
+
+    def cancel(self, job_id: int) -> JobView:
+        """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it."""
+        return self._transport.read(JobView, self._transport.post(f"v1/jobs/{job_id}/cancel", repeatable=True))
+
+    def events(self, job_id: int, *, patience_s: float = PATIENCE_S) -> Iterator[JobView]:
+        """Yield a job now and after each change, until it has ended.
+
+        Lost connections and a service that is started anew are bridged: what happened meanwhile comes as one state.
+
+        Args:
+            patience_s: for how long a service that cannot be reached is tried again.
+        """
+        return follow(self._transport, job_id, patience_s)
+
+    def wait(self, job_id: int, timeout_s: float | None = None, *, patience_s: float = PATIENCE_S) -> JobView:
+        """Return a job once it has ended, however it ended.
+
+        Raises:
+            JobStateError: it has not ended after `timeout_s`; it goes on.
+        """
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        patience = Patience(seconds=patience_s)
+        pause, longest = LOOK_S
+        while True:
+            try:
+                job = self.job(job_id)
+            except ServiceError as error:
+                patience.wait(error)
+                continue
+            patience.succeed()
+            if job.ended:
+                return job
+            if deadline is not None and monotonic() >= deadline:
+                raise JobStateError(f"job {job_id} is {job.state} after {timeout_s} s: wait longer, or cancel it")
+            sleep(pause if deadline is None else max(0.0, min(pause, deadline - monotonic())))
+            pause = min(longest, 2 * pause)
+
+    # Configurations
+
+    def best(
+        self,
+        model: GivenModel | None = None,
+        *,
+        family: str | None = None,
+        preset: str | None = None,
+        extents: Mapping[str, int] | None = None,
+        options: Mapping[str, Scalar] | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+        device_name: str | None = None,
+        budget_bytes: int | None = None,
+    ) -> BestView:
+        """Return the best configuration that is known for a model on a device, and how good a match it is.
+
+        An answer that has not changed since it was last asked for is taken from memory.
+
+        Args:
+            model: as in `submit`.
+            family: in place of `model`, the family of a job; `extents` and `dtype` must then be given.
+            device_name: None for any device of the type.
+            budget_bytes: that it was tuned with; None for what was tuned without one.
+
+        Raises:
+            InputError: neither model nor family, or both.
+        """
+        query = best_query(
+            model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
+            device_name=device_name, budget_bytes=budget_bytes,
+        )  # fmt: skip
+        key = query.model_dump_json()
+        tag, kept = self._answers.get(key, ("", None))
+        headers = {"If-None-Match": tag} if kept is not None else {}
+        response = self._transport.get("v1/configurations/best", params(query), headers)
+        if response.status_code == 304 and kept is not None:
+            return kept
+        found = self._transport.read(BestView, response)
+        if "ETag" in response.headers:
+            self._answers[key] = response.headers["ETag"], found
+            while len(self._answers) > KEPT_ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def configuration(self, configuration_id: int) -> Configuration:
+        """Return a configuration, ready for `autotuner.apply`.
+
+        Raises:
+            ConfigurationError: it is of another version of autotuner.
+        """
+        path = f"v1/configurations/{configuration_id}"
+        view = self._transport.read(ConfigurationView, self._transport.get(path))
+        return Configuration.from_json(view.configuration, f"{self.url}/{path}")
+
+    def explain_operator(self, configuration_id: int, name: str) -> OperatorExplanation:
+        """Return why an operator is computed as it is in a configuration, and what every other way would cost."""
+        path = f"v1/configurations/{configuration_id}/operators/{quote(name, safe='')}"
+        return self._transport.read(OperatorExplanation, self._transport.get(path))
+
+    def explain_tensor(self, configuration_id: int, name: str) -> TensorExplanation:
+        """Return in which forms a tensor exists in a configuration, and what other forms would cost."""
+        path = f"v1/configurations/{configuration_id}/tensors/{quote(name, safe='')}"
+        return self._transport.read(TensorExplanation, self._transport.get(path))
+
+    # What is known
+
+    def measurements(
+        self,
+        *,
+        environment_key: str | None = None,
+        device_type: str | None = None,
+        signature: str | None = None,
+        kernel: str | None = None,
+        kinds: str | None = None,
+        status: Status | None = None,
+        limit: int | None = None,
+    ) -> Iterator[MeasurementView]:
+        """Yield what was measured, the first measured first, at most `limit`; a filter of None admits all.
+
+        Args:
+            kinds: of all operators of a call in their order, such as "contraction" or "bias+gelu_erf".
+        """
+        filters = {
+            "environment_key": environment_key, "device_type": device_type, "signature": signature, "kernel": kernel,
+            "kinds": kinds, "status": status,
+        }  # fmt: skip
+        after: int | None = None
+        left = limit
+        while left is None or left > 0:
+            query = checked(MeasurementsQuery, **filters, after=after, limit=_page(left))
+            page = self._transport.read(MeasurementPage, self._transport.get("v1/measurements", params(query)))
+            yield from page.items
+            if page.next is None:
+                return
+            after = page.next
+            left = None if left is None else left - len(page.items)
+
+    def statistics(self, **filters: Any) -> StatisticsView:
+        """Return how many measurements there are, by status, and how long they took; filters as in `measurements`."""
+        query = checked(MeasurementsQuery, **filters, limit=1, statistics=True)
+        page = self._transport.read(MeasurementPage, self._transport.get("v1/measurements", params(query)))
+        assert page.statistics is not None
+        return page.statistics
+
+    def devices(self) -> list[DeviceView]:
+        """Return the devices that somebody measured on, or for which a worker takes jobs."""
+        return self._transport.read(list[DeviceView], self._transport.get("v1/devices"))
+
+    def models(self) -> list[ModelView]:
+        """Return the model files that the service has."""
+        return self._transport.read(list[ModelView], self._transport.get("v1/models"))
+
+    def health(self) -> Health:
+        """Return how many jobs wait and run, and how many workers there are."""
+        return self._transport.read(Health, self._transport.get("v1/healthz"))
+
+
+def _page(left: int | None) -> int:
+    return PAGE_MAX if left is None else min(left, PAGE_MAX)

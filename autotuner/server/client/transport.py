@@ -1,0 +1,226 @@
+"""Transport: requests to one service, tried again where that is safe, and its refusals as errors of the tree."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from random import uniform
+from time import monotonic, sleep
+from typing import Any, Self, TypeVar
+
+import httpx2
+from pydantic import TypeAdapter, ValidationError
+
+from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
+from autotuner.server.wire import Problem
+from autotuner.settings import server_url
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+PASSING = (502, 503, 504)
+"""Statuses of a service, or a proxy before it, that cannot answer now."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+Params = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Patience:
+    """How long something is tried again: pauses that double, up to 5 s, and an end.
+
+    Args:
+        tries: how often; None for any number.
+        seconds: for how long since the first failure after a success; None for ever.
+    """
+
+    def __init__(self, *, tries: int | None = None, seconds: float | None = None) -> None:
+        self._tries = tries
+        self._seconds = seconds
+        self.succeed()
+
+    def succeed(self) -> None:
+        """Begin anew: what was tried has worked."""
+        self._tried = 0
+        self._since: float | None = None
+
+    def wait(self, error: ServiceError) -> None:
+        """Pause before the next try.
+
+        Raises:
+            ServiceError: the error that is given, where trying again is of no use or patience has ended.
+        """
+        now = monotonic()
+        since = self._since = now if self._since is None else self._since
+        over = self._seconds is not None and now - since >= self._seconds
+        if not error.passing or over or self._tried == self._tries:
+            raise error
+        sleep(uniform(0.5, 1) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._tried, 10)))
+        self._tried += 1
+
+
+class Transport:
+    """Requests to one service.
+
+    Args:
+        url: of the service.
+        timeout_s: for connecting, and for each wait for more of an answer.
+        retries: how often a question is asked again that found no service.
+        transport: what carries the requests in place of the network.
+
+    Raises:
+        InputError: `url` is no URL of a service.
+    """
+
+    def __init__(self, url: str, timeout_s: float, retries: int, transport: httpx2.BaseTransport | None = None) -> None:
+        if not timeout_s > 0 or retries < 0:
+            raise InputError(f"timeout_s is {timeout_s} and retries {retries}: give a time above 0, and retries from 0")
+        base = server_url(url)
+        try:
+            parsed = httpx2.URL(base)
+        except httpx2.InvalidURL as error:
+            raise InputError(f"the URL of the service cannot be used: {error}") from error
+        self.shown = str(parsed.copy_with(userinfo=b"")) if parsed.userinfo else base
+        self._retries = retries
+        self._client = httpx2.Client(
+            base_url=base,
+            timeout=timeout_s,
+            transport=transport,
+            # A proxy of the environment does not reach a service on this machine.
+            trust_env=parsed.host not in LOOPBACK,
+            headers={"User-Agent": "autotuner", "Accept": "application/json"},
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def get(self, path: str, params: Params | None = None, headers: Mapping[str, str] | None = None) -> httpx2.Response:
+        """Ask, and ask again where no service was found.
+
+        Returns:
+            A response that is a success, or 304.
+
+        Raises:
+            NotFoundError, JobStateError, InputError: the service refuses, in its own words.
+            ServiceError: it cannot be reached, or failed.
+        """
+        patience = Patience(tries=self._retries)
+        while True:
+            try:
+                return self._send("GET", path, params=params, headers=headers)
+            except ServiceError as error:
+                if isinstance(error.__cause__, httpx2.ReadTimeout):
+                    raise  # somebody is there and does not answer: that was waited for long enough
+                patience.wait(error)
+
+    def post(self, path: str, body: str | None = None, *, repeatable: bool = False) -> httpx2.Response:
+        """Send something once; again only if it cannot have arrived, or if it may arrive twice.
+
+        Args:
+            body: JSON.
+            repeatable: the second of two equal requests changes nothing.
+
+        Raises:
+            As `get`.
+        """
+        patience = Patience(tries=self._retries)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        while True:
+            try:
+                return self._send("POST", path, content=body, headers=headers)
+            except ServiceError as error:
+                unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+                if not (unsent or repeatable):
+                    raise
+                patience.wait(error)
+
+    @contextmanager
+    def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.EventSource]:
+        """Open a stream of server-sent events.
+
+        Raises:
+            As `get`; a `ServiceError` also where the stream breaks off.
+        """
+        try:
+            with self._client.stream("GET", path, headers={**headers, "Accept": "text/event-stream"}) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise self._refusal(response)
+                yield httpx2.EventSource(response)
+        except httpx2.SSEError as error:
+            raise self._strange(str(error)) from error
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def read(self, kind: type[T], response: httpx2.Response | str) -> T:
+        """Return the body of a response as a value.
+
+        Raises:
+            ServiceError: it is no such value.
+        """
+        text = response if isinstance(response, str) else response.text
+        try:
+            return TypeAdapter(kind).validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise self._strange(f"{where + ': ' if where else ''}{first['msg']}") from error
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx2.Response:
+        try:
+            response = self._client.request(method, path, **request)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+        except (httpx2.DecodingError, httpx2.TooManyRedirects) as error:
+            raise self._strange(str(error)) from error
+        if response.is_success or response.status_code == 304:
+            return response
+        raise self._refusal(response)
+
+    def _refusal(self, response: httpx2.Response) -> AutotunerError:
+        """Return what a response that is no success means: the service's own sentence, as an error of the tree."""
+        status = response.status_code
+        try:
+            problem = Problem.model_validate_json(response.text)
+        except ValidationError:
+            if status in PASSING:
+                return ServiceError(f"the service at {self.shown} cannot answer now (status {status})", passing=True)
+            return self._strange(f"status {status} for {response.request.url.path}, without saying why")
+        fields = list(_fields(problem))
+        detail = problem.detail.rstrip(".")
+        more = re.search(r"; and (\d+) more$", detail)
+        if more is not None and int(more[1]) <= len(fields):
+            detail = detail[: more.start()]  # they follow
+        said = "; ".join([detail, *fields])
+        if status == 404:
+            return NotFoundError(said)
+        if status == 409:  # what is asked for is well formed, and cannot be had of this job, or of this model
+            return (JobStateError if "/v1/jobs/" in response.request.url.path else ModelError)(said)
+        if 400 <= status < 500 and status not in (401, 403, 408, 429):
+            return InputError(said)
+        return ServiceError(f"the service at {self.shown} failed: {said} (status {status})", passing=status in PASSING)
+
+    def _unreachable(self, error: httpx2.TransportError) -> ServiceError:
+        what = str(error) or type(error).__name__
+        return ServiceError(
+            f"no service answers at {self.shown} ({what}): start one with `autotuner serve`, or name another with "
+            "--server or AUTOTUNER_SERVER",
+            passing=True,
+        )
+
+    def _strange(self, what: str) -> ServiceError:
+        return ServiceError(
+            f"what answers at {self.shown} is no autotuner service of this version ({what}): see `autotuner serve`"
+        )
+
+
+def _fields(problem: Problem) -> Iterator[str]:
+    """Yield which fields of a request are not valid, those that the detail does not name itself."""
+    for error in problem.errors or ():
+        name, text = str(error.get("field", error.get("loc", ""))), str(error.get("message", error.get("msg", "")))
+        if name and name not in problem.detail:
+            yield f"{name}: {text}"

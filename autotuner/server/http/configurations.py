@@ -1,0 +1,338 @@
+"""Routes of configurations: the best one for what somebody wants to run, one by its id, and why it is as it is.
+
+The document of a configuration is sent as the text that the database keeps: reading and writing it anew takes longer
+than all the rest of an answer.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query
+from starlette.responses import Response
+
+from autotuner.database import Database, Match, Stored
+from autotuner.errors import ModelError, NotFoundError
+from autotuner.ir.models import read_value
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
+from autotuner.server.http.described import refusals
+from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.server.http.strict import StrictRoute
+from autotuner.server.http.submitted import given_extents
+from autotuner.server.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
+from autotuner.tuner.request import family_key
+
+KNOWN_MAX = 8
+KEPT_ANSWERS = 256
+KEPT_CONFIGURATIONS = 8
+ALWAYS_ASK = "no-cache"
+NEVER_CHANGES = "public, max-age=31536000, immutable"
+
+ConfigurationId = Annotated[Id, Path(description="Of a configuration, as a finished job has it.", examples=[1])]
+OperatorName = Annotated[Identifier, Path(description="Of an operator of its training graph.", examples=["product"])]
+TensorName = Annotated[Identifier, Path(description="Of a tensor of its training graph.", examples=["product"])]
+IfNoneMatch = Annotated[
+    str | None, Header(description="The ETag of an answer that the client has, which is then not sent again.")
+]
+TAG: dict[str, Any] = {"ETag": {"description": "Of this answer.", "schema": {"type": "string"}}}
+UNCHANGED: dict[str, Any] = {"description": "The client has this answer already.", "headers": TAG}
+
+
+def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
+    answers, explained = Answers(database), Explained(database)
+    routes = APIRouter(prefix="/v1/configurations", tags=["configurations"], route_class=StrictRoute)
+
+    @routes.get(
+        "/best",
+        operation_id="best_configuration",
+        summary="Get the best configuration for a model on a device",
+        response_model=None,
+        responses={
+            200: {
+                "model": BestView,
+                "description": "The best that is known, and how good a match it is.",
+                "headers": TAG,
+            },
+            304: UNCHANGED,
+            **refusals(404, 409),
+        },
+    )
+    def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
+        """Return the best configuration known for a model with these extents and options, on a device.
+
+        `match` is `exact`; `doubtful` for the same, measured under bad conditions; `near_device` for one from
+        another device, which runs if that is of the same type; `near_shape` for the nearest extents on this device,
+        which does not run with those asked for; or `none`. `differs` names the fields in which it is not what was
+        asked for, `message` explains it.
+
+        Give `model`, as in `bert-encoder:base`; or `family` as a job has it, with `dtype` and all extents.
+        """
+        return _sent(answers.best(_asked(query, files)), ALWAYS_ASK, if_none_match)
+
+    @routes.get(
+        "/{configuration_id}",
+        operation_id="get_configuration",
+        summary="Get a configuration by its id",
+        response_model=None,
+        responses={
+            200: {"model": ConfigurationView, "description": "The configuration; it never changes.", "headers": TAG},
+            304: UNCHANGED,
+            **refusals(404),
+        },
+    )  # fmt: skip
+    def configuration(configuration_id: ConfigurationId, if_none_match: IfNoneMatch = None) -> Response:
+        """Return a configuration; its `configuration` is the document that `autotuner.apply` runs."""
+        return _sent(_answer(None, _stored(database, configuration_id)), NEVER_CHANGES, if_none_match)
+
+    @routes.get(
+        "/{configuration_id}/operators/{name}",
+        operation_id="explain_operator",
+        summary="Say why an operator is computed as it is",
+        response_model=None,
+        responses={
+            200: {"model": OperatorExplanation, "description": "Its kernel, and every other way.", "headers": TAG},
+            304: UNCHANGED,
+            **refusals(404, 409),
+        },
+    )
+    def operator(configuration_id: ConfigurationId, name: OperatorName, if_none_match: IfNoneMatch = None) -> Response:
+        """Say which kernel computes an operator in a configuration, what it loses against its own best, and what the
+        best whole plan with another way would take; `words` says all of it in sentences.
+        """
+        found = explained.configuration(configuration_id)
+        return _sent(_explanation(explain_operator(found, name)), ALWAYS_ASK, if_none_match)
+
+    @routes.get(
+        "/{configuration_id}/tensors/{name}",
+        operation_id="explain_tensor",
+        summary="Say in which forms a tensor exists, and why",
+        response_model=None,
+        responses={
+            200: {"model": TensorExplanation, "description": "Its forms, and every other one.", "headers": TAG},
+            304: UNCHANGED,
+            **refusals(404, 409),
+        },
+    )
+    def tensor(configuration_id: ConfigurationId, name: TensorName, if_none_match: IfNoneMatch = None) -> Response:
+        """Say in which forms a tensor exists in a configuration, which steps make and read it, what its conversions
+        cost, and what the best whole plan with another form would take; `words` says all of it in sentences.
+        """
+        found = explained.configuration(configuration_id)
+        return _sent(_explanation(explain_tensor(found, name)), ALWAYS_ASK, if_none_match)
+
+    return routes
+
+
+class Explained:
+    """Configurations whose operators and tensors were asked for: read once each, which takes longer than to explain."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = Lock()
+        self._kept: OrderedDict[int, Configuration] = OrderedDict()
+
+    def configuration(self, configuration_id: int) -> Configuration:
+        """Return a configuration.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            ConfigurationError: it is of another version of autotuner.
+        """
+        with self._lock:
+            kept = self._kept.get(configuration_id)
+        if kept is not None:
+            return kept
+        stored = _stored(self._database, configuration_id)
+        found = Configuration.from_json(json.loads(stored.text), f"configuration {configuration_id}")
+        with self._lock:
+            self._kept[configuration_id] = found
+            while len(self._kept) > KEPT_CONFIGURATIONS:
+                self._kept.popitem(last=False)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wants to run; a device name of None is any device of the type."""
+
+    family: str
+    dtype: str
+    extents: tuple[tuple[str, int], ...]
+    device_type: str
+    device_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A body, and the tag that changes with it."""
+
+    tag: str
+    body: bytes
+
+
+class Answers:
+    """Answers that were given, each until its family has another configuration; asked again, it is one short query."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = Lock()
+        self._kept: OrderedDict[Asked, tuple[int, Answer]] = OrderedDict()
+
+    def best(self, asked: Asked) -> Answer:
+        """Return the `BestView` of what somebody wants to run."""
+        number = self._database.configurations.count(asked.family)
+        with self._lock:
+            kept = self._kept.get(asked)
+        if kept is not None and kept[0] == number:
+            return kept[1]
+        found = self._database.configurations.best(
+            family_key=asked.family, dtype=asked.dtype, extents=dict(asked.extents), device_type=asked.device_type,
+            device_name=asked.device_name,
+        )  # fmt: skip
+        message = _message(self._database, asked, found)
+        answer = _answer({"match": found.status, "differs": found.differs, "message": message}, found.stored)
+        with self._lock:
+            self._kept[asked] = number, answer
+            while len(self._kept) > KEPT_ANSWERS:
+                self._kept.popitem(last=False)
+        return answer
+
+
+def _asked(query: BestQuery, files: ModelFiles) -> Asked:
+    """Return what a query means.
+
+    Raises:
+        NotFoundError: there is no such model or preset.
+        ModelError: a value contradicts the model, or the query itself.
+    """
+    extents = given_extents(_pairs("extent", query.extent))
+    options = {name: read_value(text) for name, text in _pairs("option", query.option).items()}
+    if (query.model is None) == (query.family is None):
+        raise ModelError("give `model`, or `family` with `dtype` and every `extent`: one of the two")
+    if query.model is not None:
+        model = files.model(query.model, extents, options, query.dtype)
+        family = family_key(model.family, query.budget_bytes)
+        return Asked(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
+    if query.dtype is None or not extents or options:
+        raise ModelError("with `family` give `dtype` and every `extent`, and no `option`: a family has its options")
+    assert query.family is not None
+    family = family_key(query.family, query.budget_bytes)
+    return Asked(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
+
+
+def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key in found:
+            raise ModelError(f"{name} {key!r} is given twice, as {found[key]!r} and {value!r}: give it once")
+        found[key] = value
+    return found
+
+
+def _message(database: Database, asked: Asked, found: Match) -> str:
+    """Return the sentence that explains a match."""
+    stored, device = found.stored, asked.device_name or f"any device of type {asked.device_type}"
+    if stored is None:
+        return _nothing(database, asked)
+    if found.status == "near_device":
+        runs = "it runs there, and may not be the fastest"
+        if stored.device_type != asked.device_type:
+            runs = f"it does not run on a device of type {asked.device_type}"
+        return (
+            f"tuned on {stored.device_name} ({stored.device_type}), not on {device}: {runs}; POST /v1/jobs tunes for "
+            "that device, where a worker has one"
+        )
+    if found.status == "near_shape":
+        return (
+            f"tuned for {_shown(stored.extents)}, not for {_shown(dict(asked.extents))}: it does not run with these; "
+            "POST /v1/jobs tunes for them"
+        )
+    if stored.doubts:
+        return f"tuned for exactly this, and doubtful: {' '.join(stored.doubts)} POST /v1/jobs measures again what is"
+    whole = "" if stored.complete else "; not all that could matter was measured: a job stopped at its limit or gap"
+    return f"tuned for exactly this{whole}"
+
+
+def _nothing(database: Database, asked: Asked) -> str:
+    known = database.configurations.known(asked.family)
+    if not known:
+        return "nothing is known of this model with these options: POST /v1/jobs tunes for it"
+    texts = list(dict.fromkeys(f"{kind} {dtype} {_shown(extents)}" for kind, dtype, extents in known))
+    more = f", and {len(texts) - KNOWN_MAX} more" if len(texts) > KNOWN_MAX else ""
+    wanted = f"{asked.device_type} {asked.dtype} {_shown(dict(asked.extents))}"
+    return (
+        f"nothing is known of this model for {wanted}: POST /v1/jobs tunes for it; known: "
+        f"{'; '.join(texts[:KNOWN_MAX])}{more}"
+    )
+
+
+def _shown(extents: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={extent}" for axis, extent in extents.items())
+
+
+def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
+    """Return the view of a configuration, alone or as the `best` of a head."""
+    view = None if stored is None else _view(stored)
+    text = json.dumps(view if head is None else head | {"best": view}, separators=(",", ":"))
+    # Configurations never change, so what is said about one stands for its document as well.
+    tag = f'"{sha256(text.encode()).hexdigest()[:32]}"'
+    if stored is not None:
+        braces = "}" if head is None else "}}"
+        text = f'{text[: -len(braces)]},"configuration":{stored.text}{braces}'
+    return Answer(tag, text.encode())
+
+
+def _stored(database: Database, configuration_id: int) -> Stored:
+    """Return a configuration as the database has it.
+
+    Raises:
+        NotFoundError: there is none of this id.
+    """
+    try:
+        return database.configurations.get(configuration_id)
+    except NotFoundError:
+        raise NotFoundError(
+            f"no configuration {configuration_id}: a finished job names its own, GET /v1/configurations/best the best "
+            "for a model"
+        ) from None
+
+
+def _explanation(explained: OperatorExplanation | TensorExplanation) -> Answer:
+    text = json.dumps(asdict(explained), separators=(",", ":"))
+    return Answer(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
+
+
+def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:
+    """Return a response with an answer, or 304 where the client has it."""
+    headers = {"ETag": answer.tag, "Cache-Control": cached}
+    if if_none_match is not None and _names(if_none_match, answer.tag):
+        return Response(status_code=304, headers=headers)
+    return Response(answer.body, headers=headers, media_type="application/json")
+
+
+def _view(stored: Stored) -> dict[str, Any]:
+    """Return a `ConfigurationView` without its document."""
+    return {
+        "id": stored.id,
+        "dtype": stored.dtype,
+        "extents": stored.extents,
+        "complete": stored.complete,
+        "device_type": stored.device_type,
+        "device_name": stored.device_name,
+        "environment_key": stored.environment_key,
+        "predicted_us": stored.total_us,
+        "measured_us": stored.measured_us,
+        "created_at": stored.created_at.isoformat(),
+        "doubts": list(stored.doubts),
+    }
+
+
+def _names(if_none_match: str, tag: str) -> bool:
+    given = [text.strip().removeprefix("W/") for text in if_none_match.split(",")]
+    return tag in given or given == ["*"]

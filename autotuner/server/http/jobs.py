@@ -1,0 +1,132 @@
+"""Routes of jobs: submit, list, show, cancel."""
+
+from typing import Annotated, Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Body, Path, Query, Response
+
+from autotuner.database import Database, Job
+from autotuner.errors import NotFoundError
+from autotuner.server.http.described import refusals
+from autotuner.server.http.examples import SUBMISSIONS
+from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.server.http.strict import StrictRoute
+from autotuner.server.http.submitted import Submission, request_of
+from autotuner.server.http.threads import CHECKERS, WRITERS
+from autotuner.server.http.views import job_view
+from autotuner.server.wire import Id, JobPage, JobsQuery, JobView
+from autotuner.tuner.request import Request
+
+JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
+
+_BY_ID = {"parameters": {"job_id": "$response.body#/id"}}
+LINKS: dict[str, Any] = {
+    "job": {"operationId": "get_job", "description": "The job as it is now.", **_BY_ID},
+    "events": {"operationId": "follow_job", "description": "Every change of the job.", **_BY_ID},
+    "cancel": {"operationId": "cancel_job", "description": "End the job.", **_BY_ID},
+}
+TO_CONFIGURATION: dict[str, Any] = {
+    "configuration": {
+        "operationId": "get_configuration",
+        "description": "The answer, once the job is finished.",
+        "parameters": {"configuration_id": "$response.body#/configuration_id"},
+    }
+}
+LOCATION: dict[str, Any] = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
+
+
+def find_job(database: Database, job_id: int) -> Job:
+    """Return a job.
+
+    Raises:
+        NotFoundError: there is none with this id.
+    """
+    try:
+        return database.queue.job(job_id)
+    except NotFoundError:
+        raise NotFoundError(f"no job {job_id}: GET /v1/jobs lists those that there are") from None
+
+
+def job_routes(database: Database, files: ModelFiles) -> APIRouter:
+    routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+    checking, writing = CapacityLimiter(CHECKERS), CapacityLimiter(WRITERS)
+
+    @routes.post(
+        "",
+        status_code=201,
+        operation_id="submit_job",
+        summary="Submit a tuning job",
+        response_description="The job, which waits for a worker of its device.",
+        responses={
+            201: {
+                "description": "The job, which waits for a worker of its device.",
+                "headers": LOCATION,
+                "links": LINKS,
+            },
+            **refusals(403, 404, 408, 409, 413, 415),
+        },
+    )
+    async def submit(
+        submission: Annotated[Submission, Body(openapi_examples=SUBMISSIONS)],
+        response: Response,
+    ) -> JobView:
+        """Store a job that waits for a worker of its device; see `GET /v1/jobs/{job_id}/events` for how it goes on.
+
+        `model` names a model of the service with or without a preset, or is the content of a model file, as JSON.
+        `extents`, `options` and `dtype` replace values of the preset and the file. `gap` ends measuring as soon as the
+        best plan is proven to take at most this share longer than the best there can be.
+        """
+        request = await run_sync(request_of, submission, files, database, limiter=checking)
+        job = await run_sync(_enqueued, database, request, limiter=writing)
+        response.headers["Location"] = f"/v1/jobs/{job.id}"
+        return job_view(job)
+
+    @routes.get(
+        "",
+        operation_id="list_jobs",
+        summary="List jobs, the newest first",
+        responses={200: {"description": "A page of jobs."}, **refusals()},
+    )
+    def jobs(query: Annotated[JobsQuery, Query()]) -> JobPage:
+        """Return a page of jobs; `next` of a page is `before` of the one after it."""
+        found = database.queue.jobs(state=query.state, limit=query.limit + 1, before=query.before)
+        items = [job_view(job) for job in found[: query.limit]]
+        return JobPage(items=items, next=items[-1].id if len(found) > query.limit else None)
+
+    @routes.get(
+        "/{job_id}",
+        operation_id="get_job",
+        summary="Show a job",
+        responses={200: {"description": "The job as it is now.", "links": TO_CONFIGURATION}, **refusals(404)},
+    )
+    def job(job_id: JobId) -> JobView:
+        """Return a job: what was asked, how far it is, and how it ended."""
+        return job_view(find_job(database, job_id))
+
+    @routes.post(
+        "/{job_id}/cancel",
+        operation_id="cancel_job",
+        summary="Cancel a job",
+        responses={200: {"description": "The job, cancelled or about to end."}, **refusals(403, 404, 409, 413, 415)},
+    )
+    async def cancel(job_id: JobId) -> JobView:
+        """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
+
+        What was measured is kept. A job that is cancelled already stays so; one that has ended otherwise is a 409.
+        """
+        return job_view(await run_sync(_cancelled, database, job_id, limiter=writing))
+
+    return routes
+
+
+def _enqueued(database: Database, request: Request) -> Job:
+    return database.queue.enqueue(
+        model=request.model.reference, request=request.to_json(), device_type=request.device_type,
+        device_name=request.device_name,
+    )  # fmt: skip
+
+
+def _cancelled(database: Database, job_id: int) -> Job:
+    find_job(database, job_id)
+    return database.queue.cancel(job_id)

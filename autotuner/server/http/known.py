@@ -1,0 +1,110 @@
+"""Routes of what is known: measurements, devices, models; and whether the service can answer."""
+
+from collections import defaultdict
+from typing import Annotated
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query
+
+from autotuner.database import Database, Filter
+from autotuner.server.http.described import refusals
+from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.server.http.strict import StrictRoute
+from autotuner.server.http.threads import PROBES
+from autotuner.server.http.views import measurement_view, model_view, statistics_view, worker_view
+from autotuner.server.wire import DeviceView, EnvironmentView, Health, MeasurementPage, MeasurementsQuery, ModelView
+
+
+def known_routes(database: Database, files: ModelFiles, version: str) -> APIRouter:
+    routes = APIRouter(route_class=StrictRoute)
+    probing = CapacityLimiter(PROBES)
+
+    @routes.get(
+        "/v1/measurements",
+        tags=["measurements"],
+        operation_id="list_measurements",
+        summary="List measurements",
+        responses={200: {"description": "A page of measurements."}, **refusals()},
+    )
+    def measurements(query: Annotated[MeasurementsQuery, Query()]) -> MeasurementPage:
+        """Return a page of measurements in the order of their ids; `next` of a page is `after` of the next one.
+
+        Failures are measurements with a status. With `statistics=true`, all that the filters admit are counted.
+        """
+        where = Filter(
+            environment_key=query.environment_key,
+            device_type=query.device_type,
+            signature=query.signature,
+            kernel=query.kernel,
+            kinds=None if query.kinds is None else query.kinds.split("+"),
+            status=query.status,
+        )
+        found = database.measurements(where, limit=query.limit + 1, after=query.after)
+        items = [measurement_view(measured) for measured in found[: query.limit]]
+        return MeasurementPage(
+            items=items,
+            next=items[-1].id if len(found) > query.limit else None,
+            statistics=statistics_view(database.statistics(where)) if query.statistics else None,
+        )
+
+    @routes.get(
+        "/v1/devices",
+        tags=["measurements"],
+        operation_id="list_devices",
+        summary="List devices",
+        responses={200: {"description": "Every device."}, **refusals()},
+    )
+    def devices() -> list[DeviceView]:
+        """Return the devices that somebody measured on, or for which a worker takes jobs now."""
+        workers, environments = defaultdict(list), defaultdict(list)
+        for worker in database.queue.workers():
+            workers[worker.device_type, worker.device_name].append(worker_view(worker))
+        for environment in database.environments():
+            statuses = database.statistics(Filter(environment_key=environment.key)).statuses
+            environments[environment.device_type, environment.device_name].append(
+                EnvironmentView(
+                    key=environment.key,
+                    facts=dict(environment.facts),
+                    policy=dict(environment.policy),
+                    measurements=dict(statuses),
+                )
+            )
+        return [
+            DeviceView(type=kind, name=name, workers=workers[kind, name], environments=environments[kind, name])
+            for kind, name in sorted({*workers, *environments})
+        ]
+
+    @routes.get(
+        "/v1/models",
+        tags=["measurements"],
+        operation_id="list_models",
+        summary="List models",
+        responses={200: {"description": "Every model of the service."}, **refusals()},
+    )
+    def models() -> list[ModelView]:
+        """Return the model files of the service: their axes, presets and options."""
+        return [model_view(name, files.file(name)) for name in files.names()]
+
+    @routes.get(
+        "/v1/healthz",
+        tags=["service"],
+        operation_id="get_health",
+        summary="Say whether the service can answer",
+        responses={200: {"description": "The service reads its database."}, **refusals()},
+    )
+    @routes.get("/healthz", include_in_schema=False)
+    async def health() -> Health:
+        """Return how many jobs wait and run, and how many workers there are; 503 where the database cannot be read.
+
+        The same is at /healthz, where probes look for it.
+        """
+        return await run_sync(_health, database, version, limiter=probing)
+
+    return routes
+
+
+def _health(database: Database, version: str) -> Health:
+    waiting = database.queue.waiting()
+    workers = len(database.queue.workers())
+    return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)

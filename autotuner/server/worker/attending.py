@@ -1,0 +1,223 @@
+"""Attending: one job from its request to its end, whoever asked for it."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from time import monotonic
+
+from autotuner import tuner
+from autotuner.checkpoint import OverError, until, watched
+from autotuner.database import Database, Job, JobState, exit_in_hand, this_process
+from autotuner.errors import (
+    ConfigurationError,
+    DatabaseError,
+    JobStateError,
+    NotFoundError,
+    UnavailableError,
+    stacklevel,
+)
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model
+from autotuner.measure import Measurer, rotate_bytes
+from autotuner.measure.device import environment
+from autotuner.plan.configuration import Configuration
+from autotuner.server.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
+from autotuner.server.worker.timing import time_apart
+from autotuner.settings import Settings
+from autotuner.space import SpaceFile
+from autotuner.tuner import Spent, Tuned, Watch
+from autotuner.tuner.request import Request
+
+END_TO_END_SAMPLES = 30
+
+
+def silent(event: str, **facts: object) -> None:
+    """Log nothing."""
+
+
+def tune_attended(
+    request: Request,
+    database: Database,
+    file: SpaceFile,
+    settings: Settings,
+    *,
+    threads: int | None = None,
+    watch: Watch = lambda _: None,
+) -> Configuration:
+    """Run a job of one's own here and now, and return its answer. Arguments as those of `run_job`.
+
+    Raises:
+        JobStateError: somebody cancelled it meanwhile.
+        AutotunerError: the tree in `autotuner.errors` says what.
+    """
+    here = environment(request.device_type)
+    worker = this_process()
+    job = database.queue.begin(
+        model=request.model.reference, request=request.to_json(), device_type=here.device_type,
+        device_name=here.device_name, worker=worker,
+    )  # fmt: skip
+    found = run_job(job, request, database, file, settings, worker=worker, threads=threads, watch=watch)
+    if found is None:
+        raise JobStateError(
+            f"job {job.id} was cancelled; what was measured is kept, the same command goes on from there"
+        )
+    return found
+
+
+def run_job(
+    job: Job,
+    request: Request,
+    database: Database,
+    file: SpaceFile,
+    settings: Settings,
+    *,
+    worker: str,
+    threads: int | None = None,
+    watch: Watch = lambda _: None,
+    also: Callable[[], None] = lambda: None,
+    log: Log = silent,
+) -> Configuration | None:
+    """Run a job that this worker has taken, and store how it ended.
+
+    Args:
+        settings: for timeout, cache and, if not given, threads.
+        threads: that a kernel may use.
+        watch: called with the progress.
+        also: called every few seconds, on a thread of its own.
+        log: called with an event and facts.
+
+    Returns:
+        The answer; None where the job was cancelled, or was given to another worker.
+
+    Raises:
+        AutotunerError: why it failed, which is stored as well. A database that stayed away is no failure of a job that
+            a worker took: the next one to claim it goes on.
+        BaseException: what interrupted it. An attended job ends as interrupted, another goes back to the queue.
+    """
+    before = exit_in_hand()
+    with Beat(database, job, worker, also, log) as beat:
+        reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
+        try:
+            with watched(reporter.look):
+                tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
+        except CancelledError:
+            _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
+            return None
+        except LostError:
+            log("job_lost", job=job.id)
+            return None
+        except Exception as error:
+            leaving = exit_in_hand()
+            if leaving is not None and leaving is not before:
+                # It was on its way out, and then something failed as well.
+                _leave(database, job, worker, log)
+                raise leaving from error
+            if job.attended or not isinstance(error, UnavailableError):
+                _end(database, job, worker, log, "failed", told(error))
+            raise
+        except BaseException:
+            _leave(database, job, worker, log)
+            raise
+        doubts = doubts_words(tuned.configuration)
+        return tuned.configuration if _end(database, job, worker, log, "finished", doubts, tuned) else None
+
+
+def told(error: Exception) -> str:
+    """Return what everybody may read of an error: where the database is stands in the log alone."""
+    if isinstance(error, DatabaseError):
+        return "the database could not be used, and the log of who ran the job says why; what was stored is kept"
+    return str(error) or type(error).__name__
+
+
+def _end(
+    database: Database, job: Job, worker: str, log: Log, state: JobState, message: str = "", tuned: Tuned | None = None
+) -> bool:
+    """Store how a job ended, and return whether it was this worker's to the end."""
+    counts, number = (tuned.configuration.counts, tuned.id) if tuned else ({}, None)
+    try:
+        try:
+            database.queue.finish(job.id, worker, state, message=message, counts=counts, configuration_id=number)
+        except JobStateError as error:
+            found = database.queue.job(job.id)
+            if (found.state, found.worker, found.configuration_id) != (state, worker, number):
+                log("job_lost", job=job.id, error=str(error))
+                return False  # otherwise it was stored, and the connection was lost before that was confirmed
+    except NotFoundError as error:
+        log("job_lost", job=job.id, error=str(error))
+        return False
+    except DatabaseError as error:
+        log("job_end_not_stored", job=job.id, state=state, error=str(error))
+        return job.attended
+    return True
+
+
+def _leave(database: Database, job: Job, worker: str, log: Log) -> None:
+    """Put a job back that is not to its end; one without a database stays, and its process is found to be gone."""
+    if job.attended:
+        _end(database, job, worker, log, "interrupted", "it was interrupted; what was measured is kept")
+        return
+    try:
+        database.queue.release(job.id, worker)
+    except DatabaseError as error:
+        log("job_not_put_back", job=job.id, error=str(error))
+
+
+def doubts_words(found: Configuration) -> str:
+    """Return why an answer is doubtful, in sentences; nothing where it is not."""
+    return " ".join(doubt.sentence for doubt in found.doubts)
+
+
+def _tuned(
+    request: Request,
+    database: Database,
+    file: SpaceFile,
+    settings: Settings,
+    threads: int | None,
+    reporter: Reporter,
+    spent: Spent,
+) -> Tuned:
+    began = monotonic()
+    threads = threads if threads is not None else settings.threads
+    with Measurer(
+        threads=threads,
+        timeout_s=settings.timeout_s,
+        device_type=request.device_type,
+        cache_dir=settings.cache_dir,
+        rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
+    ) as measurer:
+        timed = request.end_to_end and _has_peers(request.model)
+        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
+    if not timed or tuned.configuration.measured is not None:
+        return tuned
+    reporter.stage("end_to_end", END_TO_END_SAMPLES)
+    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    waited_s = 0.0
+
+    def waiting(seconds: float, words: str) -> None:
+        nonlocal waited_s
+        waited_s = seconds
+        reporter.wait(words)
+
+    try:
+        with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
+            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads, waiting)
+    except OverError:
+        warnings.warn(
+            f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
+        )
+        number = tuner.save(database, tuned.configuration, tuner.request_key(request, file), complete=tuned.complete)
+        return replace(tuned, id=number)
+    found = tuned.configuration.with_measured(measured)
+    complete = tuned.complete and not found.doubts
+    return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)
+
+
+def _has_peers(model: Model) -> bool:
+    from autotuner.runtime import encoder_layer
+
+    try:
+        encoder_layer(model)
+    except ConfigurationError:
+        return False
+    return True

@@ -1,0 +1,268 @@
+"""A problem with bytes on arrays: rows with labels, the prices of bytes that bounds are made of, and what they drop."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, gcd, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotuner.errors import InfeasibleError
+from autotuner.solve.bounds import near_order, tightened
+from autotuner.solve.consistency import Consistent, Domain, bound_us, consistent, whole
+from autotuner.solve.elimination import SWEEPS, Choice
+from autotuner.solve.labels import Labels
+from autotuner.solve.problem import Factor, Problem
+from autotuner.solve.reduction import merged
+from autotuner.solve.splitting import split
+from autotuner.solve.tables import Costs, Integers, Network, Table, encode
+
+# Costs are moved between tables once more where it lifted the bound by more than this share of what is spare, but no
+# more often than this.
+TIGHTER = 0.1
+ROUNDS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Labels whose sums are the assignments, arc consistent.
+
+    Args:
+        names: of the variables, by number, for messages.
+        state_counts: of all variables by number.
+        tables: by place; their costs are times and prices together, moved between tables in any way.
+        price: that the costs are made with, in microseconds per held byte.
+    """
+
+    names: Sequence[str]
+    state_counts: tuple[int, ...]
+    tables: Mapping[int, Labels]
+    price: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(labels.rows for labels in self.tables.values())
+
+    @cached_property
+    def left(self) -> Consistent:
+        """The tables at their costs, as other solvers see them; the same states may occur several times."""
+        return consistent(self.names, {p: labels.table for p, labels in self.tables.items()}, self.state_counts)
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        """The largest count that divides all counts of held bytes."""
+        return gcd(*(int(np.gcd.reduce(labels.held_bytes)) for labels in self.tables.values())) or 1
+
+    @cached_property
+    def lean_price(self) -> float:
+        """The price at which one unit of held bytes costs more than any assignment takes."""
+        return (sum(float(labels.time_us.max()) for labels in self.tables.values()) + 1) / self.unit_bytes
+
+    @cached_property
+    def levels(self) -> Integers:
+        """The different counts of transient bytes, in order."""
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *(t.transient_bytes for t in self.tables.values())]))
+
+    @cached_property
+    def least_transient(self) -> int:
+        """What every assignment needs for a while, at least: the most that some table's least row does."""
+        return max((int(labels.transient_bytes.min()) for labels in self.tables.values()), default=0)
+
+    def bound_us(self) -> float:
+        """Return the sum of each table's cheapest row: no assignment has less time and price together."""
+        return bound_us(labels.table for labels in self.tables.values())
+
+    def at(self, price: float) -> "Labelled":
+        """Return the same with another price for a held byte."""
+        if price == self.price:
+            return self
+        more = price - self.price
+        tables = {p: t.costing(t.table.costs + more * t.held_bytes) for p, t in self.tables.items()}
+        return replace(self, tables=tables, price=price)
+
+    def capped(self, most_bytes: int) -> "Labelled":
+        """Return what is left without rows that need more for a while.
+
+        Raises:
+            InfeasibleError: nothing is left of some table.
+        """
+        return self.taking({place: t.transient_bytes <= most_bytes for place, t in self.tables.items()})
+
+    def narrowed(self, variable: int, domain: Domain) -> "Labelled":
+        """Return what is left when a variable keeps only these of its states.
+
+        Raises:
+            InfeasibleError: nothing is left of some table.
+        """
+        return self.taking(
+            {p: domain[t.table.column(variable)] for p, t in self.tables.items() if variable in t.table.variables}
+        )
+
+    def taking(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Labelled":
+        """Return what is left with these rows only of some of the tables.
+
+        Raises:
+            InfeasibleError: nothing is left of some table.
+        """
+        return self if all(each.all() for each in kept.values()) else self.consistent(kept)
+
+    def consistent(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Labelled":
+        """Return what arc consistency leaves of these rows of some of the tables, and all of the others.
+
+        Raises:
+            InfeasibleError: nothing is left of some table.
+        """
+        numbered = {}
+        for place, labels in self.tables.items():
+            table = labels.table.costing(np.arange(labels.rows, dtype=np.float64))
+            numbered[place] = table.take(kept[place]) if place in kept else table
+        left = consistent(self.names, numbered, self.state_counts)
+        tables = {
+            place: labels.take(left.tables[place].costs.astype(np.intp))
+            if left.tables[place].rows < labels.rows
+            else labels
+            for place, labels in self.tables.items()
+        }
+        return Labelled(self.names, self.state_counts, tables, self.price)
+
+    def tightened(self) -> "Labelled":
+        """Return the same with costs moved between tables so that the bound is tighter."""
+        left = tightened(self.left, near_order(self.left), SWEEPS)
+        tables = {place: labels.costing(left.tables[place].costs) for place, labels in self.tables.items()}
+        return Labelled(self.names, self.state_counts, tables, self.price)
+
+    def shrunk(self, price: float, most_us: float, floor_bytes: int) -> "Labelled":
+        """Return what is left within `most_us` at a price, with a bound as tight as moving costs makes it.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        given, bound = self.at(price), -inf
+        for _ in range(ROUNDS):
+            given = given.tightened()
+            bound, before = given.bound_us(), bound
+            if bound - before <= TIGHTER * max(0.0, most_us - bound):
+                break
+        return given.within(most_us, floor_bytes)
+
+    def within(self, most_us: float, floor_bytes: int) -> "Labelled":
+        """Return what is left without rows that no assignment of at most so much time and price can have.
+
+        Args:
+            floor_bytes: what a row needs for a while beyond this has the price too.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        return self.taking(self._affordable(most_us, floor_bytes))
+
+    def fitting(self, budget_bytes: int, floor_bytes: int) -> "Labelled":
+        """Return what is left without rows that no assignment within the budget can have, by bounds on held bytes.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        tight = self._holding()
+        # Counts are whole, so what lies above by rounding is none.
+        return self.taking(tight._affordable(budget_bytes - floor_bytes + 0.5, floor_bytes))
+
+    def least_held(self) -> int:
+        """Return a count of bytes that every assignment holds at least."""
+        units = self._holding().bound_us() / self.unit_bytes
+        return ceil(units - 1e-6) * self.unit_bytes
+
+    def _holding(self) -> "Labelled":
+        """Return the labels at the bytes that they hold as costs, with a tight bound."""
+        held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
+        return Labelled(self.names, self.state_counts, held, 1.0).tightened().tightened()
+
+    def _affordable(self, most_us: float, floor_bytes: int) -> dict[int, NDArray[np.bool_]]:
+        spare = most_us - self.bound_us()
+        if spare < 0:
+            raise InfeasibleError(f"no assignment costs {most_us} us or less: the bound is {-spare} us above it")
+        kept = {}
+        for place, labels in self.tables.items():
+            above = labels.table.costs - labels.table.costs.min()
+            kept[place] = above + self.price * np.maximum(labels.transient_bytes - floor_bytes, 0) <= spare
+        return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A problem on arrays.
+
+    Args:
+        network: of the problem, with its times.
+        start: its tables as labels, variables that are forced to be equal merged and wide pairs split.
+        choices: how to read the variables that are gone.
+    """
+
+    network: Network
+    start: Labelled
+    choices: tuple[Choice, ...]
+
+    def states(self, codes: Mapping[int, int]) -> dict[str, str]:
+        """Return the states of all variables by their names, from those of the variables that labels tell."""
+        codes = dict(codes)
+        for choice in reversed(self.choices):
+            codes[choice.variable] = choice.state(codes)
+        return self.network.named(codes)
+
+
+def encoded(problem: Problem, kept: Collection[str] = ()) -> Encoded:
+    """Return the problem on arrays.
+
+    No state goes because another one replaces it, as `exact` has it: that looks at one weight only.
+
+    Args:
+        kept: variables that stay, even where they are forced to be equal to others.
+
+    Raises:
+        InfeasibleError: nothing is left of some table; the message names factors that contradict each other.
+    """
+    network = encode(problem)
+    code = [{state: number for number, state in enumerate(states)} for states in network.states]
+    place = {name: v for v, name in enumerate(network.names)}
+    factors = sorted(problem.factors, key=lambda factor: factor.name)
+    weights = [_weights(factor, table, code, place) for factor, table in zip(factors, network.tables, strict=True)]
+    # Splitting and merging see numbers of weights as costs, so that rows are alike only if all of their weights are.
+    distinct, numbers = _numbered(np.concatenate([np.zeros((3, 1)), *weights], axis=1))
+    ends = np.cumsum([1, *(table.rows for table in network.tables)])
+    tables = tuple(
+        table.costing(numbers[start : start + table.rows])
+        for table, start in zip(network.tables, ends[:-1], strict=True)
+    )
+    parts = split(whole(replace(network, tables=tables)), network.state_counts)
+    left, choices = merged(parts.left, parts.state_counts, [place[name] for name in kept])
+    labels = {}
+    for number, table in left.tables.items():
+        time_us, held, transient = distinct[:, table.costs.astype(np.intp)]
+        labels[number] = Labels(table.costing(time_us), time_us, held.astype(np.int64), transient.astype(np.int64))
+    return Encoded(network, Labelled(left.names, parts.state_counts, labels), tuple(choices))
+
+
+def _numbered(weights: Costs) -> tuple[Costs, Costs]:
+    """Return the different columns in order, and the number of each column; number 0 is that of the least, all zero."""
+    order = np.lexsort(weights[::-1]) if weights[1:].any() else np.argsort(weights[0], kind="stable")
+    ranked = weights[:, order]
+    is_new = np.concatenate(([True], (ranked[:, 1:] != ranked[:, :-1]).any(axis=0)))
+    numbers = np.empty(len(order))
+    numbers[order] = np.cumsum(is_new) - 1
+    return ranked[:, is_new], numbers
+
+
+def _weights(factor: Factor, table: Table, code: Sequence[dict[str, int]], place: Mapping[str, int]) -> Costs:
+    """Return the times, held bytes and transient bytes of the factor's rows, in the order of the table's."""
+    weights = np.zeros((3, table.rows))
+    weights[0] = table.costs
+    if not factor.held_bytes and not factor.transient_bytes:
+        return weights
+    variables = [place[name] for name in factor.variables]
+    columns = [table.column(v).tolist() for v in variables]
+    row_of = {row: number for number, row in enumerate(zip(*columns, strict=True))}
+    for number, counts in enumerate((factor.held_bytes, factor.transient_bytes), start=1):
+        for row, count in counts.items():
+            codes = tuple(code[v][state] for v, state in zip(variables, row, strict=True))
+            weights[number, row_of[codes] if variables else 0] = count
+    return weights

@@ -1,0 +1,160 @@
+"""What there is to choose from, of a space at measured costs: per operator, per conversion, per repetition."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotuner.checkpoint import checkpoint
+from autotuner.errors import InfeasibleError
+from autotuner.ir.cost import form_bytes
+from autotuner.ir.graph import Graph, Operator
+from autotuner.solve.problem.factors import State
+from autotuner.space import Choice, Conversion, Space
+from autotuner.space.fusion import Cover
+
+Place = tuple[str, str, str]
+"""A tensor, the form that it is converted from, and the one that it is converted into."""
+
+Stated = Sequence[tuple[State, Choice]]
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The fastest measured choice of each cover and forms, and the fastest conversion of each place.
+
+    Args:
+        saving: whether backward may also repeat forward operators, to save what they make.
+        workspace_bytes: of calls, by key; what is not there needs none.
+    """
+
+    space: Space
+    costs_us: Mapping[str, float]
+    choices: Mapping[State, Choice]
+    conversions: Mapping[Place, Conversion]
+    saving: bool
+    workspace_bytes: Mapping[str, int]
+
+    @property
+    def graph(self) -> Graph:
+        return self.space.graph
+
+    @cached_property
+    def by_operator(self) -> Mapping[str, Stated]:
+        found: dict[str, list[tuple[State, Choice]]] = {operator.name: [] for operator in self.graph.operators}
+        for state, choice in self.choices.items():
+            for name in choice.cover.operators:
+                found[name].append((state, choice))
+        return found
+
+    @cached_property
+    def operators(self) -> Mapping[str, Operator]:
+        return {operator.name: operator for operator in self.graph.operators}
+
+    @cached_property
+    def price_us(self) -> Mapping[Place, float]:
+        return {place: self.costs_us[conversion.call.key] for place, conversion in self.conversions.items()}
+
+    @cached_property
+    def targets(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """The forms that a tensor in some form can be converted into."""
+        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for tensor, source, target in self.conversions:
+            found[tensor, source].append(target)
+        return {key: tuple(sorted(forms)) for key, forms in found.items()}
+
+    @cached_property
+    def late_readers(self) -> Mapping[str, Mapping[str, None]]:
+        """The forms in which backward reads each tensor that forward makes or gets."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for choice in self.choices.values():
+            if self.is_backward(choice):
+                for tensor in choice.cover.inputs:
+                    if self.is_forward(tensor):
+                        found[tensor][choice.by_tensor[tensor]] = None
+        if self.saving:
+            for name in reversed([o.name for o in self.graph.operators if repeatable(self.graph, o)]):
+                if any(tensor in found for tensor in self.operators[name].outputs):
+                    for _, choice in self._alone(name):
+                        for tensor in choice.cover.inputs:
+                            if self.is_forward(tensor):
+                                found[tensor][choice.by_tensor[tensor]] = None
+        return found
+
+    @cached_property
+    def repeated(self) -> Mapping[str, Stated]:
+        """Forward operators that backward may repeat, because something there reads what they make."""
+        return {
+            operator.name: self._alone(operator.name)
+            for operator in self.graph.operators
+            if self.saving
+            and repeatable(self.graph, operator)
+            and any(tensor in self.late_readers for tensor in operator.outputs)
+        }
+
+    def _alone(self, name: str) -> Stated:
+        return [
+            (state, choice)
+            for state, choice in self.by_operator[name]
+            if choice.cover.operators == (name,) and not any("@" in form for form in choice.candidate.forms)
+        ]
+
+    def is_backward(self, choice: Choice) -> bool:
+        return self.operators[choice.cover.operators[0]].phase == "backward"
+
+    def is_forward(self, tensor: str) -> bool:
+        """Tell whether a tensor is made in forward, or is an input of the model."""
+        producer = self.graph.producers.get(tensor)
+        if producer is None:
+            return self.graph.tensors[tensor].role == "input"
+        return producer.phase == "forward"
+
+    def bytes_of(self, tensor: str, form: str) -> int:
+        return form_bytes(self.graph, tensor, form)
+
+
+def collected(
+    space: Space, costs_us: Mapping[str, float], *, saving: bool, workspace_bytes: Mapping[str, int]
+) -> Offered:
+    """Return the fastest of what does the same; calls without a cost are left out.
+
+    Raises:
+        InfeasibleError: some operator has no choice with a cost; the message names it.
+    """
+    cells: dict[tuple[Cover, tuple[str, ...]], Choice] = {}
+    for choice in space.choices:
+        checkpoint()
+        cost = costs_us.get(choice.call.key)
+        if cost is None:
+            continue
+        key = (choice.cover, choice.forms)
+        if key not in cells or (cost, choice.candidate) < (costs_us[cells[key].call.key], cells[key].candidate):
+            cells[key] = choice
+    conversions: dict[Place, Conversion] = {}
+    for conversion in space.conversions:
+        checkpoint()
+        cost = costs_us.get(conversion.call.key)
+        place = (conversion.tensor, conversion.source, conversion.target)
+        if cost is not None and (place not in conversions or cost < costs_us[conversions[place].call.key]):
+            conversions[place] = conversion
+    choices = {state_of(choice): choice for choice in cells.values()}
+    offered = Offered(space, costs_us, choices, conversions, saving, workspace_bytes)
+    missing = [name for name, stated in offered.by_operator.items() if not stated]
+    if missing:
+        raise InfeasibleError(f"no measured candidate computes operator {missing[0]!r}")
+    return offered
+
+
+def state_of(choice: Choice) -> State:
+    cover = choice.cover
+    return f"{'+'.join(cover.operators)}|{','.join(cover.inputs)}->{','.join(cover.outputs)}|{','.join(choice.forms)}"
+
+
+def repeatable(graph: Graph, operator: Operator) -> bool:
+    """Tell whether backward may repeat a forward operator: not what draws, and no product with a parameter.
+
+    A product with a parameter costs what the layer is made of; attention's own are cheap beside what they make.
+    """
+    if operator.phase != "forward" or operator.kind == "dropout_mask":
+        return False
+    return operator.kind != "contraction" or all(graph.tensors[name].role != "parameter" for name in operator.inputs)

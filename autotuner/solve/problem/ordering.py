@@ -1,0 +1,79 @@
+"""In which order things run: chosen covers, and the forward chain that the paper's strategy follows."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from autotuner.checkpoint import checkpoint
+from autotuner.errors import InfeasibleError
+from autotuner.ir.graph import Graph
+from autotuner.space import Choice
+
+
+class CircleError(InfeasibleError):
+    """Chosen covers that depend on each other in a circle.
+
+    Args:
+        covers: the operators of each.
+    """
+
+    def __init__(self, covers: Iterable[tuple[str, ...]]) -> None:
+        self.covers = tuple(covers)
+        super().__init__(f"these covers depend on each other: {', '.join('+'.join(names) for names in self.covers)}")
+
+
+def order_steps(graph: Graph, chosen: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Return chosen covers in an order in which they can run, forward ones first.
+
+    Raises:
+        CircleError: covers depend on each other, and it names those; or on what none of them makes.
+    """
+    place = {operator.name: number for number, operator in enumerate(graph.operators)}
+    left = sorted(chosen, key=lambda choice: place[choice.cover.operators[0]])
+    missing = set(graph.producers)
+    ordered: list[Choice] = []
+    while left:
+        checkpoint()
+        ready = next((choice for choice in left if missing.isdisjoint(choice.cover.inputs)), None)
+        if ready is None:
+            raise CircleError(choice.cover.operators for choice in _circle(left))
+        left.remove(ready)
+        ordered.append(ready)
+        missing.difference_update(ready.cover.outputs)
+    return tuple(ordered)
+
+
+def _circle(left: Collection[Choice]) -> list[Choice]:
+    """Return choices of which each waits for the one before it, the first for the last; or one that waits in vain."""
+    makers = {name: choice for choice in left for name in choice.cover.outputs}
+    path = [next(iter(left))]
+    while True:
+        before = next((makers[name] for name in path[-1].cover.inputs if name in makers), None)
+        if before is None:
+            return path[-1:]
+        if before in path:
+            return path[path.index(before) :]
+        path.append(before)
+
+
+def forward_chain(graph: Graph) -> Iterator[str]:
+    """Yield the longest forward path, operators and tensors in turn: the layer graph with residual edges cut."""
+    longest: dict[str, tuple[int, str | None]] = {}  # steps before an operator, and the tensor that the last one left
+    forward = [operator for operator in graph.operators if operator.phase == "forward"]
+    for operator in forward:
+        best: tuple[int, str | None] = (0, None)
+        for tensor in operator.inputs:
+            producer = graph.producers.get(tensor)
+            if producer is not None and producer.name in longest and longest[producer.name][0] + 1 > best[0]:
+                best = (longest[producer.name][0] + 1, tensor)
+        longest[operator.name] = best
+    if not forward:
+        return
+    name: str | None = max(longest, key=lambda key: (longest[key][0], key))
+    path: list[str] = []
+    while name is not None:
+        path.append(f"operator {name}")
+        through = longest[name][1]
+        if through is None:
+            break
+        path.append(f"tensor {through}")
+        name = graph.producers[through].name
+    yield from reversed(path)

@@ -1,0 +1,131 @@
+"""Rules beside costs and forms: what one kernel covers is chosen as one, and covers form no circle."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from autotuner.checkpoint import checkpoint
+from autotuner.ir.graph import Graph
+from autotuner.solve.problem.factors import Factor, Problem, Row, State
+from autotuner.solve.problem.offered import Offered, Stated
+from autotuner.solve.problem.states import ABSENT, Table, inside
+from autotuner.space import Choice, chain_ends
+from autotuner.space.fusion import Cover, Reach
+
+
+def tokens(offered: Offered) -> Iterator[Factor]:
+    """Yield factors that make members of one cover agree where no tensor inside it makes them.
+
+    One token variable per set of operators that must agree: its states are the choices that cover all of them, or none.
+    """
+    parted = {state: _parts(offered, choice) for state, choice in offered.choices.items()}
+    groups: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for state, parts in parted.items():
+        if len(parts) > 1:
+            groups[tuple(part[0] for part in parts)].add(state)
+    for group, shared in groups.items():
+        checkpoint()
+        token = f"token {'+'.join(group)}"
+        for name in group:
+            table: dict[Row, float] = {
+                (state, state if state in shared else "none"): 0.0 for state, _ in offered.by_operator[name]
+            }
+            yield Factor(f"{token} at {name}", (f"operator {name}", token), table)
+
+
+def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
+    """Return a cover's members, grouped by the tensors inside that already make them agree."""
+    if len(choice.cover.operators) == 1:
+        return [list(choice.cover.operators)]
+    graph, outside = offered.graph, {*choice.cover.inputs, *choice.cover.outputs}
+    parts: list[tuple[list[str], set[str]]] = []
+    for name in choice.cover.operators:
+        operator = offered.operators[name]
+        touched = {*operator.inputs, *operator.outputs}
+        joined, tensors = [name], {t for t in touched - outside if inside(graph, choice, t) != ABSENT}
+        rest = []
+        for part in parts:
+            if part[1] & tensors:
+                joined, tensors = [*part[0], *joined], part[1] | tensors
+            else:
+                rest.append(part)
+        parts = [*rest, (joined, tensors)]
+    order = {operator.name: place for place, operator in enumerate(graph.operators)}
+    return sorted((sorted(part, key=order.__getitem__) for part, _ in parts), key=lambda part: order[part[0]])
+
+
+HANDED_IN, HANDED_ON = "handed in", "handed on"
+GRADIENT_IN, GRADIENT_ON = "gradient handed in", "gradient handed on"
+JOINTS = {HANDED_ON: HANDED_IN, GRADIENT_IN: GRADIENT_ON}
+"""Variables of one layer, and those of the next one that they equal: what forward and backward hand each other."""
+
+
+def handed(graph: Graph, tables: Mapping[str, Table], given: Mapping[str, Sequence[str]]) -> Iterator[Factor]:
+    """Yield, for a layer that meets its equals in any form, in which form it gets and hands on what they share."""
+    if any(len(given[name]) < 2 for name, tensor in graph.tensors.items() if tensor.role == "input"):
+        return
+    ends = zip(chain_ends(graph), (HANDED_IN, HANDED_ON, GRADIENT_IN, GRADIENT_ON), strict=True)
+    for name, variable in ends:
+        rows: dict[Row, float] = {
+            (state, form): 0.0
+            for form in given[name]
+            for state in (tables[name].making if name not in graph.outputs else tables[name].holding).get(form, ())
+        }
+        yield Factor(f"{name} {variable}", (f"tensor {name}", variable), rows)
+
+
+def alike_in_a_row(problem: Problem) -> Problem:
+    """Return the problem of a layer between others that do the same: what is handed in is handed on alike."""
+    states: dict[str, list[State]] = {
+        factor.variables[1]: sorted({row[1] for row in factor.table})
+        for factor in problem.factors
+        if factor.variables[-1] in (*JOINTS, *JOINTS.values())
+    }
+    rules = [
+        Factor(f"{end} as {start}", (end, start), {(s, s): 0.0 for s in states[end] if s in states[start]})
+        for end, start in JOINTS.items()
+        if end in states
+    ]
+    return Problem((*problem.factors, *rules), problem.chain)
+
+
+def acyclic(offered: Offered) -> Iterator[Factor]:
+    """Yield factors that forbid two covers which depend on each other, each way through other operators."""
+    by_operator: Mapping[str, Stated] = offered.by_operator
+    reach = Reach(offered.graph)
+    wide = {choice.cover for choice in offered.choices.values() if len(choice.cover.operators) > 1}
+    named = offered.operators
+    ordered = sorted(wide, key=lambda cover: cover.operators)
+    forbidden: dict[tuple[str, str], set[tuple[Cover, Cover]]] = defaultdict(set)
+    for one, other in combinations(ordered, 2):
+        checkpoint()
+        if set(one.operators) & set(other.operators):
+            continue
+        if reach.cyclic([named[n] for n in one.operators], [named[n] for n in other.operators]):
+            forbidden[one.operators[0], other.operators[0]].add((one, other))
+    for (first, second), pairs in sorted(forbidden.items()):
+        checkpoint()
+        table: dict[Row, float] = {
+            (state, other): 0.0
+            for state, choice in by_operator[first]
+            for other, partner in by_operator[second]
+            if (choice.cover, partner.cover) not in pairs
+        }
+        yield Factor(f"no cycle of {first} and {second}", (f"operator {first}", f"operator {second}"), table)
+
+
+def not_together(offered: Offered, covers: Sequence[tuple[str, ...]]) -> Iterator[Factor]:
+    """Yield factors that forbid to choose all of some covers, three or more in a circle; each is given by operators."""
+    flags = []
+    for operators in covers:
+        flag = f"chosen {'+'.join(operators)}"
+        flags.append(flag)
+        table: dict[Row, float] = {
+            (state, "yes" if choice.cover.operators == operators else "no"): 0.0
+            for state, choice in offered.by_operator[operators[0]]
+        }
+        yield Factor(f"{flag} in a circle of {len(covers)}", (f"operator {operators[0]}", flag), table)
+    rows: list[Row] = [()]
+    for _ in covers:
+        rows = [(*row, answer) for row in rows for answer in ("yes", "no")]
+    yield Factor(f"not all: {', '.join(flags)}", tuple(flags), {row: 0.0 for row in rows if "no" in row})

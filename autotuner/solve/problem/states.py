@@ -1,0 +1,177 @@
+"""The states of tensors: in which form one was made or held, and into which forms it was converted."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+from autotuner.checkpoint import checkpoint
+from autotuner.ir.graph import Graph
+from autotuner.solve.problem.factors import Row, State
+from autotuner.solve.problem.offered import Offered, state_of
+from autotuner.space import Choice
+
+ABSENT = "absent"
+INSIDE = "inside "
+CONVERTED = " > "
+REPEATED = "again "
+
+# A tensor is converted into two forms at most, into one where more than so many are possible.
+PAIRED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """What a tensor's state says: the form that it was made or is held in, and those that it was converted into.
+
+    `form` is `ABSENT`, or begins with `INSIDE`, where it is not in memory; `repeated` says that backward makes it.
+    """
+
+    form: str
+    targets: tuple[str, ...] = ()
+    repeated: bool = False
+
+    @classmethod
+    def parse(cls, state: State) -> "Lies":
+        if state == ABSENT or state.startswith(INSIDE):
+            return cls(state)
+        repeated = state.startswith(REPEATED)
+        form, *targets = state.removeprefix(REPEATED).split(CONVERTED)
+        return cls(form, tuple(targets), repeated)
+
+    def __str__(self) -> State:
+        return (REPEATED if self.repeated else "") + CONVERTED.join((self.form, *self.targets))
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        return (self.form, *self.targets)
+
+    @property
+    def is_absent(self) -> bool:
+        return self.form == ABSENT
+
+
+@dataclass(frozen=True)
+class Table:
+    """A tensor's states with the cost of the conversions that they contain, and the bytes that they hold.
+
+    Args:
+        variable: "tensor x", or "saved x": the instance of it that backward reads.
+    """
+
+    variable: str
+    costs_us: Mapping[State, float]
+    held_bytes: Mapping[State, int]
+
+    @cached_property
+    def lies(self) -> Mapping[State, Lies]:
+        return {state: Lies.parse(state) for state in self.costs_us}
+
+    @cached_property
+    def making(self) -> Mapping[str, list[State]]:
+        """States by the form that the tensor is made in."""
+        found: dict[str, list[State]] = defaultdict(list)
+        for state, lies in self.lies.items():
+            found[lies.form].append(state)
+        return found
+
+    @cached_property
+    def holding(self) -> Mapping[str, list[State]]:
+        """States by each form that the tensor can be read in."""
+        found: dict[str, list[State]] = defaultdict(list)
+        for state, lies in self.lies.items():
+            for form in lies.forms:
+                found[form].append(state)
+        return found
+
+    @property
+    def rows(self) -> dict[Row, float]:
+        return {(state,): cost for state, cost in self.costs_us.items()}
+
+
+def inside(graph: Graph, choice: Choice, tensor: str) -> State:
+    """Return the state of a tensor that a choice makes or reads inside; it names the choice if nobody else reads it."""
+    readers = {operator.name for operator in graph.consumers[tensor]}
+    return INSIDE + state_of(choice) if readers and readers <= set(choice.cover.operators) else ABSENT
+
+
+def made_and_read(offered: Offered) -> Iterator[Table]:
+    """Yield a table per tensor: how it is made and, where forward makes it, read in forward.
+
+    A tensor is converted into at most as many forms as it has readers.
+    """
+    graph, given = offered.graph, offered.space.given
+    made: dict[str, dict[str, None]] = {name: {} for name in graph.tensors}
+    read: dict[str, dict[str, None]] = {name: {} for name in graph.tensors}
+    for operator in graph.operators:
+        for _, choice in offered.by_operator[operator.name]:
+            checkpoint()
+            for tensor in operator.outputs:
+                form = choice.by_tensor[tensor] if tensor in choice.cover.outputs else inside(graph, choice, tensor)
+                made[tensor][form] = None
+            late = operator.phase == "backward"
+            for tensor in choice.cover.inputs:
+                if not (late and tensor in offered.late_readers):
+                    read[tensor][choice.by_tensor[tensor]] = None
+    for name, forms in given.items():
+        if name not in graph.producers:
+            made[name] = dict.fromkeys(forms)
+        if name in graph.outputs:
+            read[name].update(dict.fromkeys(forms))
+    for name in graph.tensors:
+        if name in offered.late_readers:  # it may be packed, only to be held so
+            packed = (
+                target for form in made[name] for target in offered.targets.get((name, form), ()) if ":" in target
+            )
+            read[name].update(dict.fromkeys(packed))
+        fixed = given[name] if name in graph.outputs else None
+        most = len(graph.consumers[name]) + (name in graph.outputs)
+        costs = {
+            str(lies): cost
+            for form in made[name]
+            for lies, cost in _converted(offered, name, Lies(form), read[name], most)
+            if fixed is None or not set(fixed).isdisjoint(lies.forms)
+        }
+        yield Table(f"tensor {name}", costs, {})
+
+
+def saved(offered: Offered, tables: Mapping[str, Table]) -> Iterator[tuple[str, Table]]:
+    """Yield a table per tensor that backward reads of forward: what is held of it, or that backward makes it again.
+
+    The first state, `ABSENT`, is for those that nobody asks for: every backward kernel can do without.
+    """
+    graph = offered.graph
+    for name, read in offered.late_readers.items():
+        costs: dict[State, float] = {ABSENT: 0.0}
+        held: dict[State, int] = {}
+        for form in tables[name].holding:
+            if form == ABSENT or form.startswith(INSIDE):
+                continue
+            for lies, cost in _converted(offered, name, Lies(form), read, 2):
+                if not set(read).isdisjoint(lies.forms):
+                    costs[str(lies)] = cost
+                    held[str(lies)] = offered.bytes_of(name, form)
+        producer = graph.producers.get(name)
+        if producer is not None and producer.name in offered.repeated:
+            again = {
+                choice.by_tensor[name] for _, choice in offered.repeated[producer.name] if name in choice.by_tensor
+            }
+            for form in sorted(again):
+                for lies, cost in _converted(offered, name, Lies(form, repeated=True), read, 2):
+                    if not set(read).isdisjoint(lies.forms):
+                        costs[str(lies)] = cost
+        yield name, Table(f"saved {name}", costs, held)
+
+
+def _converted(
+    offered: Offered, name: str, lies: Lies, wanted: Iterable[str], most: int
+) -> Iterator[tuple[Lies, float]]:
+    """Yield what a tensor can become by conversions into wanted forms, with their cost."""
+    price_us = offered.price_us
+    checkpoint()
+    targets = sorted(form for form in wanted if (name, lies.form, form) in price_us)
+    for count in range(min(2 if len(targets) <= PAIRED else 1, most, len(targets)) + 1):
+        for chosen in combinations(targets, count):
+            cost = sum(price_us[name, lies.form, form] for form in chosen)
+            yield Lies(lies.form, chosen, lies.repeated), cost

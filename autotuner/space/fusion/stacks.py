@@ -1,0 +1,107 @@
+"""Siblings stacked into one: products of one input with parameters of one shape, e.g. query, key and value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autotuner.checkpoint import checkpoint
+from autotuner.ir.graph import Graph, Operator
+from autotuner.space.fusion.cover import Reach, boundary, only_consumer
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    """Sibling contractions of one input with parameters of one shape, e.g. query, key and value."""
+
+    operators: tuple[Operator, ...]
+
+
+def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
+    """Return siblings that can be stacked: the longest run of them first, then neighbours in pairs."""
+    runs: dict[tuple[str, str, tuple[int, ...]], list[Operator]] = {}
+    for operator in graph.operators:
+        if operator.kind == "contraction" and operator.phase == "forward":
+            weight = operator.inputs[1]
+            if graph.tensors[weight].role == "parameter":
+                runs.setdefault((operator.inputs[0], operator.spec, graph.shape(weight)), []).append(operator)
+    groups: list[StackGroup] = []
+    for run in runs.values():
+        if len(run) > 1:
+            groups.append(StackGroup(tuple(run)))
+        if len(run) > 2:
+            groups += [StackGroup(pair) for pair in pairwise(run)]
+    return tuple(groups)
+
+
+def stack_families(graph: Graph) -> tuple[tuple[str, ...], ...]:
+    """Return tensors that are slices of one stack when they are stacked: products, biased products, their gradients,
+    weights and weight gradients, biases and bias gradients; once per group of siblings."""
+    families: list[tuple[str, ...]] = []
+    for group in stack_groups(graph):
+        products = tuple(operator.outputs[0] for operator in group.operators)
+        weights = tuple(operator.inputs[1] for operator in group.operators)
+        families += [products, weights]
+        biases = _biases(graph, group)
+        if biases:
+            families += [tuple(o.outputs[0] for o in biases), tuple(o.inputs[1] for o in biases)]
+        for family in list(families):
+            gradients = tuple(f"grad_{name}" for name in family)
+            if all(name in graph.tensors for name in gradients) and gradients not in families:
+                families.append(gradients)
+    return tuple(dict.fromkeys(families))
+
+
+def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
+    followers = [only_consumer(graph, operator.outputs[0]) for operator in group.operators]
+    biases = tuple(o for o in followers if o and o.kind == "bias")
+    return biases if len(biases) == len(group.operators) else ()
+
+
+def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[str, tuple[Operator, ...]]]:
+    """Yield the operators that a stack of siblings makes one of, with the last words of the kernels' names."""
+    yield "stacked_matmul", group.operators
+    biases = _biases(graph, group)
+    if biases:
+        yield "stacked_matmul_bias", (*group.operators, *biases)
+        yield "stacked_bias", biases
+    weights = [operator.inputs[1] for operator in group.operators]
+    found: list[tuple[Operator, ...]] = []
+    for names, kernel in (
+        ([f"grad_{weight}" for weight in weights], "stacked_matmul"),
+        ([f"grad_{bias.inputs[1]}" for bias in biases], "stacked_bias_grad"),
+    ):
+        makers = tuple(graph.producers[name] for name in names if name in graph.producers)
+        if makers and len(makers) == len(weights):
+            yield kernel, makers
+            found.append(makers)
+    if len(found) > 1:
+        yield "stacked_matmul_bias_grad", found[0] + found[1]
+    into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
+                  for w in weights]  # fmt: skip
+    if all(into_input):
+        summed = _with_sums(graph, [o for o in into_input if o], reach)
+        if summed:
+            yield "stacked_matmul", summed
+
+
+def _with_sums(graph: Graph, products: list[Operator], reach: Reach) -> tuple[Operator, ...] | None:
+    """Add the sums that make one tensor of several products, with at most one addend from outside."""
+    members = list(products)
+    outside: set[str] = set()
+    changed = True
+    while changed:
+        checkpoint()
+        changed = False
+        made = {tensor for operator in members for tensor in operator.outputs}
+        for add in graph.operators:
+            if add.kind != "add" or add in members or not made & set(add.inputs):
+                continue
+            others = outside | (set(add.inputs) - made)
+            if len(others) <= 1 and reach.convex([*members, add]):
+                members.append(add)
+                outside = others
+                changed = True
+                break
+    members[len(products) :] = sorted(members[len(products) :], key=lambda operator: reach.index[operator.name])
+    _, left = boundary(graph, members)
+    return tuple(members) if len(left) == 1 else None

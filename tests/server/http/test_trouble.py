@@ -1,0 +1,166 @@
+"""A service whose database hangs, is locked, or is gone."""
+
+import json
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from autotuner.database import Database, Patience, open_database, queue, this_process
+from autotuner.server.http import create_app
+from tests.server.http.filled import HERE, enqueue
+from tests.server.http.listening import PATIENCE_S, listening
+from tests.silent import on, silent
+
+HASTY = Patience(answer_s=1.0, locked_s=1.0, away_s=0.0)
+FAR = "elsewhere/1:1:1"
+SUBMISSION = {"model": "bert-encoder:tiny"}
+
+
+def is_problem(response: httpx2.Response) -> bool:
+    told = response.text
+    return (
+        response.status_code == 503
+        and response.headers["Content-Type"] == "application/problem+json"
+        and "Retry-After" in response.headers
+        and not any(secret in told for secret in ("postgresql", "127.0.0.1", "tuner", "secret"))
+    )
+
+
+def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> None:
+    with (
+        silent(welcomes=True) as url,
+        on(url, HASTY) as database,
+        listening(database) as server,
+        httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
+        began = time.monotonic()
+        assert is_problem(client.get("/healthz"))
+        found: list[bool] = []
+
+        def ask() -> None:
+            found.extend(is_problem(client.get(path)) for path in ("/healthz", "/v1/jobs", "/v1/jobs/1/events"))
+
+        threads = [threading.Thread(target=ask) for _ in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert found == [True] * 90
+        assert time.monotonic() - began < PATIENCE_S  # 91 requests after one another would take 90 s and more
+
+
+def test_a_job_is_refused_while_the_database_is_locked_and_what_is_read_is_answered(tmp_path: Path) -> None:
+    file = tmp_path / "locked.sqlite"
+    with (
+        open_database(file, patience=HASTY) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert is_problem(client.post("/v1/jobs", json=SUBMISSION))
+        assert client.get("/v1/jobs").json() == {"items": [], "next": None}
+        other.execute("ROLLBACK")
+        other.close()
+        assert client.post("/v1/jobs", json=SUBMISSION).status_code == 201
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "served.sqlite"
+
+
+def test_no_job_is_taken_into_a_file_that_was_deleted(file: Path) -> None:
+    with (
+        open_database(file, patience=HASTY, reopens=True) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
+        enqueue(database)
+        file.unlink()
+        for _ in range(2):
+            assert is_problem(client.post("/v1/jobs", json=SUBMISSION))
+            assert is_problem(client.get("/healthz"))
+        assert not file.exists()
+
+
+def test_a_job_is_kept_in_the_file_that_has_taken_the_place_of_a_deleted_one(file: Path) -> None:
+    with (
+        open_database(file, patience=HASTY, reopens=True) as database,
+        TestClient(create_app(database), base_url="http://127.0.0.1") as client,
+    ):
+        enqueue(database)
+        file.unlink()
+        with open_database(file) as anew:
+            assert client.post("/v1/jobs", json=SUBMISSION).status_code == 201
+            assert [job.id for job in anew.queue.jobs()] == [1]
+
+
+def test_a_service_that_is_told_to_end_does_not_wait_for_its_database() -> None:
+    with silent(welcomes=True) as url, on(url, Patience(answer_s=PATIENCE_S, locked_s=0.0, away_s=0.0)) as database:
+        with (
+            listening(database, ending=database.hurry) as server,
+            httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+        ):
+            found: list[bool] = []
+            thread = threading.Thread(target=lambda: found.append(is_problem(client.get("/healthz"))))
+            thread.start()
+            time.sleep(0.5)
+            began = time.monotonic()
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+        assert found == [True]
+        assert time.monotonic() - began < PATIENCE_S / 2
+
+
+# A worker that is gone
+
+GONE = f"{this_process().rsplit(':', 1)[0]}:1"
+"""A process of this host that was there before this one, under its number."""
+
+
+def claim(database: Database, job_id: int, worker: str = GONE) -> None:
+    found = database.queue.claim(worker, HERE.device_type, HERE.device_name)
+    assert found is not None
+    assert found.id == job_id
+
+
+def test_a_job_whose_only_worker_died_says_so(asked: TestClient, database: Database) -> None:
+    job_id = enqueue(database).id
+    assert asked.get(f"/v1/jobs/{job_id}").json()["stalled"] == ""
+    claim(database, job_id)
+    sentence = "its worker is gone; the next one for cpu goes on from what was measured"
+    for found in (asked.get(f"/v1/jobs/{job_id}").json(), asked.get("/v1/jobs").json()["items"][0]):
+        assert (found["state"], found["stalled"]) == ("running", sentence)
+
+
+def test_a_tuning_that_was_killed_says_so(asked: TestClient, database: Database) -> None:
+    job = enqueue(database)
+    begun = database.queue.begin(
+        model=job.model, request=job.request, device_type="cpu", device_name=HERE.device_name, worker=GONE
+    )
+    assert asked.get(f"/v1/jobs/{begun.id}").json()["stalled"] == (
+        "the process that ran it is gone; what it measured is kept, the same command goes on from there"
+    )
+
+
+def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database) -> None:
+    job_id = enqueue(database).id
+    with listening(database) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        claim(database, job_id, FAR)
+        with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+
+            def stalled() -> bool:
+                return bool(json.loads(next(lines).removeprefix("data: "))["stalled"])
+
+            assert not stalled()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(queue, "LEASE_S", 2.0)
+                database.queue.renew(job_id, FAR)  # without progress, which is no event
+            assert stalled()
+            claim(database, job_id, this_process())
+            assert not stalled()

@@ -1,0 +1,294 @@
+"""Jobs that are cancelled, stopped at a limit, or refused, in every stage; a replay answers in the device's place."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotuner.checkpoint import OverError, checkpoint, until
+from autotuner.database import Database, Job, open_database
+from autotuner.errors import InfeasibleError, MeasureError, SpaceError
+from autotuner.ir.models import Model
+from autotuner.measure.device import environment
+from autotuner.plan.configuration import Configuration, Measured
+from autotuner.server.worker import attending, reporting, run, timing
+from autotuner.server.worker.attending import run_job
+from autotuner.settings import Settings
+from autotuner.solve import exact
+from autotuner.space import build_space, size
+from autotuner.tuner import Progress, Replay, Spent, answer, cells, explaining, measuring, standing, walk
+from autotuner.tuner.request import Limits, Request
+from tests.made_up import CPU, HERE, made_up_configuration, small_model, space_of, times
+
+WORKER = "elsewhere/1:1:1"
+PATIENCE_S = 60.0
+
+
+class Device(Replay):
+    """A replay with what the worker asks of a measurer."""
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Model:
+    return small_model(tmp_path)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(tmp_path / "jobs.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device(HERE, times(space_of(small).calls))
+    monkeypatch.setattr(attending, "Measurer", lambda **_: found)
+    monkeypatch.setattr(attending, "_has_peers", lambda _: True)
+    monkeypatch.setattr(attending, "time_apart", lambda *_: Measured(50.0, 5.0, {"eager": 100.0}, 30))
+    monkeypatch.setattr(measuring, "FEW", 0)
+    monkeypatch.setattr(reporting, "BEAT_S", 0.02)
+    return found
+
+
+def taken(database: Database, model: Model, **asked: Any) -> Job:
+    request = Request(model, **asked)
+    database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
+    return taken_again(database)
+
+
+def taken_again(database: Database) -> Job:
+    job = database.queue.claim(WORKER, "cpu", environment("cpu").device_name)
+    assert job is not None
+    return job
+
+
+def run_taken(job: Job, database: Database, watch: Any = lambda _: None) -> Configuration | None:
+    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+
+
+STAGES: dict[str, tuple[object, str]] = {
+    "space": (walk, "build_space"),
+    "search": (walk, "search_cells"),
+    "ceilings": (Device, "ceilings"),
+    "compile": (Device, "prepare"),
+    "measure": (Device, "measure"),
+    "look": (standing, "look"),
+    "confirm": (measuring, "solved"),
+    "noise": (Device, "noise_floor"),
+    "solve": (answer, "solved"),
+    "explain": (explaining, "alternatives"),
+    "baseline": (answer, "order_steps"),
+    "end_to_end": (attending, "time_apart"),
+}
+"""What is done in each stage."""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_job_that_is_cancelled_ends_in_whatever_stage_it_is(
+    stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = taken(database, small)
+
+    def endless(*_: object, **__: object) -> None:
+        database.queue.cancel(job.id)
+        began = time.monotonic()
+        while time.monotonic() - began < PATIENCE_S:
+            checkpoint()
+            time.sleep(0.01)
+        pytest.fail("nobody ended it")
+
+    owner, name = STAGES[stage]
+    monkeypatch.setattr(owner, name, endless)
+    assert run_taken(job, database) is None
+    assert database.queue.job(job.id).state == "cancelled"
+
+
+LIMITED = [stage for stage in STAGES if stage not in ("space", "search", "solve", "explain", "baseline")]
+"""Stages that end at a limit by a checkpoint. Without a space there is no plan, a solution is told when to be there,
+and here are no cells to search."""
+
+
+@pytest.mark.parametrize("stage", LIMITED)
+def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
+    stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    real, search = getattr(*STAGES[stage]), cells.search_cells
+    has_opened = False
+
+    def slow(*given: Any, **named: Any) -> Any:
+        while has_opened and time.monotonic() - began < PATIENCE_S:
+            checkpoint()
+            time.sleep(0.01)
+        return real(*given, **named)
+
+    def searched(*given: Any) -> Any:
+        nonlocal has_opened
+        has_opened = True
+        return search(*given)
+
+    owner, name = STAGES[stage]
+    monkeypatch.setattr(owner, name, slow)
+    monkeypatch.setattr(walk, "search_cells", searched)
+    expected: AbstractContextManager[Any] = nullcontext()
+    if stage == "end_to_end":
+        expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 3 s was reached")
+    with expected:
+        assert run_taken(taken(database, small, limits=Limits(seconds=3.0)), database) is not None
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_space_has_a_limit_of_its_own(small: Model, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object, **__: object) -> None:
+        began = time.monotonic()
+        while time.monotonic() - began < PATIENCE_S:
+            checkpoint()
+        pytest.fail("nobody ended it")
+
+    monkeypatch.setattr(walk, "SPACE_S", 0.5)
+    monkeypatch.setattr(walk, "build_space", endless)
+    with pytest.raises(InfeasibleError, match=r"the space was not enumerated within 0\.5 s"):
+        run_taken(taken(database, small, limits=Limits(seconds=0.1)), database)
+
+
+def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    real = exact
+
+    def noted(problem: Any, *, time_limit_s: float | None = None) -> Any:
+        asked.append(time_limit_s)
+        return real(problem, time_limit_s=time_limit_s)
+
+    monkeypatch.setattr(answer, "exact", noted)
+    run_taken(taken(database, small, limits=Limits(seconds=1000.0)), database)
+    assert asked
+    assert all(limit_s is not None and 0 <= limit_s <= 1000 for limit_s in asked)
+
+
+def test_measurements_of_those_who_had_a_job_before_count_towards_its_limit(small: Model, database: Database) -> None:
+    operators = len(space_of(small).graph.operators)
+    job = taken(database, small, limits=Limits(measurements=operators + 4))
+
+    def end(progress: Progress) -> None:
+        if progress.measured == operators + 1:
+            raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        run_taken(job, database, end)
+    spent = Spent.of(database.queue.job(job.id).progress)
+    assert 0 < spent.measurements <= operators + 1
+    again = taken_again(database)
+    assert run_taken(again, database) is not None
+    ended = database.queue.job(job.id)
+    assert Spent.of(ended.progress).measurements == spent.measurements + ended.counts["measured"]
+    assert ended.counts["unknown"] > 0
+    assert ended.counts["measured"] <= operators + 4 - spent.measurements + 1  # a race may end one above it
+
+
+def test_seconds_of_those_who_had_a_job_before_count_towards_its_limit(small: Model, database: Database) -> None:
+    job = taken(database, small, limits=Limits(seconds=1000.0))
+    database.queue.renew(job.id, WORKER, progress=Progress("measure", 1, 9, spent_s=999_999.0).to_json())
+    database.queue.release(job.id, WORKER)
+    assert run_taken(taken_again(database), database) is not None
+    ended = database.queue.job(job.id)
+    assert ended.counts["measured"] == len(space_of(small).graph.operators)  # the plan to open with
+    assert Spent.of(ended.progress).seconds >= 999_999
+
+
+def test_a_job_from_before_its_use_was_stored_has_used_nothing() -> None:
+    assert Spent.of({}) == Spent.of({"stage": "measure", "measured": 7}) == Spent()
+
+
+def test_what_a_silent_stage_takes_is_stored_while_it_runs(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "KEEP_AFTER_S", 0.05)
+    job = taken(database, small, limits=Limits(seconds=1000.0))
+    real = build_space
+
+    def silent(*given: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        while Spent.of(database.queue.job(job.id).progress).seconds < 0.2 and time.monotonic() - began < PATIENCE_S:
+            checkpoint()
+            time.sleep(0.01)
+        assert Spent.of(database.queue.job(job.id).progress).seconds >= 0.2
+        return real(*given, **named)
+
+    monkeypatch.setattr(walk, "build_space", silent)
+    assert run_taken(job, database) is not None
+
+
+def test_a_space_that_is_too_large_fails_its_job_with_a_sentence_and_the_worker_goes_on(
+    small: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size, "KEPT_MAX", 3)
+    request = Request(small).to_json()
+    number = database.queue.enqueue(model=small.reference, request=request, device_type="cpu").id
+    run(tmp_path / "jobs.sqlite", once=True)
+    job = database.queue.job(number)
+    assert job.state == "failed"
+    assert job.message == (
+        "the space of 'small:wide' is too large: it has more than 3 choices and conversions; tune one of the layers "
+        "that repeat, give tensors fewer axes, or a search space with fewer kernels or `layouts: declared`"
+    )
+
+
+@pytest.mark.parametrize("bound", ["COVERS_MAX", "LOOKED_MAX"])
+def test_covers_and_combinations_are_bounded_as_well(bound: str, small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size, bound, 3)
+    with pytest.raises(SpaceError, match="the space of 'small:wide' is too large: it has more than 3 "):
+        space_of(small)
+
+
+# Timing end to end, in a process of its own
+
+
+def apart(program: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], Measured]:
+    """Return what times end to end in a process that runs this program; it has a `connection`."""
+    head = "import json, os, sys, time; pipe, parent, path = json.loads(sys.argv[1]); sys.path[:] = path\n"
+    connection = "from multiprocessing.connection import Connection; connection = Connection(pipe)\n"
+    monkeypatch.setattr(timing, "_PROGRAM", head + connection + program)
+    return lambda model: timing.time_apart(made_up_configuration(model), 3, 1)
+
+
+def test_timing_end_to_end_is_killed_where_it_is_not_to_go_on(
+    small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "number"
+    run_apart = apart(f"open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)", monkeypatch)
+    began = time.monotonic()
+    over = False
+    try:
+        with until(lambda: note.exists() and note.read_text() != ""):
+            run_apart(small)
+    except OverError:
+        over = True
+    assert over
+    assert time.monotonic() - began < PATIENCE_S
+    assert not Path(f"/proc/{note.read_text()}").exists()
+
+
+def test_a_process_that_is_lost_while_it_times_end_to_end_says_its_last_words(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MeasureError, match="was lost: no more"):
+        apart("connection.recv_bytes(); sys.exit('no more')", monkeypatch)(small)
+
+
+def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
+    """By the real process: the framework has no layer for the small model."""
+    from autotuner.errors import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match="no framework layer for model 'small'"):
+        timing.time_apart(made_up_configuration(small), 3, 1)
