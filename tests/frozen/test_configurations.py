@@ -65,4 +65,4 @@ def test_a_file_of_an_earlier_version_is_read_and_written_back_as_it_is(packed: 
     given, again = tmp_path / "given.json", tmp_path / "again.json"
     given.write_bytes(gzip.decompress(packed.read_bytes()))
     save_configuration(load_configuration(given), again)
-    assert json.loads(again.read_text()) == json.loads(given.read_text())
+    assert json.dumps(json.loads(again.read_text())) == json.dumps(json.loads(given.read_text()))

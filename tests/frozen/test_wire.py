@@ -52,7 +52,7 @@ def sent(folder: Path) -> list[dict[str, Any]]:
         "gap": 0.05, "estimated_gap": 0.1, "budget_bytes": 1 << 30, "exhaustive": True, "max_seconds": 60.5,
         "max_measurements": 7, "again": True, "retry": True, "remeasure": True, "end_to_end": False,
     }  # fmt: skip
-    filters: dict[str, Any] = {"environment_key": "e", "device_type": "cpu", "signature": "s", "kernel": "k",
+    filters: dict[str, Any] = {"environment_key": "e0" * 32, "device_type": "cpu", "signature": "51" * 32, "kernel": "k",
                                "kinds": "bias+gelu_erf", "status": "ok"}  # fmt: skip
     with Client("http://127.0.0.1:8000", retries=0, transport=httpx2.MockTransport(carry)) as client:
         for ask in (
