@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def write() -> None:
         file = Path(folder) / "database.sqlite"
         with open_database(file) as database:
             queue, name = database.queue, ENVIRONMENT.device_name
-            asked = {"model": TINY.model.reference, "request": REQUEST.to_json(), "device_type": "cpu"}
+            asked: dict[str, Any] = {"model": TINY.model.reference, "request": REQUEST.to_json(), "device_type": "cpu"}
             jobs = [queue.enqueue(**asked) for _ in range(3)]
             queue.claim(WORKER, "cpu", name)
             found = tune(REQUEST, TINY.file, database, Replay(ENVIRONMENT, measurements_of(TINY), TINY.ceilings))

@@ -30,7 +30,7 @@ def document(folder: Path) -> dict[str, Any]:
 
 
 def sent(folder: Path) -> list[dict[str, Any]]:
-    """Return method, path, query, headers of its own and body of each request of a client that is asked this and that."""
+    """Return method, path, query, some headers and the body of each request that a client sends."""
     found = []
 
     def carry(request: httpx2.Request) -> httpx2.Response:
@@ -52,8 +52,8 @@ def sent(folder: Path) -> list[dict[str, Any]]:
         "gap": 0.05, "estimated_gap": 0.1, "budget_bytes": 1 << 30, "exhaustive": True, "max_seconds": 60.5,
         "max_measurements": 7, "again": True, "retry": True, "remeasure": True, "end_to_end": False,
     }  # fmt: skip
-    filters: dict[str, Any] = {"environment_key": "e0" * 32, "device_type": "cpu", "signature": "51" * 32, "kernel": "k",
-                               "kinds": "bias+gelu_erf", "status": "ok"}  # fmt: skip
+    filters: dict[str, Any] = {"environment_key": "e0" * 32, "device_type": "cpu", "signature": "51" * 32,
+                               "kernel": "k", "kinds": "bias+gelu_erf", "status": "ok"}  # fmt: skip
     with Client("http://127.0.0.1:8000", retries=0, transport=httpx2.MockTransport(carry)) as client:
         for ask in (
             lambda: client.submit("bert-encoder:tiny"),
