@@ -1,0 +1,111 @@
+"""A database file that was written at the commit at which these tests began: it is read as ever, and tuned on.
+
+See `tests.frozen.golden` for goldens in general. The file stands for those of earlier versions: where a later version
+writes another one, it is added beside it under a name of its own.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from autotuner.configuration import Configuration
+from autotuner.database import Database, open_database
+from autotuner.request import Request
+from autotuner.tuner import Replay, request_key, tune
+from scripts.recorded import TINY
+from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
+from tests.frozen.recordings import environment_of, measurements_of
+from tests.tuner.asking import Asking
+
+PACKED = FROZEN / "database.sqlite.gz"
+HOLDS = "database_configuration.json.gz"
+REQUEST = Request(TINY.model, exhaustive=True, end_to_end=False)
+WORKER = "a worker"
+ENVIRONMENT = environment_of(TINY)
+
+
+def write() -> None:
+    """Write the file: the tiny sweep, tuned by replay, a job that ended so, one that failed, and one that waits."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "database.sqlite"
+        with open_database(file) as database:
+            queue, name = database.queue, ENVIRONMENT.device_name
+            asked: dict[str, Any] = {"model": TINY.model.reference, "request": REQUEST.to_json(), "device_type": "cpu"}
+            jobs = [queue.enqueue(**asked) for _ in range(3)]
+            queue.claim(WORKER, "cpu", name)
+            found = tune(REQUEST, TINY.file, database, Replay(ENVIRONMENT, measurements_of(TINY), TINY.ceilings))
+            counts = found.configuration.counts
+            queue.finish(jobs[0].id, WORKER, "finished", counts=counts, configuration_id=found.id)
+            queue.claim(WORKER, "cpu", name)
+            queue.finish(jobs[1].id, WORKER, "failed", message="no plan fits")
+            write_golden(HOLDS, found.configuration.to_json())
+        PACKED.write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """The file, opened."""
+    file = tmp_path / "database.sqlite"
+    file.write_bytes(gzip.decompress(PACKED.read_bytes()))
+    with open_database(file) as opened:
+        yield opened
+
+
+def test_it_knows_the_environment_and_every_measurement(database: Database) -> None:
+    assert [environment.key for environment in database.environments()] == [ENVIRONMENT.key]
+    calls, recorded = TINY.space().calls, measurements_of(TINY)
+    assert database.find(ENVIRONMENT.key, tuple(calls)) == {key: recorded[key] for key in calls}
+    assert TINY.ceilings.to_facts().items() <= database.facts(ENVIRONMENT.key).items()
+    held = {stored.call.key: stored for stored in database.measurements()}
+    assert held.keys() == calls.keys()
+    assert {key: stored.call for key, stored in held.items()} == calls
+
+
+def test_it_finds_the_configuration_by_request_and_by_what_somebody_wants_to_run(database: Database) -> None:
+    expected = golden(HOLDS)
+    stored = database.configurations.find(request_key(REQUEST, TINY.file), ENVIRONMENT.key)
+    assert stored is not None
+    assert_same(stored[1], expected)
+    assert Configuration.from_json(stored[1]).to_json() == stored[1]
+    model = TINY.model
+    match = database.configurations.best(
+        family_key=model.family, dtype=model.dtype, extents=model.extents, device_type="cpu", device_name=None
+    )
+    assert match.status == "exact"
+    assert match.stored is not None
+    assert match.stored.id == stored[0]
+    assert_same(json.loads(match.stored.text), expected)
+
+
+def test_it_holds_the_jobs_as_they_were(database: Database) -> None:
+    waits, failed, finished = database.queue.jobs()
+    assert [job.state for job in (waits, failed, finished)] == ["queued", "failed", "finished"]
+    assert (failed.message, finished.worker, finished.configuration_id) == ("no plan fits", WORKER, 1)
+    assert finished.counts == golden(HOLDS)["counts"]
+    assert Request.from_json(finished.request) == REQUEST
+    claimed = database.queue.claim("another", "cpu", ENVIRONMENT.device_name)
+    assert claimed is not None
+    assert claimed.id == waits.id
+
+
+def test_the_same_request_is_answered_from_it(database: Database) -> None:
+    silent = Asking({}, ENVIRONMENT, ceilings=TINY.ceilings)
+    found = tune(REQUEST, TINY.file, database, silent)
+    assert silent.asked == silent.confirmed == silent.compiled == []
+    assert found.id == 1
+    assert found.configuration.counts["measured"] == 0
+
+
+def test_solving_anew_asks_the_measurer_for_nothing_and_gives_the_same_plan(database: Database) -> None:
+    silent = Asking({}, ENVIRONMENT, ceilings=TINY.ceilings)
+    again = Request(TINY.model, exhaustive=True, again=True, end_to_end=False)
+    found = tune(again, TINY.file, database, silent).configuration
+    assert silent.asked == silent.confirmed == silent.compiled == []
+    expected = Configuration.from_json(golden(HOLDS))
+    assert found.key == expected.key
+    assert found.certificate.predicted_us == pytest.approx(expected.certificate.predicted_us, rel=1e-9)

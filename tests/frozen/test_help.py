@@ -1,0 +1,51 @@
+"""The command line's help: of the program and of every command, as plain text of one width.
+
+See `tests.frozen.golden` for how a golden value is written anew.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.frozen.golden import FROZEN
+
+FILE = FROZEN / "help.txt"
+PROGRAM = "import sys; sys.argv[0] = 'autotuner'; from autotuner.cli import main; main()"
+COMMANDS = (
+    "", "tune", "solve", "show", "check", "devices", "spaces", "report", "serve", "worker", "submit", "jobs", "cancel",
+    "best",
+)  # fmt: skip
+SETTINGS = ("AUTOTUNER_", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")
+
+
+def help_of(command: str) -> str:
+    """Return what `autotuner COMMAND --help` prints, without spaces at the ends of lines."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    plain = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "TERM": "dumb", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    asked = [sys.executable, "-c", PROGRAM, *command.split(), "--help"]
+    ran = subprocess.run(asked, env=kept | plain, capture_output=True, text=True, encoding="utf-8", check=True)
+    return re.sub(r" +$", "", ran.stdout, flags=re.MULTILINE).strip()
+
+
+def text() -> str:
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(help_of, COMMANDS)
+        return "\n\n".join(f"$ autotuner {name}{' ' * bool(name)}--help\n{said}" for name, said in zip(COMMANDS, found,
+                           strict=True)) + "\n"  # fmt: skip
+
+
+def write() -> None:
+    """Write the golden text anew."""
+    Path(FILE).write_text(text(), encoding="utf-8")
+
+
+def test_every_command_has_the_help_it_had() -> None:
+    assert text().splitlines() == FILE.read_text(encoding="utf-8").splitlines()
+
+
+def test_no_command_is_left_out() -> None:
+    listed = re.findall(r"^│ (\w+) ", help_of("").partition("─ Commands ─")[2], flags=re.MULTILINE)
+    assert sorted(listed) == sorted(filter(None, COMMANDS))

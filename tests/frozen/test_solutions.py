@@ -1,0 +1,116 @@
+"""Plans of the recorded sweeps, by every solver, and what tuning by need asks to be measured.
+
+See `tests.frozen.golden` for how a golden value is written anew. With memory, the problem has the bytes that rows hold
+and not those that they need for a while: the tuner's budget is of the former.
+"""
+
+import hashlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from autotuner.database import open_database
+from autotuner.problem import Factor, Problem, Solution
+from autotuner.problem.formulate import Formulation, formulate
+from autotuner.request import Request
+from autotuner.solvers import SOLVERS, budgeted, least_bytes
+from autotuner.tuner import measuring, tune
+from scripts.recorded import TINY
+from tests.frozen.golden import assert_same, golden, write_golden
+from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of
+from tests.tuner.asking import Asking
+
+NAMES = ("tiny", "large")
+METHODS = ("exact", "shortest_path", "greedy")
+SHARES = (0.25, 0.6)
+"""Of what the fastest plan holds more than the plan that holds least."""
+GAPS = (0.1,)
+
+
+def told(formulation: Formulation, solution: Solution) -> dict[str, Any]:
+    """Return what a solution takes, the kernel and forms of each operator, and its conversions."""
+    operators = {
+        name: [choice.candidate.kernel, list(choice.forms)]
+        for choice in formulation.chosen(solution)
+        for name in choice.cover.operators
+    }
+    again = {name: [c.candidate.kernel, list(c.forms)] for name, c in formulation.repeated(solution).items()}
+    converted = sorted([c.tensor, c.source, c.target, c.candidate.kernel] for c in formulation.converted(solution))
+    return {
+        "total_us": solution.total_us,
+        "operators": operators,
+        "again": again,
+        "converted": converted,
+        "calls": sorted(formulation.calls(solution)),
+    }
+
+
+def solved(name: str) -> dict[str, Any]:
+    recording = RECORDINGS[name]
+    formulation = formulate(recording.space(), recording.costs_us)
+    return {method: told(formulation, SOLVERS[method](formulation.problem)) for method in METHODS}
+
+
+def within_budgets() -> dict[str, Any]:
+    formulation = formulate(TINY.space(), TINY.costs_us, saving=True)
+    whole = formulation.problem
+    problem = Problem(tuple(Factor(f.name, f.variables, f.table, f.held_bytes) for f in whole.factors), whole.chain)
+    most = problem.memory(SOLVERS["exact"](problem).states).held_bytes
+    least = least_bytes(problem).memory.held_bytes
+    found = {}
+    for share in SHARES:
+        budget_bytes = int(least + share * (most - least))
+        solution = budgeted(problem, budget_bytes)
+        held_bytes = problem.memory(solution.states).held_bytes
+        assert held_bytes <= budget_bytes
+        plan = told(formulation, solution)
+        found[str(share)] = plan | {"budget_bytes": budget_bytes, "held_bytes": held_bytes}
+    return found
+
+
+def asked(gap: float, file: Path) -> dict[str, Any]:
+    """Return what tuning asks to be measured where it looks after every race at what could still matter."""
+    asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
+    with open_database(file) as database:
+        found = tune(Request(TINY.model, gap=gap, end_to_end=False), TINY.file, database, asking).configuration
+    return {
+        "asked": len(asking.asked),
+        "calls": hashlib.sha256("\n".join(sorted(asking.asked)).encode()).hexdigest(),
+        "confirmed": len(asking.confirmed),
+        "predicted_us": found.certificate.predicted_us,
+        "lower_bound_us": found.certificate.lower_bound_us,
+        "counts": dict(found.counts),
+    }
+
+
+def looks_always(patch: pytest.MonkeyPatch) -> None:
+    """Have tuning look whatever that costs: else it depends on the machine's speed how often it does."""
+    patch.setattr(measuring, "FEW", 0)
+    patch.setattr(measuring, "pays", lambda *_: True)
+
+
+def write() -> None:
+    """Write the golden values of this module anew."""
+    for name in NAMES:
+        write_golden(f"solutions_{name}.json", solved(name))
+    write_golden("solutions_budget.json", within_budgets())
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        looks_always(patch)
+        write_golden("asked.json", {str(gap): asked(gap, Path(folder) / f"{gap}.sqlite") for gap in GAPS})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solvers_choose_what_they_chose(name: str) -> None:
+    assert_same(solved(name), golden(f"solutions_{name}.json"))
+
+
+def test_within_a_budget_they_choose_what_they_chose() -> None:
+    assert_same(within_budgets(), golden("solutions_budget.json"))
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_always(monkeypatch)
+    assert_same(asked(gap, tmp_path / "lazy.sqlite"), golden("asked.json")[str(gap)])
