@@ -30,7 +30,7 @@ OF_THE_WHOLE = ("wide", "end_to_end")
 
 def request_key(request: Request, file: SpaceFile) -> str:
     """Return the key of what is asked for: graph, space, kernels and budget; equal requests have equal answers."""
-    kernels = sorted((kernel.name, kernel.version, kernel.runs) for kernel in KERNELS if kernel.name in file.kernels)
+    kernels = sorted((kernel.name, kernel.version) for kernel in KERNELS if kernel.name in file.kernels)
     return digest([request.model.to_json(), request.budget_bytes, file.model_dump(), kernels])
 
 

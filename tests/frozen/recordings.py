@@ -1,6 +1,6 @@
 """Recorded sweeps as measurements and an environment, for tests that solve and tune from them."""
 
-from autotuner.records import Environment, Measurement
+from autotuner.ir.records import Environment, Measurement
 from scripts.recorded import LARGE, TINY, Recording
 
 RECORDINGS = {"tiny": TINY, "large": LARGE}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotuner.configuration import Configuration, load_configuration, save_configuration
+from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.tuner import answer, build_configuration
 from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
 from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
-from autotuner.graph.autodiff import training_graph
-from autotuner.models import known_models, load_model, named_model
-from autotuner.records import Attributes, Call, Candidate, Environment, Node, Subgraph, TensorType
-from autotuner.request import Limits, Request, family_key
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import known_models, load_model, named_model
+from autotuner.ir.records import Attributes, Call, Candidate, Environment, Node, Subgraph, TensorType
 from autotuner.space import build_space, space_file
 from autotuner.tuner import request_key
+from autotuner.tuner.request import Limits, Request, family_key
 from tests.frozen.golden import assert_same, golden, write_golden
 
 DEVICES = ("cpu", "cuda")

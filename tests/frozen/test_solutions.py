@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
-from autotuner.problem import Factor, Problem, Solution
-from autotuner.problem.formulate import Formulation, formulate
-from autotuner.request import Request
-from autotuner.solvers import SOLVERS, budgeted, least_bytes
+from autotuner.solve import SOLVERS, budgeted, least_bytes
+from autotuner.solve.problem import Factor, Problem, Solution
+from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import measuring, tune
+from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 from tests.frozen.golden import assert_same, golden, write_golden
 from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx2
 
-from autotuner.client import Client
 from autotuner.database import open_database
 from autotuner.errors import ServiceError
-from autotuner.models import named_model
-from autotuner.request import Limits, Request
-from autotuner.service import create_app
+from autotuner.ir.models import named_model
+from autotuner.server.client import Client
+from autotuner.server.http import create_app
+from autotuner.tuner.request import Limits, Request
 from tests.frozen.golden import assert_same, golden, write_golden
 from tests.made_up import FEED_FORWARD
 
