@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from autotuner.database import Match, Storage
@@ -75,9 +75,13 @@ json_values = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(document=st.dictionaries(st.text(), json_values))
-def test_a_document_comes_back_exactly_as_it_was_saved(database: Storage, save: Save, document: dict[str, Any]) -> None:
-    found = database.configurations.get(save(document=document))
+def test_a_document_comes_back_exactly_as_it_was_saved(
+    url: str, database: Storage, save: Save, document: dict[str, Any]
+) -> None:
     text = json.dumps(document, separators=(",", ":"))
+    if url.startswith("postgresql"):
+        assume("\\u0000" not in text)  # PostgreSQL reads no field of JSON that holds a NUL character
+    found = database.configurations.get(save(document=document))
     assert found.text == text
     assert json.loads(found.text) == document
     stored = database.configurations.find("r" * 64, XEON.key)
