@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotuner.solve.alternatives import Alternatives, alternatives
+from autotuner.solve.arc_consistency import independent_bound_us
+from autotuner.solve.baselines import greedy, shortest_path
 from autotuner.solve.budgeted import budgeted
-from autotuner.solve.consistency import independent_bound_us
 from autotuner.solve.exact import exact
-from autotuner.solve.greedy import greedy
-from autotuner.solve.least import least_through
-from autotuner.solve.marginals import min_marginals
-from autotuner.solve.prepared import least_bytes
+from autotuner.solve.junction_tree import min_marginals
+from autotuner.solve.lagrangian_dual import least_bytes
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.shortest_path import shortest_path
+from autotuner.solve.reduced_costs import least_through
 
 __all__ = [
     "SOLVERS",

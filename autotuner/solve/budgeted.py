@@ -11,13 +11,12 @@ import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve.exact import with_margin
-from autotuner.solve.labelled import Labelled
-from autotuner.solve.labelling import Labelling
-from autotuner.solve.limits import MEMORY_BYTES, Limits
-from autotuner.solve.parts import Part
-from autotuner.solve.prepared import FEW_LABELS, Prepared, prepared
-from autotuner.solve.priced import Plan, plan_of
+from autotuner.solve.label_setting import LabelSetting
+from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
+from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
+from autotuner.solve.subproblems import Subproblem
 
 # Prices tried for a part of the assignments, at most; a few are enough where they are begun near the best one.
 MOST_PRICES = 24
@@ -76,8 +75,8 @@ def budgeted(
     """
     check_budget(budget_bytes)
     check_epsilon(epsilon)
-    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    return Search(prepared(problem, limits), budget_bytes, epsilon).solution("budgeted")
+    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon).solution("budgeted")
 
 
 def check_budget(budget_bytes: int) -> None:
@@ -93,22 +92,22 @@ def check_epsilon(epsilon: float) -> None:
 
 
 @dataclass(eq=False)
-class Search:
+class BudgetSearch:
     """The search for the least time within one budget.
 
     Args:
         best: a plan that fits, where one is known.
     """
 
-    ready: Prepared
+    ready: LagrangianDual
     budget_bytes: int
     epsilon: float
-    best: Plan | None = None
+    best: BudgetPlan | None = None
     # The least bound of the parts that are settled.
     settled_us: float = inf
     prices: int = 0
     parts: int = 0
-    _queue: list[tuple[float, int, Part]] = field(default_factory=list)
+    _queue: list[tuple[float, int, Subproblem]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def solution(self, solver: str) -> Solution:
@@ -123,7 +122,7 @@ class Search:
         statistics = self.limits.statistics() | {"prices": self.prices, "parts": self.parts}
         return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.held_bytes)
 
-    def found(self) -> tuple[Plan, float]:
+    def found(self) -> tuple[BudgetPlan, float]:
         """Return the best plan and a bound.
 
         Raises:
@@ -143,7 +142,7 @@ class Search:
             self.best = plans[-1]
         else:
             plans.append(self.best)
-        self._push(Part(self.ready.given, bound_us, -1.0, plans=tuple(plans)))
+        self._push(Subproblem(self.ready.given, bound_us, -1.0, plans=tuple(plans)))
         while self._queue and not self.limits.over:
             _, _, part = heapq.heappop(self._queue)
             if part.bound_us >= self._cutoff_us:
@@ -153,7 +152,7 @@ class Search:
             self._process(part)
         return self.best, min(self.best.time_us, self.settled_us, *(bound for bound, _, _ in self._queue))
 
-    def _any(self) -> Plan:
+    def _any(self) -> BudgetPlan:
         """Return a plan that fits.
 
         Raises:
@@ -176,7 +175,7 @@ class Search:
         raise BudgetError(f"{found} {plan.held_bytes:,} bytes", plan.held_bytes)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SolverLimits:
         return self.ready.limits
 
     @property
@@ -185,18 +184,18 @@ class Search:
         assert self.best is not None
         return with_margin(self.best.time_us, -1) / (1 + self.epsilon)
 
-    def _offer(self, plan: Plan) -> None:
+    def _offer(self, plan: BudgetPlan) -> None:
         assert self.best is not None
         if plan.held_bytes <= self.budget_bytes and plan.time_us < self.best.time_us:
             self.best = plan
 
-    def _push(self, part: Part) -> None:
+    def _push(self, part: Subproblem) -> None:
         heapq.heappush(self._queue, (part.bound_us, next(self._numbers), part))
 
     def _settle(self, bound_us: float) -> None:
         self.settled_us = min(self.settled_us, bound_us)
 
-    def _process(self, part: Part) -> None:
+    def _process(self, part: Subproblem) -> None:
         """Settle a part, or push what it is split into."""
         try:
             part = self._climb(replace(part, given=part.given.fitting(self.budget_bytes)))
@@ -209,7 +208,7 @@ class Search:
         except InfeasibleError:
             self._settle(self._cutoff_us)
 
-    def _climb(self, part: Part) -> Part:
+    def _climb(self, part: Subproblem) -> Subproblem:
         """Return the part with the best bound that prices give, and without rows that this rules out.
 
         Raises:
@@ -246,16 +245,16 @@ class Search:
                 break
         given = part.given
         if given.rows < FEWER * rows:
-            labelling = Labelling(given, self.limits)
+            labelling = LabelSetting(given, self.limits)
             labelling.run(FEW_LABELS)
             part = replace(part, given=labelling.left())
         return part
 
-    def _shrunk(self, part: Part, price: float, most_us: float) -> Labelled:
+    def _shrunk(self, part: Subproblem, price: float, most_us: float) -> Relaxation:
         """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
         return part.given.shrunk(price, with_margin(most_us + price * self.budget_bytes))
 
-    def _divide(self, part: Part) -> None:
+    def _divide(self, part: Subproblem) -> None:
         """Settle the part with labels, or push two parts of it."""
         # Where each variable has one state left, only labels tell assignments apart.
         settled = all(np.count_nonzero(domain) == 1 for domain in part.given.left.domains.values())
@@ -268,7 +267,7 @@ class Search:
         for half in left.halves(self.budget_bytes):
             self._push(half)
 
-    def _near(self, part: Part, most_pairs: float) -> Part | None:
+    def _near(self, part: Subproblem, most_pairs: float) -> Subproblem | None:
         """Return the part with the bound that labels ever further above it give, None where they settle it."""
         cutoff = self._cutoff_us
         distance = max(part.reach_us, FIRST_SHARE * (abs(cutoff) + cutoff - part.bound_us))
@@ -286,7 +285,7 @@ class Search:
             distance *= WIDER
         return part
 
-    def _labelled(self, part: Part, most_us: float, most_pairs: float) -> float | None:
+    def _labelled(self, part: Subproblem, most_us: float, most_pairs: float) -> float | None:
         """Return the least time up to `most_us` that fits, or that; None if labels get more than is worth waiting for.
 
         Args:
@@ -294,7 +293,7 @@ class Search:
         """
         try:
             given = self._shrunk(part, part.price, most_us)
-            labelling = Labelling(
+            labelling = LabelSetting(
                 given,
                 self.limits,
                 most_us=with_margin(most_us + part.price * self.budget_bytes),

@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.solve.limits import Limits, TooLargeError
-from autotuner.solve.tables import Costs, Integers, Table, keys
+from autotuner.solve.limits import SolverLimits, TooLargeError
+from autotuner.solve.tables import Costs, CostTable, Integers, keys
 
 Rows = NDArray[np.intp]
 
@@ -24,7 +24,7 @@ class Labels:
         spread: rows per different states.
     """
 
-    table: Table
+    table: CostTable
     time_us: Costs
     held_bytes: Integers
     parts: tuple[tuple["Labels", Rows], ...] = ()
@@ -38,7 +38,7 @@ class Labels:
         """Return these rows only."""
         table = self.table
         return Labels(
-            Table(table.name, table.variables, table.columns[:, rows], table.costs[rows]),
+            CostTable(table.name, table.variables, table.columns[:, rows], table.costs[rows]),
             self.time_us[rows],
             self.held_bytes[rows],
             tuple((part, numbers[rows]) for part, numbers in self.parts),
@@ -81,7 +81,12 @@ class Labels:
 
 
 def joined(
-    left: Labels, right: Labels, state_counts: Sequence[int], limits: Limits, most_rows: float, most_us: float = np.inf
+    left: Labels,
+    right: Labels,
+    state_counts: Sequence[int],
+    limits: SolverLimits,
+    most_rows: float,
+    most_us: float = np.inf,
 ) -> Labels:
     """Return every pair of rows that agree and cost at most `most_us` together: weights added.
 
@@ -121,7 +126,7 @@ def joined(
         left_rows, right_rows, costs = left_rows[fit], right_rows[fit], costs[fit]
     columns = np.concatenate([one.columns[:, left_rows], *(other.column(v)[right_rows][np.newaxis] for v in added)])
     return Labels(
-        Table(one.name, variables, columns, costs),
+        CostTable(one.name, variables, columns, costs),
         left.time_us[left_rows] + right.time_us[right_rows],
         left.held_bytes[left_rows] + right.held_bytes[right_rows],
         ((left, left_rows), (right, right_rows)),

@@ -15,7 +15,7 @@ class TooLargeError(ProblemError):
 
 
 @dataclass
-class Limits:
+class SolverLimits:
     """What one call of a solver may use, and what it has used so far.
 
     Args:

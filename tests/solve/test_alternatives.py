@@ -16,8 +16,8 @@ from tests.solve.test_marginals import AB, BA, CHAIN, expected_marginals
 
 ALTERNATIVES = import_module("autotuner.solve.alternatives")
 EXACT = import_module("autotuner.solve.exact")
-TREE = import_module("autotuner.solve.tree")
-SPLITTING = import_module("autotuner.solve.splitting")
+TREE = import_module("autotuner.solve.junction_tree")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 
 
 def others(problem: Problem, best: Solution) -> dict[str, dict[str, float]]:

@@ -13,10 +13,10 @@ from scripts.bench.brute_force import brute_force
 from tests.solve.drawing import shuffled, totals, weighed_problems
 
 BUDGETED = import_module("autotuner.solve.budgeted")
-PREPARED = import_module("autotuner.solve.prepared")
-LABELLING = import_module("autotuner.solve.labelling")
+PREPARED = import_module("autotuner.solve.lagrangian_dual")
+LABELLING = import_module("autotuner.solve.label_setting")
 EXACT = import_module("autotuner.solve.exact")
-SPLITTING = import_module("autotuner.solve.splitting")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 
 # Dropping a mask to 1 byte takes 3 us more, dropping an activation to nothing takes 5 us more.
 SMALL = Problem(

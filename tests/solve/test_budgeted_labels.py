@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotuner.solve.labels import Labels, undominated_rows
-from autotuner.solve.tables import Table
+from autotuner.solve.tables import CostTable
 
 Weights = tuple[int, int, int]
 
@@ -14,7 +14,7 @@ def labels_of(rows: list[Weights], byte: int = 1) -> Labels:
     """Return rows of a state, a time and a count of held bytes."""
     states, times, held = np.array(rows, np.int64).reshape(-1, 3).T
     time_us = times.astype(np.float64)
-    table = Table("t", (0,), states[np.newaxis].astype(np.int32), time_us)
+    table = CostTable("t", (0,), states[np.newaxis].astype(np.int32), time_us)
     return Labels(table, time_us, held * byte)
 
 

@@ -12,8 +12,8 @@ from autotuner.solve import min_marginals
 from autotuner.solve.problem import Factor, Problem
 from tests.solve.drawing import problems, totals
 
-TREE = import_module("autotuner.solve.tree")
-SPLITTING = import_module("autotuner.solve.splitting")
+TREE = import_module("autotuner.solve.junction_tree")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 AB, BA = "ab", "ba"
 CHAIN = Problem(
     (

@@ -19,8 +19,8 @@ from tests.solve.drawing import problems, shuffled
 from tests.solve.generate import transformer_layer
 
 EXACT = import_module("autotuner.solve.exact")
-SHORTEST_PATH = import_module("autotuner.solve.shortest_path")
-SPLITTING = import_module("autotuner.solve.splitting")
+SHORTEST_PATH = import_module("autotuner.solve.baselines")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 TABLES = import_module("autotuner.solve.tables")
 AB, BA = "ab", "ba"
 

@@ -1,13 +1,12 @@
-"""The paper's strategy, as a baseline: the best path along the chain, and then whatever follows from it."""
+"""Baselines: the paper's shortest path along the chain, and each variable's cheapest state in turn."""
 
 from itertools import count
 
-from autotuner.solve.consistency import Consistent, bound_us, consistent, whole
-from autotuner.solve.elimination import Elimination
+from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent, first_assignment
+from autotuner.solve.bucket_elimination import BucketElimination
 from autotuner.solve.exact import cheapest
-from autotuner.solve.limits import Limits
+from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.search import first_assignment
 from autotuner.solve.tables import Network, encode
 
 # A factor belongs to the path if it spans at most this many neighbours on the chain; longer ones are residual edges.
@@ -35,7 +34,7 @@ def shortest_path(problem: Problem) -> Solution:
         Ivanov et al., Data Movement Is All You Need (MLSys 2021), the selection of configurations.
     """
     network = encode(problem)
-    left = whole(network)
+    left = arc_consistent(network)
     chain = [network.names.index(name) for name in dict.fromkeys(problem.chain)]
     path = _path(network, left, chain)
     order = list(dict.fromkeys([*chain, *map(network.names.index, problem.variables)]))
@@ -54,7 +53,7 @@ def _path(network: Network, left: Consistent, chain: list[int]) -> dict[int, int
             near[place] = table
     consistently = consistent(network.names, near, network.state_counts)
     tables = consistently.tables.values()
-    codes = cheapest(Elimination(network.names, network.state_counts, tables, Limits())).plan.codes()
+    codes = cheapest(BucketElimination(network.names, network.state_counts, tables, SolverLimits())).plan.codes()
     return {variable: codes[variable] for variable in chain if variable in codes}
 
 
@@ -73,4 +72,24 @@ def followed(network: Network, left: Consistent, order: list[int], path: dict[in
 def _any(network: Network, left: Consistent) -> dict[int, int]:
     """Return some assignment, found by elimination with every cost 0, where greedy search went wrong too often."""
     tables = [table.costing(table.costs * 0) for table in left.tables.values()]
-    return cheapest(Elimination(network.names, network.state_counts, tables, Limits())).plan.codes()
+    return cheapest(BucketElimination(network.names, network.state_counts, tables, SolverLimits())).plan.codes()
+
+
+def greedy(problem: Problem) -> Solution:
+    """Return an assignment in which each variable, in order of their names, takes its cheapest state.
+
+    Only states count that are consistent with what was taken before. In the problem of a space operators come first:
+    each takes its fastest choice, and tensors then pay the conversions between them. Where that leaves nothing, the
+    last choices are undone; after many of those, any assignment is taken.
+
+    Returns:
+        A feasible assignment, seldom the best; `lower_bound_us` is the sum of each factor's cheapest row.
+
+    Raises:
+        InfeasibleError: no assignment satisfies every factor.
+    """
+    network = encode(problem)
+    left = arc_consistent(network)
+    codes = followed(network, left, list(range(len(network.names))), {})
+    states = network.named(codes)
+    return Solution(states, problem.cost_us(states), bound_us(left.tables.values()), "greedy")

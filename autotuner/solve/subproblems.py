@@ -1,4 +1,4 @@
-"""Some of the assignments of a problem with bytes: plans that prices have brought up, and how they are split in two."""
+"""Subproblems of branch and bound under a budget, the plans known of each, and its split in two."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from math import inf
 import numpy as np
 
 from autotuner.errors import InfeasibleError
-from autotuner.solve.consistency import Consistent
-from autotuner.solve.labelled import Labelled
-from autotuner.solve.priced import Plan
+from autotuner.solve.arc_consistency import Consistent
+from autotuner.solve.lagrangian_dual import BudgetPlan
+from autotuner.solve.lagrangian_relaxation import Relaxation
 
 # Prices are multiplied by this to find plans on the other side of the budget, then by its square, and so on, so often.
 NEAR_PRICE = 1.5
@@ -17,7 +17,7 @@ FEW_STEPS = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Subproblem:
     """Some of the assignments.
 
     Args:
@@ -29,19 +29,19 @@ class Part:
         own: how many of them, from the end, are surely of this part.
     """
 
-    given: Labelled
+    given: Relaxation
     bound_us: float
     price: float
-    cheapest: tuple[Plan, float] | None = None
+    cheapest: tuple[BudgetPlan, float] | None = None
     reach_us: float = 0.0
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[BudgetPlan, ...] = ()
     own: int = 0
 
-    def has(self, plan: Plan) -> bool:
+    def has(self, plan: BudgetPlan) -> bool:
         """Say whether the plan may be one of the part: its states are left."""
         return all(domain[plan.codes[v]] for v, domain in self.given.left.domains.items())
 
-    def on_side(self, most_bytes: int, above: bool) -> list[Plan]:
+    def on_side(self, most_bytes: int, above: bool) -> list[BudgetPlan]:
         """Return the plans of the part that hold more than so many bytes, or those that do not, fastest first."""
         held = [plan for plan in self.plans if (plan.held_bytes > most_bytes) == above]
         own = [plan for plan in held if self.has(plan)]
@@ -66,7 +66,7 @@ class Part:
                     best_price, most = at, value
         return best_price, most
 
-    def halves(self, budget_bytes: int) -> "Iterator[Part]":
+    def halves(self, budget_bytes: int) -> "Iterator[Subproblem]":
         """Yield the part twice, with two shares of the states in which plans above and below the budget differ most."""
         left = self.given.left
         bytes_of = {p: t.table.costing(t.held_bytes.astype(np.float64)) for p, t in self.given.tables.items()}

@@ -1,4 +1,4 @@
-"""Variables and states that a problem can do without, because another one always stands in for them."""
+"""Dominance: states that another one always replaces, and variables that are forced to be equal."""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.consistency import Consistent, Domain, consistent
-from autotuner.solve.elimination import Choice
-from autotuner.solve.tables import Codes, Costs, Table, hashes, keys
+from autotuner.solve.arc_consistency import Consistent, Domain, consistent
+from autotuner.solve.bucket_elimination import ArgminTable
+from autotuner.solve.tables import Codes, Costs, CostTable, hashes, keys
 
 
 def merged(
     left: Consistent, state_counts: Sequence[int], kept: Collection[int] = ()
-) -> tuple[Consistent, list[Choice]]:
+) -> tuple[Consistent, list[ArgminTable]]:
     """Return the tables with one variable in place of two that are forced to be equal, and how to read the other.
 
     Two variables are equal, up to the names of their states, where a table of both has each state of either in one row.
@@ -21,7 +21,7 @@ def merged(
     Args:
         kept: variables that stay.
     """
-    tables, choices = dict(left.tables), list[Choice]()
+    tables, argmins = dict(left.tables), list[ArgminTable]()
     readers = {v: dict.fromkeys(places) for v, places in left.readers.items()}
     for place in sorted(tables):
         table = tables[place]
@@ -31,7 +31,7 @@ def merged(
         if gone in kept:
             continue
         rest = table.without((gone,))
-        choices.append(Choice(gone, rest.costing(np.zeros(rest.rows)), table.column(gone)))
+        argmins.append(ArgminTable(gone, rest.costing(np.zeros(rest.rows)), table.column(gone)))
         translation = np.zeros(state_counts[gone], np.int32)
         translation[table.column(gone)] = table.column(stays)
         tables[place] = rest
@@ -39,24 +39,24 @@ def merged(
         for other in readers.pop(gone):
             tables[other] = _renamed(tables[other], gone, stays, translation)
             readers[stays][other] = None
-    return (consistent(left.names, tables, state_counts) if choices else left), choices
+    return (consistent(left.names, tables, state_counts) if argmins else left), argmins
 
 
-def _is_equality(table: Table, left: Consistent) -> bool:
+def _is_equality(table: CostTable, left: Consistent) -> bool:
     return all(
         table.rows == left.domains[variable].sum() == len(np.unique(column))
         for variable, column in zip(table.variables, table.columns, strict=True)
     )
 
 
-def _renamed(table: Table, gone: int, kept: int, translation: Codes) -> Table:
+def _renamed(table: CostTable, gone: int, kept: int, translation: Codes) -> CostTable:
     column = translation[table.column(gone)]
     if kept in table.variables:
         return table.take(column == table.column(kept)).without((gone,))
     place = table.variables.index(gone)
     columns = table.columns.copy()
     columns[place] = column
-    return Table(table.name, (*table.variables[:place], kept, *table.variables[place + 1 :]), columns, table.costs)
+    return CostTable(table.name, (*table.variables[:place], kept, *table.variables[place + 1 :]), columns, table.costs)
 
 
 def undominated(left: Consistent, state_counts: Sequence[int], kept: Collection[int] = ()) -> Consistent:

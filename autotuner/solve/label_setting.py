@@ -1,14 +1,14 @@
-"""Elimination with labels: of each combination of states, every time that fewer bytes can be bought with."""
+"""Label setting: elimination that keeps, for each combination of states, each unbeaten pair of time and bytes."""
 
 import numpy as np
 
 from autotuner.errors import InfeasibleError
-from autotuner.solve.consistency import bound_us
-from autotuner.solve.elimination import estimated_rows
-from autotuner.solve.labelled import Labelled
+from autotuner.solve.arc_consistency import bound_us
+from autotuner.solve.bucket_elimination import estimated_rows
 from autotuner.solve.labels import Labels, joined, undominated_rows
-from autotuner.solve.limits import Limits, TooLargeError
-from autotuner.solve.tables import Table
+from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.limits import SolverLimits, TooLargeError
+from autotuner.solve.tables import CostTable
 
 # Results with more labels than these wait until bounds have dropped what they can.
 MOST_LABELS = 4_000.0
@@ -18,7 +18,7 @@ PAIRS = 25
 DROPPED = 0.1
 
 
-class Labelling:
+class LabelSetting:
     """The labels that are left while variables are eliminated.
 
     Args:
@@ -29,8 +29,8 @@ class Labelling:
 
     def __init__(
         self,
-        start: Labelled,
-        limits: Limits,
+        start: Relaxation,
+        limits: SolverLimits,
         *,
         most_us: float = np.inf,
         most_pairs: float = np.inf,
@@ -47,9 +47,9 @@ class Labelling:
         for labels in start.tables.values():
             self._add(labels)
 
-    def left(self) -> Labelled:
+    def left(self) -> Relaxation:
         """Return what is left, arc consistent."""
-        return Labelled(self.names, self.state_counts, dict(self.tables), self.price).consistent({})
+        return Relaxation(self.names, self.state_counts, dict(self.tables), self.price).consistent({})
 
     def eliminated(self, most_rows: float) -> Labels | None:
         """Return the labels of whole assignments when all variables are eliminated, None where there were too many.
@@ -204,4 +204,4 @@ class Labelling:
 
 def nothing() -> Labels:
     """Return the one label of no variables, which weighs nothing."""
-    return Labels(Table("", (), np.zeros((0, 1), np.int32), np.zeros(1)), np.zeros(1), np.zeros(1, np.int64))
+    return Labels(CostTable("", (), np.zeros((0, 1), np.int32), np.zeros(1)), np.zeros(1), np.zeros(1, np.int64))

@@ -1,4 +1,4 @@
-"""Variables put between two others that see each other only roughly: many states, few kinds of them."""
+"""Variable splitting: a variable between two others that see each other only roughly, with few kinds of states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.consistency import Consistent
-from autotuner.solve.tables import Codes, Costs, Table, hashes
+from autotuner.solve.arc_consistency import Consistent
+from autotuner.solve.tables import Codes, Costs, CostTable, hashes
 
 # A table with fewer rows, or with fewer to save, is joined as quickly as it would be split.
 FEWEST_ROWS = 150
@@ -37,9 +37,9 @@ def split(left: Consistent, state_counts: Sequence[int]) -> Split:
     Cost:
         O(r) steps for r rows, once; kinds are found by sums of hashes, and then compared exactly.
     """
-    names, counts, tables = list(left.names), list(state_counts), dict[int, Table]()
+    names, counts, tables = list(left.names), list(state_counts), dict[int, CostTable]()
     domains = dict(left.domains)
-    added: list[Table] = []
+    added: list[CostTable] = []
     for place, table in left.tables.items():
         checkpoint()
         kinds = _kinds(table, counts) if len(table.variables) == 2 and table.rows >= FEWEST_ROWS else None
@@ -52,12 +52,14 @@ def split(left: Consistent, state_counts: Sequence[int]) -> Split:
         domains[kind] = np.ones(kinds.count, np.bool_)
         states = np.flatnonzero(kinds.of >= 0).astype(np.int32)
         nothing = np.zeros(len(states))
-        added.append(Table(table.name, (table.variables[side], kind), np.stack([states, kinds.of[states]]), nothing))
+        added.append(
+            CostTable(table.name, (table.variables[side], kind), np.stack([states, kinds.of[states]]), nothing)
+        )
         kept = table.take(kinds.first)
         columns = kept.columns.copy()
         columns[side] = kinds.of[columns[side]]
         variables = (kind, table.variables[1]) if side == 0 else (table.variables[0], kind)
-        tables[place] = Table(table.name, variables, columns, kept.costs)
+        tables[place] = CostTable(table.name, variables, columns, kept.costs)
     tables.update(enumerate(added, start=max(tables, default=-1) + 1))
     readers: dict[int, list[int]] = {}
     for place, table in tables.items():
@@ -79,7 +81,7 @@ class _Kinds:
     first: NDArray[np.bool_]
 
 
-def _kinds(table: Table, state_counts: Sequence[int]) -> _Kinds | None:
+def _kinds(table: CostTable, state_counts: Sequence[int]) -> _Kinds | None:
     """Return the kinds of that side's states which leave fewer rows, None where neither saves enough."""
     found = []
     for side in (0, 1):
@@ -107,7 +109,7 @@ def _alike(side: int, own: Codes, marks: NDArray[np.uint64], state_count: int) -
     return _Kinds(side, of, len(first), is_first[own])
 
 
-def _is_exact(table: Table, kinds: _Kinds, state_counts: Sequence[int]) -> bool:
+def _is_exact(table: CostTable, kinds: _Kinds, state_counts: Sequence[int]) -> bool:
     """Say whether the states of each kind have the very same rows; a sum of hashes only makes it likely."""
     own, other = table.columns[kinds.side], table.columns[1 - kinds.side]
     other_count = state_counts[table.variables[1 - kinds.side]]

@@ -1,19 +1,18 @@
-"""Min-sum variable elimination: one variable after another is minimised out, then the choices are read back."""
+"""Min-sum bucket elimination: one variable after another is minimised out, then the states are read back."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import log2
 
 import numpy as np
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
-from autotuner.solve.bounds import near_order, pruned, tightened
-from autotuner.solve.consistency import Consistent, bound_us, consistent
-from autotuner.solve.limits import Limits, TooLargeError
-from autotuner.solve.order import estimated_bytes
-from autotuner.solve.search import first_assignment
-from autotuner.solve.tables import Codes, Costs, Integers, Table, join, minimised, product
+from autotuner.solve.arc_consistency import Consistent, bound_us, consistent, first_assignment
+from autotuner.solve.limits import SolverLimits, TooLargeError, needed_bytes
+from autotuner.solve.reduced_costs import near_order, pruned, tightened
+from autotuner.solve.tables import Codes, Costs, CostTable, Integers, join, minimised, product
 
 # More sweeps lift the bound by less than the next elimination does; seen on layers of 80 operators.
 SWEEPS = 8
@@ -22,11 +21,11 @@ JOINED = 20
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Choice:
+class ArgminTable:
     """The best state of a variable that is gone, for each row of the variables that stood beside it."""
 
     variable: int
-    rest: Table
+    rest: CostTable
     states: Codes
 
     def state(self, codes: Mapping[int, int]) -> int:
@@ -37,15 +36,15 @@ class Choice:
         return int(self.states[np.argmax(match)])
 
 
-class Elimination:
-    """The tables that are left while variables are eliminated, and the choices so far, in order.
+class BucketElimination:
+    """The tables that are left while variables are eliminated, and the argmin tables so far, in order.
 
     Args:
         names: of the variables, by number, for messages.
         state_counts: number of states of each variable.
         tables: what is to be minimised in sum; arc consistent.
         limits: what this and its copies may use.
-        choices: of variables that are gone already.
+        argmins: of variables that are gone already.
         constant: what is to be added to the sum.
     """
 
@@ -53,17 +52,17 @@ class Elimination:
         self,
         names: Sequence[str],
         state_counts: Sequence[int],
-        tables: Iterable[Table],
-        limits: Limits,
-        choices: Iterable[Choice] = (),
+        tables: Iterable[CostTable],
+        limits: SolverLimits,
+        argmins: Iterable[ArgminTable] = (),
         constant: float = 0.0,
     ) -> None:
         self.names = names
         self.state_counts = state_counts
         self.limits = limits
-        self.choices = list(choices)
+        self.argmins = list(argmins)
         self.constant = constant
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, CostTable] = {}
         self.readers: dict[int, dict[int, None]] = {}
         self._made = 0
         self._counts: dict[tuple[int, int], Integers] = {}
@@ -92,9 +91,9 @@ class Elimination:
         every = np.concatenate([np.zeros(0), *above])
         return np.sort(every[every > 0])
 
-    def copy(self) -> "Elimination":
+    def copy(self) -> "BucketElimination":
         """Return another elimination that goes on from here."""
-        other = Elimination(self.names, self.state_counts, (), self.limits, self.choices, self.constant)
+        other = BucketElimination(self.names, self.state_counts, (), self.limits, self.argmins, self.constant)
         other.tables, other._made, other._left = dict(self.tables), self._made, self._left
         other._counts = dict(self._counts)
         other.readers = {v: dict(places) for v, places in self.readers.items()}
@@ -103,8 +102,8 @@ class Elimination:
     def codes(self) -> dict[int, int]:
         """Return the best state of each variable, all of which are eliminated."""
         codes: dict[int, int] = {}
-        for choice in reversed(self.choices):
-            codes[choice.variable] = choice.state(codes)
+        for argmin in reversed(self.argmins):
+            codes[argmin.variable] = argmin.state(codes)
         return codes
 
     def run(self, most_rows: float, kept: Collection[int] = ()) -> bool:
@@ -149,7 +148,7 @@ class Elimination:
                     heappush(heap, (rows[other], other))
         return not self.readers
 
-    def without(self, variable: int, state: int) -> "Elimination":
+    def without(self, variable: int, state: int) -> "BucketElimination":
         """Return an elimination of the same without a state of a variable that is left.
 
         Raises:
@@ -183,7 +182,7 @@ class Elimination:
             raise InfeasibleError(f"no assignment costs {most_us} us or less: the bound is {bound} us")
         return pruned(left, most_us - bound), bound
 
-    def dive(self) -> "Elimination | None":
+    def dive(self) -> "BucketElimination | None":
         """Return this, complete, with the first assignment that a greedy search finds; None where it gave up.
 
         Raises:
@@ -197,7 +196,7 @@ class Elimination:
         complete._replace(found)
         return complete
 
-    def halves(self) -> list["Elimination"]:
+    def halves(self) -> list["BucketElimination"]:
         """Return eliminations that share out the states of the variable with most rows; the cheaper half comes first.
 
         Raises:
@@ -232,12 +231,12 @@ class Elimination:
         """Go on with these tables; a variable with a single state left is gone."""
         self.tables, self.readers, self._counts, self._left = {}, {}, {}, None
         settled = {v: np.flatnonzero(domain) for v, domain in left.domains.items() if domain.sum() == 1}
-        nothing = Table("", (), np.zeros((0, 1), np.int32), np.zeros(1))
-        self.choices += [Choice(v, nothing, states.astype(np.int32)) for v, states in settled.items()]
+        nothing = CostTable("", (), np.zeros((0, 1), np.int32), np.zeros(1))
+        self.argmins += [ArgminTable(v, nothing, states.astype(np.int32)) for v, states in settled.items()]
         for table in left.tables.values():
             self._add(table.without(settled))
 
-    def _add(self, table: Table) -> None:
+    def _add(self, table: CostTable) -> None:
         """Add a table, as one with every table whose variables are among its own, or that has all of its own."""
         while (both := self._with_narrower(table)) is not None:
             table = both
@@ -250,7 +249,7 @@ class Elimination:
         self._made += 1
         self._left = None
 
-    def _with_narrower(self, table: Table) -> Table | None:
+    def _with_narrower(self, table: CostTable) -> CostTable | None:
         """Return the table joined with one whose variables are among its own or the other way, which is gone then."""
         scope = set(table.variables)
         for place in {place: None for variable in table.variables for place in self.readers.get(variable, ())}:
@@ -267,7 +266,7 @@ class Elimination:
             return both
         return None
 
-    def _remove(self, place: int) -> Table:
+    def _remove(self, place: int) -> CostTable:
         table = self.tables.pop(place)
         self._left = None
         for variable in table.variables:
@@ -303,7 +302,7 @@ class Elimination:
             self._remove(place)
         del self.readers[variable]
         rest, states = minimised(joined, variable, self.state_counts)
-        self.choices.append(Choice(variable, rest, states))
+        self.argmins.append(ArgminTable(variable, rest, states))
         self._add(rest)
         return rest.variables
 
@@ -331,3 +330,35 @@ def estimated_rows(
     shared.pop(variable, None)
     joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items() if count > 1)
     return min(joined, product(alive[v] for v in shared)), joined
+
+
+def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int]) -> float:
+    """Return what the largest table of an elimination without bounds needs at most, the lightest result first.
+
+    Rows that are missing are counted as if they were there, so the truth may be far less.
+
+    Args:
+        scopes: the variables of each table.
+        alive: how many states of each variable are left.
+
+    Source:
+        Kjaerulff, Triangulation of graphs (1990), for orders by weight.
+    """
+    near: dict[int, set[int]] = {}
+    for scope in scopes:
+        for variable in scope:
+            near.setdefault(variable, set()).update(scope)
+    bits = {v: log2(max(1, alive[v])) for v in near}
+    weight = {v: sum(bits[u] for u in others) for v, others in near.items()}
+    most = 0.0
+    while weight:
+        checkpoint()
+        variable = min(weight, key=lambda v: (weight[v], v))
+        others = near.pop(variable)
+        most = max(most, needed_bytes(2.0 ** weight.pop(variable), len(others)))
+        others.discard(variable)
+        for other in others:
+            near[other] |= others
+            near[other].discard(variable)
+            weight[other] = sum(bits[u] for u in near[other])
+    return most

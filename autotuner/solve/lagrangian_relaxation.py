@@ -1,4 +1,4 @@
-"""A problem with bytes on arrays: rows with labels, the prices of bytes that bounds are made of, and what they drop."""
+"""Lagrangian relaxation of a budget: a price for held bytes, and the bounds that it gives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotuner.errors import InfeasibleError
-from autotuner.solve.bounds import near_order, tightened
-from autotuner.solve.consistency import Consistent, Domain, bound_us, consistent, whole
-from autotuner.solve.elimination import SWEEPS, Choice
+from autotuner.solve.arc_consistency import Consistent, Domain, arc_consistent, bound_us, consistent
+from autotuner.solve.bucket_elimination import SWEEPS, ArgminTable
+from autotuner.solve.dominance import merged
 from autotuner.solve.labels import Labels
 from autotuner.solve.problem import Factor, Problem
-from autotuner.solve.reduction import merged
-from autotuner.solve.splitting import split
-from autotuner.solve.tables import Costs, Network, Table, encode
+from autotuner.solve.reduced_costs import near_order, tightened
+from autotuner.solve.tables import Costs, CostTable, Network, encode
+from autotuner.solve.variable_splitting import split
 
 # Costs are moved between tables once more where it lifted the bound by more than this share of what is spare, but no
 # more often than this.
@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class Relaxation:
     """Labels whose sums are the assignments, arc consistent.
 
     Args:
@@ -63,7 +63,7 @@ class Labelled:
         """Return the sum of each table's cheapest row: no assignment has less time and price together."""
         return bound_us(labels.table for labels in self.tables.values())
 
-    def at(self, price: float) -> "Labelled":
+    def at(self, price: float) -> "Relaxation":
         """Return the same with another price for a held byte."""
         if price == self.price:
             return self
@@ -71,7 +71,7 @@ class Labelled:
         tables = {p: t.costing(t.table.costs + more * t.held_bytes) for p, t in self.tables.items()}
         return replace(self, tables=tables, price=price)
 
-    def narrowed(self, variable: int, domain: Domain) -> "Labelled":
+    def narrowed(self, variable: int, domain: Domain) -> "Relaxation":
         """Return what is left when a variable keeps only these of its states.
 
         Raises:
@@ -81,7 +81,7 @@ class Labelled:
             {p: domain[t.table.column(variable)] for p, t in self.tables.items() if variable in t.table.variables}
         )
 
-    def taking(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Labelled":
+    def taking(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Relaxation":
         """Return what is left with these rows only of some of the tables.
 
         Raises:
@@ -89,7 +89,7 @@ class Labelled:
         """
         return self if all(each.all() for each in kept.values()) else self.consistent(kept)
 
-    def consistent(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Labelled":
+    def consistent(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Relaxation":
         """Return what arc consistency leaves of these rows of some of the tables, and all of the others.
 
         Raises:
@@ -106,15 +106,15 @@ class Labelled:
             else labels
             for place, labels in self.tables.items()
         }
-        return Labelled(self.names, self.state_counts, tables, self.price)
+        return Relaxation(self.names, self.state_counts, tables, self.price)
 
-    def tightened(self) -> "Labelled":
+    def tightened(self) -> "Relaxation":
         """Return the same with costs moved between tables so that the bound is tighter."""
         left = tightened(self.left, near_order(self.left), SWEEPS)
         tables = {place: labels.costing(left.tables[place].costs) for place, labels in self.tables.items()}
-        return Labelled(self.names, self.state_counts, tables, self.price)
+        return Relaxation(self.names, self.state_counts, tables, self.price)
 
-    def shrunk(self, price: float, most_us: float) -> "Labelled":
+    def shrunk(self, price: float, most_us: float) -> "Relaxation":
         """Return what is left within `most_us` at a price, with a bound as tight as moving costs makes it.
 
         Raises:
@@ -128,7 +128,7 @@ class Labelled:
                 break
         return given.within(most_us)
 
-    def within(self, most_us: float) -> "Labelled":
+    def within(self, most_us: float) -> "Relaxation":
         """Return what is left without rows that no assignment of at most so much time and price can have.
 
         Raises:
@@ -136,7 +136,7 @@ class Labelled:
         """
         return self.taking(self._affordable(most_us))
 
-    def fitting(self, budget_bytes: int) -> "Labelled":
+    def fitting(self, budget_bytes: int) -> "Relaxation":
         """Return what is left without rows that no assignment within the budget can have, by bounds on held bytes.
 
         Raises:
@@ -151,10 +151,10 @@ class Labelled:
         units = self._holding().bound_us() / self.unit_bytes
         return ceil(units - 1e-6) * self.unit_bytes
 
-    def _holding(self) -> "Labelled":
+    def _holding(self) -> "Relaxation":
         """Return the labels at the bytes that they hold as costs, with a tight bound."""
         held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
-        return Labelled(self.names, self.state_counts, held, 1.0).tightened().tightened()
+        return Relaxation(self.names, self.state_counts, held, 1.0).tightened().tightened()
 
     def _affordable(self, most_us: float) -> dict[int, NDArray[np.bool_]]:
         spare = most_us - self.bound_us()
@@ -164,28 +164,28 @@ class Labelled:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class BudgetNetwork:
     """A problem on arrays.
 
     Args:
         network: of the problem, with its times.
         start: its tables as labels, variables that are forced to be equal merged and wide pairs split.
-        choices: how to read the variables that are gone.
+        argmins: how to read the variables that are gone.
     """
 
     network: Network
-    start: Labelled
-    choices: tuple[Choice, ...]
+    start: Relaxation
+    argmins: tuple[ArgminTable, ...]
 
     def states(self, codes: Mapping[int, int]) -> dict[str, str]:
         """Return the states of all variables by their names, from those of the variables that labels tell."""
         codes = dict(codes)
-        for choice in reversed(self.choices):
-            codes[choice.variable] = choice.state(codes)
+        for argmin in reversed(self.argmins):
+            codes[argmin.variable] = argmin.state(codes)
         return self.network.named(codes)
 
 
-def encoded(problem: Problem) -> Encoded:
+def encoded(problem: Problem) -> BudgetNetwork:
     """Return the problem on arrays.
 
     No state goes because another one replaces it, as `exact` has it: that looks at one weight only.
@@ -205,13 +205,13 @@ def encoded(problem: Problem) -> Encoded:
         table.costing(numbers[start : start + table.rows])
         for table, start in zip(network.tables, ends[:-1], strict=True)
     )
-    parts = split(whole(replace(network, tables=tables)), network.state_counts)
-    left, choices = merged(parts.left, parts.state_counts)
+    parts = split(arc_consistent(replace(network, tables=tables)), network.state_counts)
+    left, argmins = merged(parts.left, parts.state_counts)
     labels = {}
     for number, table in left.tables.items():
         time_us, held = distinct[:, table.costs.astype(np.intp)]
         labels[number] = Labels(table.costing(time_us), time_us, held.astype(np.int64))
-    return Encoded(network, Labelled(left.names, parts.state_counts, labels), tuple(choices))
+    return BudgetNetwork(network, Relaxation(left.names, parts.state_counts, labels), tuple(argmins))
 
 
 def _numbered(weights: Costs) -> tuple[Costs, Costs]:
@@ -224,7 +224,7 @@ def _numbered(weights: Costs) -> tuple[Costs, Costs]:
     return ranked[:, is_new], numbers
 
 
-def _weights(factor: Factor, table: Table, code: Sequence[dict[str, int]], place: Mapping[str, int]) -> Costs:
+def _weights(factor: Factor, table: CostTable, code: Sequence[dict[str, int]], place: Mapping[str, int]) -> Costs:
     """Return the times and held bytes of the factor's rows, in the order of the table's."""
     weights = np.zeros((2, table.rows))
     weights[0] = table.costs

@@ -1,4 +1,4 @@
-"""What no whole assignment can use, found before any search: states and rows that some neighbour does not support."""
+"""Arc consistency: states and rows without support go; and a depth-first search that maintains it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.solve.problem import Problem
-from autotuner.solve.tables import Costs, Integers, Network, Table, encode
+from autotuner.solve.tables import Costs, CostTable, Integers, Network, encode
 
 Domain = NDArray[np.bool_]
 
@@ -27,7 +27,7 @@ class Consistent:
     """
 
     names: Sequence[str]
-    tables: dict[int, Table]
+    tables: dict[int, CostTable]
     domains: dict[int, Domain]
     readers: Mapping[int, Sequence[int]]
     _cheapest: dict[int, Costs] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Consistent:
         """
         return self.reduced(self.tables, domains)
 
-    def reduced(self, tables: Mapping[int, Table], domains: Mapping[int, Domain]) -> "Consistent":
+    def reduced(self, tables: Mapping[int, CostTable], domains: Mapping[int, Domain]) -> "Consistent":
         """Return what is left of tables of fewer rows when these variables keep only these of their states.
 
         Raises:
@@ -76,7 +76,7 @@ class Consistent:
         return self._cheapest[variable]
 
 
-def consistent(names: Sequence[str], tables: Mapping[int, Table], state_counts: Sequence[int]) -> Consistent:
+def consistent(names: Sequence[str], tables: Mapping[int, CostTable], state_counts: Sequence[int]) -> Consistent:
     """Return the tables without states and rows that cannot be part of any whole assignment.
 
     Raises:
@@ -122,7 +122,7 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
     return given
 
 
-def _emptied(names: Sequence[str], table: Table) -> str:
+def _emptied(names: Sequence[str], table: CostTable) -> str:
     if not table.variables:
         return f"factor {table.name!r} has no rows, so no assignment is allowed: give it at least one"
     variables = ", ".join(repr(names[v]) for v in table.variables)
@@ -132,7 +132,7 @@ def _emptied(names: Sequence[str], table: Table) -> str:
     )
 
 
-def whole(network: Network) -> Consistent:
+def arc_consistent(network: Network) -> Consistent:
     """Return all of the network's tables, arc consistent.
 
     Raises:
@@ -193,9 +193,69 @@ def independent_bound_us(problem: Problem) -> float:
     Raises:
         InfeasibleError: nothing is left of some factor.
     """
-    return bound_us(whole(encode(problem)).tables.values())
+    return bound_us(arc_consistent(encode(problem)).tables.values())
 
 
-def bound_us(tables: Iterable[Table]) -> float:
+def bound_us(tables: Iterable[CostTable]) -> float:
     """Return the sum of each table's cheapest row."""
     return fsum(float(table.costs.min()) for table in tables)
+
+
+def first_assignment(
+    left: Consistent, order: Sequence[int], preferred: Mapping[int, int], most_backtracks: int
+) -> Consistent | None:
+    """Return what is left when each variable of `order` has one state, or None after too many backtracks.
+
+    Each variable takes its preferred state, or else the one whose cheapest rows cost least in sum; where that leaves
+    nothing of some table, the next one; where no state is left, the variable before takes its next one.
+
+    Args:
+        left: arc consistent tables; every variable of theirs is in `order`.
+        order: which variable is assigned first, second ...
+        preferred: states to try first.
+        most_backtracks: states that may turn out wrong before the search ends without an answer.
+
+    Raises:
+        InfeasibleError: every way was tried.
+    """
+    assigned = 0
+    reason = ""
+    before: list[tuple[Consistent, list[int]]] = []
+    untried = _ranked(left, order[0], preferred) if order else []
+    backtracks = 0
+    while assigned < len(order):
+        variable = order[assigned]
+        if not untried:
+            if not before:
+                raise InfeasibleError(f"every assignment breaks some factor; of the last one tried, {reason}")
+            left, untried = before.pop()
+            assigned -= 1
+            continue
+        state = untried.pop()
+        try:
+            narrowed = left if len(left.states(variable)) == 1 else left.assigned(variable, state)
+        except InfeasibleError as error:
+            reason = str(error)
+            backtracks += 1
+            if backtracks > most_backtracks:
+                return None
+            continue
+        assigned += 1
+        before.append((left, untried))
+        left = narrowed
+        if assigned < len(order):
+            untried = _ranked(left, order[assigned], preferred)
+    return left
+
+
+def _ranked(left: Consistent, variable: int, preferred: Mapping[int, int]) -> list[int]:
+    """Return the variable's states, the one to try first at the end."""
+    states = left.states(variable)
+    if len(states) == 1:
+        return [int(states[0])]
+    costs = left.cheapest(variable)[states]
+    ranked = [int(states[place]) for place in np.argsort(costs, kind="stable")[::-1]]
+    if (first := preferred.get(variable)) in ranked:
+        ranked.remove(first)
+        ranked.append(first)
+    return ranked

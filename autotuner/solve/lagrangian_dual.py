@@ -1,16 +1,66 @@
-"""A problem with bytes made ready for one budget after the other, and the fewest bytes that it can do with."""
+"""Lagrangian dual of a budget: the cheapest plan at a price for held bytes, and the leanest plan."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
 
+import numpy as np
+
 from autotuner.errors import InfeasibleError
-from autotuner.solve.exact import with_margin
-from autotuner.solve.labelled import Encoded, Labelled, encoded
-from autotuner.solve.labelling import Labelling
-from autotuner.solve.limits import MEMORY_BYTES, Limits
-from autotuner.solve.priced import Plan, priced
+from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.exact import cheapest, with_margin
+from autotuner.solve.label_setting import LabelSetting
+from autotuner.solve.lagrangian_relaxation import BudgetNetwork, Relaxation, encoded
+from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
+from autotuner.solve.tables import CostTable
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """An assignment, its time and the bytes that it holds.
+
+    Args:
+        codes: states by number, of the variables of what was solved and of all that were eliminated before.
+    """
+
+    codes: dict[int, int]
+    states: dict[str, str]
+    time_us: float
+    held_bytes: int
+
+
+def plan_of(problem: Problem, encoded: BudgetNetwork, codes: dict[int, int]) -> BudgetPlan:
+    """Return the plan with these states."""
+    states = encoded.states(codes)
+    return BudgetPlan(codes, states, problem.cost_us(states), problem.held_bytes(states))
+
+
+def priced(
+    problem: Problem, encoded: BudgetNetwork, given: Relaxation, limits: SolverLimits
+) -> tuple[BudgetPlan, float]:
+    """Return the plan with the least time and price together, found as by `exact`, and a bound on the sum of both.
+
+    Raises:
+        InfeasibleError: there is no assignment.
+    """
+    tables = []
+    for labels in given.tables.values():
+        rows, table = labels.cheapest(given.state_counts), labels.table
+        tables.append((rows, CostTable(table.name, table.variables, table.columns[:, rows], table.costs[rows])))
+    found = cheapest(
+        BucketElimination(given.names, given.state_counts, [table for _, table in tables], limits),
+    )
+    chosen = found.plan.codes()
+    codes = dict(chosen)
+    for labels, (rows, table) in zip(given.tables.values(), tables, strict=True):
+        match = np.ones(table.rows, np.bool_)
+        for variable, column in zip(table.variables, table.columns, strict=True):
+            match &= column == chosen[variable]
+        codes |= labels.codes(int(rows[np.argmax(match)]))
+    bound = found.plan.constant if found.bound_us is None else found.bound_us
+    return plan_of(problem, encoded, codes), with_margin(bound, -1)
+
 
 # Results of so many labels are cheaper to have once than to do without at every price.
 FEW_LABELS = 1_000.0
@@ -32,13 +82,13 @@ def least_bytes(
     Raises:
         InfeasibleError: the factors contradict each other.
     """
-    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    plan, _ = prepared(problem, limits).leanest()
+    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    plan, _ = lagrangian_dual(problem, limits).leanest()
     return Solution(plan.states, plan.time_us, 0.0, "least_bytes", limits.statistics(), plan.held_bytes)
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class LagrangianDual:
     """A problem made ready once, to be solved for one budget after the other.
 
     Args:
@@ -46,11 +96,11 @@ class Prepared:
     """
 
     problem: Problem
-    encoded: Encoded
-    given: Labelled
-    limits: Limits
+    encoded: BudgetNetwork
+    given: Relaxation
+    limits: SolverLimits
 
-    def at(self, given: Labelled, price: float) -> tuple[Plan, float]:
+    def at(self, given: Relaxation, price: float) -> tuple[BudgetPlan, float]:
         """Return the cheapest plan where a held byte costs `price`, and the bound on its time and price together.
 
         Raises:
@@ -61,13 +111,12 @@ class Prepared:
             now = monotonic()
             self.limits.ends_at = min(ends_at, now + SLICE * max(0.0, ends_at - now))
         try:
-            found = priced(self.problem, self.encoded, given.at(price), self.limits)
+            return priced(self.problem, self.encoded, given.at(price), self.limits)
         finally:
             self.limits.ends_at = ends_at
-        return found.plan, found.bound_us
 
     @cached_property
-    def fastest(self) -> tuple[Plan, float]:
+    def fastest(self) -> tuple[BudgetPlan, float]:
         """The plan of least time, and a bound on the times of all."""
         return self.at(self.given, 0.0)
 
@@ -77,7 +126,7 @@ class Prepared:
         plan, _ = self.fastest
         return tuple(times * plan.time_us / (1 + plan.held_bytes) for times in STEEP)
 
-    def fitting(self, budget_bytes: int) -> tuple[Plan | None, bool]:
+    def fitting(self, budget_bytes: int) -> tuple[BudgetPlan | None, bool]:
         """Return a plan within the budget, None where none was found; and whether that is proven."""
         try:
             plan, proven = self._fewest_held(self.given.fitting(budget_bytes))
@@ -85,7 +134,7 @@ class Prepared:
             return None, True
         return (plan, True) if plan.held_bytes <= budget_bytes else (None, proven)
 
-    def leanest(self) -> tuple[Plan, bool]:
+    def leanest(self) -> tuple[BudgetPlan, bool]:
         """Return the plan that holds the fewest bytes, and whether that is proven.
 
         Raises:
@@ -94,7 +143,7 @@ class Prepared:
         plan, proven = self._fewest_held(self.given)
         return plan, proven and not self.limits.over
 
-    def _fewest_held(self, given: Labelled) -> tuple[Plan, bool]:
+    def _fewest_held(self, given: Relaxation) -> tuple[BudgetPlan, bool]:
         """Return a plan that holds the fewest bytes, and whether that is proven.
 
         A price that is far from extreme mostly gives one, and a bound on bytes alone proves it, in much less time than
@@ -111,13 +160,13 @@ class Prepared:
         return plan, with_margin(bound_us) >= plan.time_us + saved_us
 
 
-def prepared(problem: Problem, limits: Limits) -> Prepared:
+def lagrangian_dual(problem: Problem, limits: SolverLimits) -> LagrangianDual:
     """Return the problem made ready.
 
     Raises:
         InfeasibleError: the factors contradict each other.
     """
     found = encoded(problem)
-    labelling = Labelling(found.start, limits)
+    labelling = LabelSetting(found.start, limits)
     labelling.run(FEW_LABELS)
-    return Prepared(problem, found, labelling.left(), limits)
+    return LagrangianDual(problem, found, labelling.left(), limits)
