@@ -11,11 +11,9 @@ from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, bound_us, consistent, first_assignment
 from autotuner.solve.limits import SolverLimits, TooLargeError, needed_bytes
-from autotuner.solve.reduced_costs import near_order, pruned, tightened
+from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened
 from autotuner.solve.tables import Codes, Costs, CostTable, Integers, join, minimised, product
 
-# More sweeps lift the bound by less than the next elimination does; seen on layers of 80 operators.
-SWEEPS = 8
 # A join may be this much larger than what is left of it after the projection.
 JOINED = 20
 

@@ -180,7 +180,7 @@ class BudgetSearch:
 
     @property
     def _cutoff_us(self) -> float:
-        """What is as dear is not looked for."""
+        """A bound on the time of plans worth finding: those that take as long are not looked for."""
         assert self.best is not None
         return with_margin(self.best.time_us, -1) / (1 + self.epsilon)
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent
-from autotuner.solve.bucket_elimination import SWEEPS, estimated_rows
+from autotuner.solve.bucket_elimination import estimated_rows
 from autotuner.solve.exact import with_margin
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem, State
-from autotuner.solve.reduced_costs import near_order, pruned, tightened
+from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened
 from autotuner.solve.tables import Costs, CostTable, Integers, encode, join, keys, minimised
 from autotuner.solve.variable_splitting import split
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, Domain, arc_consistent, bound_us, consistent
-from autotuner.solve.bucket_elimination import SWEEPS, ArgminTable
+from autotuner.solve.bucket_elimination import ArgminTable
 from autotuner.solve.dominance import merged
 from autotuner.solve.labels import Labels
 from autotuner.solve.problem import Factor, Problem
-from autotuner.solve.reduced_costs import near_order, tightened
+from autotuner.solve.reduced_costs import SWEEPS, near_order, tightened
 from autotuner.solve.tables import Costs, CostTable, Network, encode
 from autotuner.solve.variable_splitting import split
 

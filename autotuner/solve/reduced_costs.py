@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from autotuner.checkpoint import checkpoint
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us
-from autotuner.solve.bucket_elimination import SWEEPS
 from autotuner.solve.problem import Problem, State
 from autotuner.solve.tables import Costs, CostTable, encode
+
+# More sweeps lift the bound by less than the next elimination does; seen on layers of 80 operators.
+SWEEPS = 8
 
 
 def near_order(left: Consistent) -> list[int]:
