@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import log2
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, bound_us, consistent, first_assignment
-from autotuner.solve.limits import SolverLimits, TooLargeError, needed_bytes
+from autotuner.solve.buckets import Buckets, Estimate
+from autotuner.solve.limits import SolverLimits, needed_bytes
 from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened
 from autotuner.solve.tables import Codes, Costs, CostTable, Integers, join, minimised, product
 
@@ -34,7 +34,7 @@ class ArgminTable:
         return int(self.states[np.argmax(match)])
 
 
-class BucketElimination:
+class BucketElimination(Buckets[CostTable]):
     """The tables that are left while variables are eliminated, and the argmin tables so far, in order.
 
     Args:
@@ -55,23 +55,14 @@ class BucketElimination:
         argmins: Iterable[ArgminTable] = (),
         constant: float = 0.0,
     ) -> None:
+        super().__init__(state_counts)
         self.names = names
-        self.state_counts = state_counts
         self.limits = limits
         self.argmins = list(argmins)
         self.constant = constant
-        self.tables: dict[int, CostTable] = {}
-        self.readers: dict[int, dict[int, None]] = {}
-        self._made = 0
-        self._counts: dict[tuple[int, int], Integers] = {}
         self._left: Consistent | None = None
         for table in tables:
             self._add(table)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that are left, of all tables."""
-        return sum(table.rows for table in self.tables.values())
 
     @property
     def bound_us(self) -> float:
@@ -80,8 +71,7 @@ class BucketElimination:
 
     def estimated_bytes(self) -> float:
         """Return what the largest table would need at most if elimination went on without bounds."""
-        alive = {v: self._states(v) for v in self.readers}
-        return estimated_bytes((table.variables for table in self.tables.values()), alive)
+        return estimated_bytes((table.variables for table in self.tables.values()), self._alive())
 
     def spares(self) -> Costs:
         """Return how far rows lie above the cheapest of their table, in order, where they do."""
@@ -116,35 +106,16 @@ class BucketElimination:
 
         Raises:
             InfeasibleError: the tables of some variable share no row.
-            TooLargeError: `most_rows` is infinite, and a join would need too much memory.
         """
-        alive = {v: self._states(v) for v in self.readers}
-        rows = {v: self._estimate(v, alive) for v in self.readers if v not in kept}
-        # Estimates that no longer hold stay in the heap until they come up.
-        heap = [(estimate, v) for v, estimate in rows.items()]
-        heapify(heap)
-        while heap:
-            estimate, variable = heappop(heap)
-            if rows.get(variable) != estimate:
-                continue
+
+        def eliminate(variable: int, _: Estimate) -> tuple[int, ...]:
+            return self._eliminate(variable, JOINED * most_rows)
+
+        def stops(estimate: Estimate) -> bool:
             left, joined = estimate
-            if left > most_rows or joined > JOINED * most_rows:
-                return False
-            try:
-                touched = self._eliminate(variable, JOINED * most_rows)
-            except TooLargeError:
-                if most_rows == np.inf:
-                    raise
-                # Estimated too low; tables that are made later may still make it smaller.
-                rows[variable] = (np.inf, np.inf)
-                heappush(heap, (rows[variable], variable))
-                continue
-            del rows[variable]
-            for other in touched:
-                if other not in kept:
-                    rows[other] = self._estimate(other, alive)
-                    heappush(heap, (rows[other], other))
-        return not self.readers
+            return left > most_rows or joined > JOINED * most_rows
+
+        return self.in_order(eliminate, stops, kept) and not self.readers
 
     def without(self, variable: int, state: int) -> "BucketElimination":
         """Return an elimination of the same without a state of a variable that is left.
@@ -236,69 +207,30 @@ class BucketElimination:
 
     def _add(self, table: CostTable) -> None:
         """Add a table, as one with every table whose variables are among its own, or that has all of its own."""
-        while (both := self._with_narrower(table)) is not None:
-            table = both
-        if not table.variables:
+        table = self._absorbing(table)
+        if table.variables:
+            self._place(table)
+            self._left = None
+        else:
             self.constant += float(table.costs.sum())
-            return
-        self.tables[self._made] = table
-        for variable in table.variables:
-            self.readers.setdefault(variable, {})[self._made] = None
-        self._made += 1
-        self._left = None
 
-    def _with_narrower(self, table: CostTable) -> CostTable | None:
-        """Return the table joined with one whose variables are among its own or the other way, which is gone then."""
-        scope = set(table.variables)
-        for place in {place: None for variable in table.variables for place in self.readers.get(variable, ())}:
-            other = self.tables[place]
-            if not (scope.issuperset(other.variables) or scope.issubset(other.variables)):
-                continue
-            try:
-                both = join(table, other, self.state_counts, self.limits)
-            except TooLargeError:
-                continue
-            self._remove(place)
-            if not both.rows:
-                raise InfeasibleError(f"no row of {table.name!r} agrees with any of {other.name!r}")
-            return both
-        return None
+    def _join(self, table: CostTable, other: CostTable) -> CostTable:
+        return join(table, other, self.state_counts, self.limits)
 
     def _remove(self, place: int) -> CostTable:
-        table = self.tables.pop(place)
         self._left = None
-        for variable in table.variables:
-            self._counts.pop((place, variable), None)
-            del self.readers[variable][place]
-        return table
-
-    def _states(self, variable: int) -> int:
-        return min(int(np.count_nonzero(self._counted(place, variable))) for place in self.readers[variable])
-
-    def _counted(self, place: int, variable: int) -> Integers:
-        """Return how many rows of a table each state of the variable has."""
-        if (place, variable) not in self._counts:
-            column = self.tables[place].column(variable)
-            self._counts[place, variable] = np.bincount(column, minlength=self.state_counts[variable])
-        return self._counts[place, variable]
-
-    def _estimate(self, variable: int, alive: Mapping[int, int]) -> tuple[float, float]:
-        places = self.readers[variable]
-        scopes = [self.tables[place].variables for place in places]
-        return estimated_rows(scopes, [self._counted(place, variable) for place in places], variable, alive)
+        return super()._remove(place)
 
     def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
         """Minimise the variable out of its tables, unless a join has too many rows; return what stood beside it."""
-        bucket = sorted((self.tables[place] for place in self.readers[variable]), key=lambda table: table.rows)
+        bucket = self._bucket(variable)
         joined = bucket[0]
         for table in bucket[1:]:
             joined = join(joined, table, self.state_counts, self.limits, most_rows)
         if not joined.rows:
             factors = ", ".join(repr(table.name) for table in bucket)
             raise InfeasibleError(f"no state of variable {self.names[variable]!r} fits all that name it: {factors}")
-        for place in list(self.readers[variable]):
-            self._remove(place)
-        del self.readers[variable]
+        self._take_bucket(variable)
         rest, states = minimised(joined, variable, self.state_counts)
         self.argmins.append(ArgminTable(variable, rest, states))
         self._add(rest)

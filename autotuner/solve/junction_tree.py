@@ -9,7 +9,7 @@ import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent
-from autotuner.solve.bucket_elimination import estimated_rows
+from autotuner.solve.buckets import UNKNOWN, Buckets, Estimate
 from autotuner.solve.exact import with_margin
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem, State
@@ -23,13 +23,13 @@ JOINED = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Bucket:
+class Clique:
     """A variable that was eliminated.
 
     Args:
-        joined: all tables that named it, those made by the buckets below among them.
+        joined: all tables that named it, those made by the cliques below among them.
         result: what was left of `joined` without it.
-        below: places of the buckets whose results went into `joined`.
+        below: places of the cliques whose results went into `joined`.
     """
 
     variable: int
@@ -38,8 +38,8 @@ class Bucket:
     below: tuple[int, ...]
 
 
-class JunctionTree:
-    """All variables eliminated, one bucket each, the last one eliminated at the root.
+class JunctionTree(Buckets[CostTable]):
+    """All variables eliminated, one clique each, the last one eliminated at the root.
 
     Args:
         left: arc consistent tables.
@@ -65,72 +65,54 @@ class JunctionTree:
         limits: SolverLimits,
         most_us: float = np.inf,
     ) -> None:
-        self._names = left.names
-        self.state_counts = state_counts
+        super().__init__(state_counts)
+        self.names = left.names
         self.limits = limits
-        self.buckets: list[Bucket] = []
+        self.cliques: list[Clique] = []
         self.constant = 0.0
-        # Of each table that is left, the bucket that made it.
+        # Of each table that is left, the clique that made it.
         self._origin: dict[int, int | None] = {}
-        self._tables: dict[int, CostTable] = {}
-        self._readers: dict[int, dict[int, None]] = {}
+        self._most_us = most_us
+        # Where no bound can drop rows, there is nothing to tighten.
+        self._tight = most_us == inf
         for table in left.tables.values():
             self._add(table, None)
-        rows = self._estimates()
-        tight = most_us == np.inf
-        while rows:
-            if limits.over:
-                raise TooLargeError("the time was over before every variable was eliminated")
-            variable = min(rows, key=lambda v: (rows[v], v))
-            wide = rows[variable][0] > MOST_ROWS
-            if not wide or tight:
-                try:
-                    touched = self._eliminate(variable, np.inf if rows[variable][0] == np.inf else JOINED * MOST_ROWS)
-                except TooLargeError:
-                    if rows[variable][0] == np.inf:
-                        raise
-                    # Estimated too low; what is dropped or made later may still make it smaller.
-                    rows[variable] = (np.inf, np.inf)
-                    wide = True
-                else:
-                    del rows[variable]
-                    for other in touched:
-                        if other in rows:
-                            rows[other] = self._estimate(other)
-                    tight = most_us == np.inf
-            if wide and not tight:
-                self._tighten(most_us)
-                rows = self._estimates()
-                tight = True
+        while not self.in_order(self._eliminate, self._stops, stops_at_large=lambda: not self._tight):
+            self._tighten()
+
+    def _stops(self, estimate: Estimate) -> bool:
+        if self.limits.over:
+            raise TooLargeError("the time was over before every variable was eliminated")
+        return estimate[0] > MOST_ROWS and not self._tight
 
     def cheapest(self, totals: list[Costs]) -> dict[int, Costs]:
         """Return, for each variable, the best total through each of its states, inf where there is none.
 
-        The total through a row is what its bucket says below, and what the bucket
-        above says beside it: the best total of the rows above that agree, less what this bucket has in them already.
+        The total through a row is what its clique says below, and what the clique
+        above says beside it: the best total of the rows above that agree, less what this clique has in them already.
         """
         best = {}
-        for bucket, total in zip(self.buckets, totals, strict=True):
-            of_states = np.full(self.state_counts[bucket.variable], np.inf)
-            np.minimum.at(of_states, bucket.joined.column(bucket.variable), total)
-            best[bucket.variable] = of_states
+        for clique, total in zip(self.cliques, totals, strict=True):
+            of_states = np.full(self.state_counts[clique.variable], np.inf)
+            np.minimum.at(of_states, clique.joined.column(clique.variable), total)
+            best[clique.variable] = of_states
         return best
 
     def totals(self) -> list[Costs]:
-        """Return, for each bucket, the best total through each row of its joined table; see `cheapest`."""
-        beside = [np.zeros(bucket.result.rows) for bucket in self.buckets]
-        for bucket, costs in zip(self.buckets, beside, strict=True):
-            if not bucket.result.variables:
-                costs += self.constant - bucket.result.costs
+        """Return, for each clique, the best total through each row of its joined table; see `cheapest`."""
+        beside = [np.zeros(clique.result.rows) for clique in self.cliques]
+        for clique, costs in zip(self.cliques, beside, strict=True):
+            if not clique.result.variables:
+                costs += self.constant - clique.result.costs
         found = []
-        for place in reversed(range(len(self.buckets))):
-            bucket = self.buckets[place]
-            total = bucket.joined.costs + beside[place][self.rows_of(bucket.joined, bucket.result)]
+        for place in reversed(range(len(self.cliques))):
+            clique = self.cliques[place]
+            total = clique.joined.costs + beside[place][self.rows_of(clique.joined, clique.result)]
             found.append(total)
-            for below in bucket.below:
-                result = self.buckets[below].result
+            for below in clique.below:
+                result = self.cliques[below].result
                 outer = np.full(result.rows, np.inf)
-                np.minimum.at(outer, self.rows_of(bucket.joined, result), total)
+                np.minimum.at(outer, self.rows_of(clique.joined, result), total)
                 # A row that no row above agrees with is part of no assignment.
                 beside[below] = outer - result.costs
         return found[::-1]
@@ -144,54 +126,42 @@ class JunctionTree:
         found: np.ndarray[tuple[int], np.dtype[np.int64]] = row[key[narrow.rows :]]
         return found
 
-    def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
-        places = sorted(self._readers[variable], key=lambda place: self._tables[place].rows)
-        joined = self._tables[places[0]]
+    def _eliminate(self, variable: int, estimate: Estimate) -> tuple[int, ...]:
+        most_rows = inf if estimate == UNKNOWN else JOINED * MOST_ROWS
+        places = sorted(self.readers[variable], key=lambda place: self.tables[place].rows)
+        joined = self.tables[places[0]]
         for place in places[1:]:
-            joined = join(joined, self._tables[place], self.state_counts, self.limits, most_rows)
+            joined = join(joined, self.tables[place], self.state_counts, self.limits, most_rows)
         if not joined.rows:
-            factors = ", ".join(repr(self._tables[place].name) for place in places)
+            factors = ", ".join(repr(self.tables[place].name) for place in places)
             raise InfeasibleError(f"no row fits all of {factors}")
         below = tuple(origin for place in places if (origin := self._origin[place]) is not None)
-        for place in places:
-            for other in self._tables.pop(place).variables:
-                del self._readers[other][place]
-        del self._readers[variable]
+        self._take_bucket(variable)
         result, _ = minimised(joined, variable, self.state_counts)
         self.limits.hold(joined.nbytes + result.nbytes)
-        self.buckets.append(Bucket(variable, joined, result, below))
-        self._add(result, len(self.buckets) - 1)
+        self.cliques.append(Clique(variable, joined, result, below))
+        self._add(result, len(self.cliques) - 1)
+        self._tight = self._most_us == inf
         return result.variables
 
     def _add(self, table: CostTable, origin: int | None) -> None:
-        if not table.variables:
+        if table.variables:
+            self._origin[self._place(table)] = origin
+        else:
             self.constant += float(table.costs.sum())
-            return
-        place = len(self._origin)
-        self._origin[place] = origin
-        self._tables[place] = table
-        for variable in table.variables:
-            self._readers.setdefault(variable, {})[place] = None
 
-    def _tighten(self, most_us: float) -> None:
+    def _tighten(self) -> None:
         """Move costs between tables, which changes no total, and drop rows of which every total is above the most."""
-        left = consistent(self._names, self._tables, self.state_counts)
+        left = consistent(self.names, self.tables, self.state_counts)
         left = tightened(left, near_order(left), SWEEPS)
-        self._tables = pruned(left, most_us - self.constant - bound_us(left.tables.values())).tables
+        self.tables = pruned(left, self._most_us - self.constant - bound_us(left.tables.values())).tables
+        self._counts.clear()
+        self._tight = True
 
-    def _estimates(self) -> dict[int, tuple[float, float]]:
-        self._alive = {
-            v: min(len(np.unique(self._tables[place].column(v))) for place in places)
-            for v, places in self._readers.items()
-        }
-        return {v: self._estimate(v) for v in self._readers}
-
-    def _estimate(self, variable: int) -> tuple[float, float]:
-        tables = [self._tables[place] for place in self._readers[variable]]
-        # Joined tables are the ones that stay.
-        counts = [np.bincount(table.column(variable), minlength=self.state_counts[variable]) for table in tables]
-        rows, joined = estimated_rows([table.variables for table in tables], counts, variable, self._alive)
-        return joined, rows
+    def _estimate(self, variable: int, alive: Mapping[int, int]) -> Estimate:
+        """Estimate the rows of a joined table, which stays, and those of its result."""
+        result, joined = super()._estimate(variable, alive)
+        return joined, result
 
 
 class BestAssignments:
@@ -212,39 +182,39 @@ class BestAssignments:
         self._tree = tree
         self._totals = tree.totals()
         self.cheapest = tree.cheapest(self._totals)
-        self._place = {bucket.variable: place for place, bucket in enumerate(tree.buckets)}
-        self._above: dict[int, int] = {below: place for place, b in enumerate(tree.buckets) for below in b.below}
-        self._to_result: list[Integers] = []  # of each joined row, the row of the bucket's result
-        self._inside: list[Integers] = []  # of each row of the result, the best joined row of its own bucket
-        self._outside: dict[int, Integers] = {}  # of each row of the result, the best joined row of the bucket above
-        self._to_below: dict[int, Integers] = {}  # of each joined row of the bucket above, the row of the result
-        for place, bucket in enumerate(tree.buckets):
+        self._place = {clique.variable: place for place, clique in enumerate(tree.cliques)}
+        self._above: dict[int, int] = {below: place for place, b in enumerate(tree.cliques) for below in b.below}
+        self._to_result: list[Integers] = []  # of each joined row, the row of the clique's result
+        self._inside: list[Integers] = []  # of each row of the result, the best joined row of its own clique
+        self._outside: dict[int, Integers] = {}  # of each row of the result, the best joined row of the clique above
+        self._to_below: dict[int, Integers] = {}  # of each joined row of the clique above, the row of the result
+        for place, clique in enumerate(tree.cliques):
             total = self._totals[place]
-            down = tree.rows_of(bucket.joined, bucket.result)
+            down = tree.rows_of(clique.joined, clique.result)
             self._to_result.append(down)
-            self._inside.append(_first_least(down, total, bucket.result.rows))
-            for below in bucket.below:
-                rows = tree.rows_of(bucket.joined, tree.buckets[below].result)
+            self._inside.append(_first_least(down, total, clique.result.rows))
+            for below in clique.below:
+                rows = tree.rows_of(clique.joined, tree.cliques[below].result)
                 self._to_below[below] = rows
-                self._outside[below] = _first_least(rows, total, tree.buckets[below].result.rows)
+                self._outside[below] = _first_least(rows, total, tree.cliques[below].result.rows)
 
     def codes(self, variable: int, state: int) -> dict[int, int]:
         """Return the states of an assignment that has this one and the total that `cheapest` says, a finite one."""
         place = self._place[variable]
-        total = np.where(self._tree.buckets[place].joined.column(variable) == state, self._totals[place], np.inf)
+        total = np.where(self._tree.cliques[place].joined.column(variable) == state, self._totals[place], np.inf)
         codes: dict[int, int] = {}
         pending = [(place, int(np.argmin(total)), place)]
         # What shares no variable with it has a root of its own.
         root = place
         while root in self._above:
             root = self._above[root]
-        pending += [(other, int(self._inside[other][0]), other) for other, bucket in enumerate(self._tree.buckets)
+        pending += [(other, int(self._inside[other][0]), other) for other, clique in enumerate(self._tree.cliques)
                     if other != root and other not in self._above]  # fmt: skip
         while pending:
             place, row, origin = pending.pop()
-            bucket = self._tree.buckets[place]
-            codes[bucket.variable] = int(bucket.joined.column(bucket.variable)[row])
-            for below in bucket.below:
+            clique = self._tree.cliques[place]
+            codes[clique.variable] = int(clique.joined.column(clique.variable)[row])
+            for below in clique.below:
                 if below != origin:
                     pending.append((below, int(self._inside[below][self._to_below[below][row]]), place))
             above = self._above.get(place)

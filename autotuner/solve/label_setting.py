@@ -1,10 +1,12 @@
 """Label setting: elimination that keeps, for each combination of states, each unbeaten pair of time and bytes."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import bound_us
-from autotuner.solve.bucket_elimination import estimated_rows
+from autotuner.solve.buckets import Buckets, Estimate
 from autotuner.solve.labels import Labels, joined, undominated_rows
 from autotuner.solve.lagrangian_relaxation import Relaxation
 from autotuner.solve.limits import SolverLimits, TooLargeError
@@ -18,7 +20,7 @@ PAIRS = 25
 DROPPED = 0.1
 
 
-class LabelSetting:
+class LabelSetting(Buckets[Labels]):
     """The labels that are left while variables are eliminated.
 
     Args:
@@ -35,15 +37,12 @@ class LabelSetting:
         most_us: float = np.inf,
         most_pairs: float = np.inf,
     ) -> None:
+        super().__init__(start.state_counts)
         self.names = start.names
-        self.state_counts = start.state_counts
         self.price = start.price
         self.limits = limits
         self.most_us = most_us
         self.most_pairs = most_pairs
-        self.tables: dict[int, Labels] = {}
-        self.readers: dict[int, dict[int, None]] = {}
-        self._made = 0
         for labels in start.tables.values():
             self._add(labels)
 
@@ -61,9 +60,9 @@ class LabelSetting:
         while not self.limits.over and self.most_pairs >= 0:
             dropped = False
             if self.most_us < np.inf:
-                before = sum(labels.rows for labels in self.tables.values())
+                before = self.rows
                 self._tighten()
-                dropped = sum(labels.rows for labels in self.tables.values()) <= (1 - DROPPED) * before
+                dropped = self.rows <= (1 - DROPPED) * before
             if self.run(most):
                 return self._whole(most_rows)
             if not dropped:
@@ -81,22 +80,14 @@ class LabelSetting:
         Raises:
             InfeasibleError: the tables of some variable share no row.
         """
-        alive = {v: self._states(v) for v in self.readers}
-        estimates = {v: self._estimate(v, alive) for v in self.readers}
-        while estimates:
-            variable = min(estimates, key=lambda v: (estimates[v], v))
-            if estimates[variable][1] > PAIRS * most_rows or self.limits.over or self.most_pairs < 0:
-                return False
-            try:
-                touched = self._eliminate(variable, most_rows)
-            except TooLargeError:
-                estimates[variable] = (np.inf, np.inf)
-                continue
-            del estimates[variable]
-            for other in touched:
-                if other in estimates:
-                    estimates[other] = self._estimate(other, alive)
-        return True
+
+        def eliminate(variable: int, _: Estimate) -> tuple[int, ...]:
+            return self._eliminate(variable, most_rows)
+
+        def stops(estimate: Estimate) -> bool:
+            return estimate[1] > PAIRS * most_rows or self.limits.over or self.most_pairs < 0
+
+        return self.in_order(eliminate, stops)
 
     def _tighten(self) -> None:
         """Move costs between tables for a tight bound, drop labels that no assignment within `most_us` can have.
@@ -106,7 +97,7 @@ class LabelSetting:
         """
         left = self.left().tightened().within(self.most_us)
         settled = [v for v, domain in left.left.domains.items() if domain.sum() == 1]
-        self.tables, self.readers = {}, {}
+        self.tables, self.readers, self._counts = {}, {}, {}
         for labels in left.tables.values():
             narrow = labels.without(settled)
             if narrow is not labels:
@@ -119,59 +110,26 @@ class LabelSetting:
 
     def _add(self, labels: Labels) -> None:
         """Add labels, as one with every table whose variables are among their own, or that has all of theirs."""
-        while (both := self._with_narrower(labels)) is not None:
-            labels = both
-        self.tables[self._made] = labels
-        for variable in labels.table.variables:
-            self.readers.setdefault(variable, {})[self._made] = None
-        self._made += 1
+        self._place(self._absorbing(labels))
 
-    def _with_narrower(self, labels: Labels) -> Labels | None:
-        scope = set(labels.table.variables)
-        for place in {place: None for v in labels.table.variables for place in self.readers.get(v, ())}:
-            other = self.tables[place]
-            if not (scope.issuperset(other.table.variables) or scope.issubset(other.table.variables)):
-                continue
-            try:
-                both = joined(labels, other, self.state_counts, self.limits, MOST_LABELS * PAIRS)
-            except TooLargeError:
-                continue
-            self._remove(place)
-            if not both.rows:
-                raise InfeasibleError(f"no row of {labels.table.name!r} agrees with any of {other.table.name!r}")
-            if labels.spread > 1 and other.spread > 1:
-                return undominated_rows(both, self.state_counts)
-            return both
-        return None
+    def _join(self, table: Labels, other: Labels) -> Labels:
+        both = joined(table, other, self.state_counts, self.limits, MOST_LABELS * PAIRS)
+        several = both.rows and table.spread > 1 and other.spread > 1
+        return undominated_rows(both, self.state_counts) if several else both
 
-    def _remove(self, place: int) -> Labels:
-        labels = self.tables.pop(place)
-        for variable in labels.table.variables:
-            del self.readers[variable][place]
-        return labels
-
-    def _states(self, variable: int) -> int:
-        return min(len(np.unique(self.tables[place].table.column(variable))) for place in self.readers[variable])
-
-    def _estimate(self, variable: int, alive: dict[int, int]) -> tuple[float, float]:
+    def _estimate(self, variable: int, alive: Mapping[int, int]) -> Estimate:
         """Return how many labels the result has, if as many are left of each combination, and the join before that."""
-        several = [self.tables[place] for place in self.readers[variable]]
-        count = self.state_counts[variable]
-        counts = [np.bincount(labels.table.column(variable), minlength=count) for labels in several]
-        result, rows = estimated_rows([labels.table.variables for labels in several], counts, variable, alive)
-        spread = float(np.prod([labels.spread for labels in several]))
+        result, rows = super()._estimate(variable, alive)
+        spread = float(np.prod([self.tables[place].spread for place in self.readers[variable]]))
         return min(result * spread, rows), rows
 
     def _eliminate(self, variable: int, most_rows: float) -> tuple[int, ...]:
-        several = sorted((self.tables[place] for place in self.readers[variable]), key=lambda labels: labels.rows)
-        both = self._joined(several, most_rows)
+        both = self._joined(self._bucket(variable), most_rows)
         narrow = both.without((variable,))
         found = undominated_rows(narrow, self.state_counts)
         if found.rows > most_rows:
             raise TooLargeError(f"without {self.names[variable]!r}, {found.rows:,} labels are left")
-        for place in list(self.readers[variable]):
-            self._remove(place)
-        del self.readers[variable]
+        self._take_bucket(variable)
         # Only what is left is needed to read the states back.
         ((part, rows),) = found.parts
         self._add(found.made_of(((part.take(rows), np.arange(len(rows))),)))

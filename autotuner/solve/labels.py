@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotuner.solve.limits import SolverLimits, TooLargeError
-from autotuner.solve.tables import Costs, CostTable, Integers, keys
+from autotuner.solve.tables import Codes, Costs, CostTable, Integers, keys
 
 Rows = NDArray[np.intp]
 
@@ -31,8 +31,20 @@ class Labels:
     spread: float = 1.0
 
     @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def variables(self) -> tuple[int, ...]:
+        return self.table.variables
+
+    @property
     def rows(self) -> int:
         return self.table.rows
+
+    def column(self, variable: int) -> Codes:
+        """Return the variable's state in each row."""
+        return self.table.column(variable)
 
     def take(self, rows: Rows) -> "Labels":
         """Return these rows only."""
