@@ -19,12 +19,15 @@ from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings
 from autotuner.solve import exact
 from autotuner.space import build_space, size
-from autotuner.tuner import Progress, Replay, Spent, answer, cells, explaining, measuring, standing, walk
+from autotuner.tuner import (
+    Progress, Replay, Spent, TuningPolicy, answer, cell_search, explanation, measuring, relaxation, tuning,
+)
 from autotuner.tuner.request import Limits, Request
 from tests.made_up import CPU, HERE, made_up_configuration, small_model, space_of, times
 
 WORKER = "elsewhere/1:1:1"
 PATIENCE_S = 60.0
+LAZY = TuningPolicy(few_calls=0)
 
 
 class Device(Replay):
@@ -54,7 +57,6 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(attending, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", lambda *_: Measured(50.0, 5.0, {"eager": 100.0}, 30))
-    monkeypatch.setattr(measuring, "FEW", 0)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
     return found
 
@@ -71,22 +73,25 @@ def taken_again(database: Database) -> Job:
     return job
 
 
-def run_taken(job: Job, database: Database, watch: Any = lambda _: None) -> Configuration | None:
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+def run_taken(
+    job: Job, database: Database, watch: Any = lambda _: None, policy: TuningPolicy = LAZY
+) -> Configuration | None:
+    request = Request.from_json(job.request)
+    return run_job(job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=policy)
 
 
 STAGES: dict[str, tuple[object, str]] = {
-    "space": (walk, "build_space"),
-    "search": (walk, "search_cells"),
+    "space": (tuning, "build_space"),
+    "search": (tuning, "search_cells"),
     "ceilings": (Device, "ceilings"),
     "compile": (Device, "prepare"),
     "measure": (Device, "measure"),
-    "look": (standing, "look"),
+    "look": (relaxation, "bounds"),
     "confirm": (measuring, "solved"),
     "noise": (Device, "noise_floor"),
     "solve": (answer, "solved"),
-    "explain": (explaining, "alternatives"),
-    "baseline": (answer, "order_steps"),
+    "explain": (explanation, "alternatives"),
+    "baseline": (answer, "solve_in_order"),
     "end_to_end": (attending, "time_apart"),
 }
 """What is done in each stage."""
@@ -122,7 +127,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    real, search = getattr(*STAGES[stage]), cells.search_cells
+    real, search = getattr(*STAGES[stage]), cell_search.search_cells
     has_opened = False
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -138,7 +143,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
 
     owner, name = STAGES[stage]
     monkeypatch.setattr(owner, name, slow)
-    monkeypatch.setattr(walk, "search_cells", searched)
+    monkeypatch.setattr(tuning, "search_cells", searched)
     expected: AbstractContextManager[Any] = nullcontext()
     if stage == "end_to_end":
         expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 3 s was reached")
@@ -154,10 +159,9 @@ def test_a_space_has_a_limit_of_its_own(small: Model, database: Database, monkey
             checkpoint()
         pytest.fail("nobody ended it")
 
-    monkeypatch.setattr(walk, "SPACE_S", 0.5)
-    monkeypatch.setattr(walk, "build_space", endless)
+    monkeypatch.setattr(tuning, "build_space", endless)
     with pytest.raises(InfeasibleError, match=r"the space was not enumerated within 0\.5 s"):
-        run_taken(taken(database, small, limits=Limits(seconds=0.1)), database)
+        run_taken(taken(database, small, limits=Limits(seconds=0.1)), database, policy=TuningPolicy(space_s=0.5))
 
 
 def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
@@ -225,7 +229,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
         assert Spent.of(database.queue.job(job.id).progress).seconds >= 0.2
         return real(*given, **named)
 
-    monkeypatch.setattr(walk, "build_space", silent)
+    monkeypatch.setattr(tuning, "build_space", silent)
     assert run_taken(job, database) is not None
 
 
