@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.ir.form import LIBRARIES, Form, Stored
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Call, Subgraph, TensorType
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.elementwise import dropout_masks
@@ -38,8 +39,8 @@ class Values:
     """What the inputs of a subgraph hold, the same for all its candidates: declared axis order, dense.
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
-    another one; the reciprocal deviation that a layer norm's gradient reads lies between 0.5 and 1.5; the seed of all
-    this is the subgraph's signature. They are drawn on the device that holds them.
+    another one; an input with a range that its operator's kind declares is uniform in it; the seed of all this is the
+    subgraph's signature. They are drawn on the device that holds them.
     """
 
     def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:
@@ -47,8 +48,9 @@ class Values:
         self.drop = drop_shares(subgraph)
         self.device = device
         self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
-        positive = {n.inputs[-1] for n in subgraph.nodes if n.kind.startswith("layer_norm_grad")}
-        self.inputs = {number: self._drawn(number, number in positive) for number in subgraph.inputs}
+        ranges = {node.inputs[place]: ends for node in subgraph.nodes if node.kind in KINDS
+                  for place, ends in KINDS[node.kind].ranges.items()}  # fmt: skip
+        self.inputs = {number: self._drawn(number, ranges.get(number)) for number in subgraph.inputs}
         if consistent:
             load(consistent)(subgraph, [self.inputs[number] for number in subgraph.inputs])
 
@@ -75,7 +77,7 @@ class Values:
         """Return what an input's values in a form stand for: as `stored`, a flat mask as booleans."""
         return decoded(self.stored(number, form), form, self.subgraph.tensors[number], self.drop.get(number))
 
-    def _drawn(self, number: int, positive: bool) -> Tensor:
+    def _drawn(self, number: int, ends: tuple[float, float] | None) -> Tensor:
         tensor = self.subgraph.tensors[number]
         drawn: dict[str, Any] = {"generator": self._generator, "device": self.device}
         if number in self.drop:
@@ -85,8 +87,8 @@ class Values:
             return torch.rand(tensor.extents, **drawn) < 0.5
         if not dtype.is_floating_point:
             raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
-        if positive:
-            return torch.rand(tensor.extents, **drawn).add_(0.5).to(dtype)
+        if ends is not None:
+            return torch.rand(tensor.extents, **drawn).mul_(ends[1] - ends[0]).add_(ends[0]).to(dtype)
         return torch.randn(tensor.extents, dtype=torch.float32, **drawn).to(dtype)
 
 

@@ -11,6 +11,7 @@ from autotuner.ir.form import FLAT, Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
+from autotuner.kernels.rules.elementwise import drawn_masks
 from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
@@ -54,7 +55,7 @@ class References:
 
     def prepare(self, call: Call, kernel: Kernel, values: Values) -> None:
         """Compute ahead of verifying what does not depend on what the kernel draws."""
-        if not drawn_masks(call):
+        if not drawn_masks(call.subgraph):
             self.expected(call, kernel, values, {})
 
     def expected(self, call: Call, kernel: Kernel, values: Values, given: Mapping[int, Tensor]) -> Sequence[Any]:
@@ -85,11 +86,6 @@ def factors(value: Tensor, values: Values, number: int) -> Tensor:
     return value.double()
 
 
-def drawn_masks(call: Call) -> set[int]:
-    """Return the numbers of the dropout masks that a call draws."""
-    return {node.outputs[0] for node in call.subgraph.nodes if node.kind == "dropout_mask"}
-
-
 def fault(
     call: Call, kernel: Kernel, run: Run, values: Values, references: References, inputs: Tensors, outputs: Tensors
 ) -> str | None:
@@ -107,7 +103,7 @@ def fault(
     reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
     if reason:
         return reason
-    drawn, meant = drawn_masks(call), meaning(call, values, first)
+    drawn, meant = drawn_masks(call.subgraph), meaning(call, values, first)
     masks = {number: mask for number, mask in meant.items() if number in drawn}
     if drawn - set(masks):
         return "it draws a dropout mask that it does not return, so that its other results cannot be verified"
@@ -146,7 +142,7 @@ def passes_at_once(
 
     False means that `fault` must look closer: something is wrong, masks are drawn, or the reference is not finite.
     """
-    if drawn_masks(call) or not all(output is None or output.dtype in REAL for output in outputs):
+    if drawn_masks(call.subgraph) or not all(output is None or output.dtype in REAL for output in outputs):
         return False
     seed_device(values.device, SEED)
     poison(outputs, False)

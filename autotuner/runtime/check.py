@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from autotuner.errors import InputError
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.reference import evaluate
@@ -108,9 +109,9 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
     if masks:
         graph = configuration.graph()
-        drop = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
+        drop = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if draws(o.kind)}
         drawing = {name: KERNELS[step.kernel] for step in configuration.steps for name in step.operators}
-        by = {o.outputs[0]: drawing[o.name] for o in graph.operators if o.kind == "dropout_mask"}
+        by = {o.outputs[0]: drawing[o.name] for o in graph.operators if draws(o.kind)}
         kept = {name: _kept(mask, by[name].drops(drop[name])) for name, mask in masks.items()}
         scaled = {n: m.double() / (1 - drop[n]) if m.dtype == torch.bool else m.double() for n, m in masks.items()}
         wanted = graph_reference(configuration, wide, call, scaled)
@@ -124,7 +125,7 @@ def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
     """Return copies of the dropout masks that backward reads of the forward of a tuned module's output, by name: as
     stored, those that are stored as bits or as a seed as booleans."""
     graph = configuration.graph()
-    drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
+    drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if draws(o.kind)}
     workspace = workspace_of(y)
     steps = workspace.plan.steps
     made = {place for step in steps if step.phase == "forward" for place in step.outputs if place is not None}

@@ -11,11 +11,11 @@ from autotuner.errors import InfeasibleError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Ceilings, work_of
+from autotuner.settings import Limits
 from autotuner.solve.default import is_declared
 from autotuner.space import Space
 from autotuner.tuner.answer import must_be_computable, solved
 from autotuner.tuner.progress import MeasurerProtocol, Progress
-from autotuner.tuner.request import Limits
 from autotuner.tuner.runner import Known, RaceRunner, openers, races
 from autotuner.tuner.state import TuningState
 
@@ -31,12 +31,8 @@ def measure_missing(
     measurer: MeasurerProtocol,
     state: TuningState,
     *,
-    retry: bool = False,
-    remeasure: bool = False,
-    exhaustive: bool = False,
     unconfirmed: Iterable[str] = (),
     doubted: Collection[str] | None = None,
-    budget_bytes: int | None = None,
 ) -> Known:
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
@@ -46,20 +42,16 @@ def measure_missing(
     that fails, the earlier measurement stays.
 
     Args:
-        retry: measure failed calls again.
-        remeasure: measure all known calls again.
-        exhaustive: measure every call.
         unconfirmed: keys of calls that were measured once, earlier in this run.
         doubted: keys that are doubtful in the latest answer as a whole; None where that is not doubtful.
-        budget_bytes: of the chosen plan.
 
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
-    with RaceRunner(space, database, measurer, state, retry=retry, unconfirmed=unconfirmed) as runner:
-        runner.distrust(space.calls if remeasure else doubted)
+    with RaceRunner(space, database, measurer, state, retry=state.options.retry, unconfirmed=unconfirmed) as runner:
+        runner.distrust(space.calls if state.options.remeasure else doubted)
         try:
-            _Strategy(runner, database, measurer, budget_bytes).run(exhaustive)
+            _Strategy(runner, database, measurer).run()
         except InfeasibleError as error:
             if runner.result().complete:
                 raise
@@ -118,18 +110,17 @@ def _opening(space: Space, state: TuningState, known: Mapping[str, Measurement])
 class _Strategy:
     """Decides which calls are raced, and in which order."""
 
-    def __init__(
-        self, runner: RaceRunner, database: Database, measurer: MeasurerProtocol, budget_bytes: int | None
-    ) -> None:
+    def __init__(self, runner: RaceRunner, database: Database, measurer: MeasurerProtocol) -> None:
         self._runner, self._database, self._measurer = runner, database, measurer
-        self._space, self._state, self._budget_bytes = runner.space, runner.state, budget_bytes
+        self._space, self._state = runner.space, runner.state
         self._environment = measurer.environment.key
 
-    def run(self, exhaustive: bool) -> None:
+    def run(self) -> None:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
         runner, state = self._runner, self._state
         known = Ceilings.from_facts(self._database.facts(self._environment))
-        lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
+        everything = state.options.exhaustive or state.options.budget_bytes is not None
+        lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             if not state.enough():
                 state.ceilings = self._with_ceilings(known)
@@ -159,7 +150,8 @@ class _Strategy:
         runner, state = self._runner, self._state
         if not runner.missing or (len(runner.missing) < state.policy.few_calls and not has_ceilings):
             return False
-        if state.gap is not None or state.estimated_gap is not None or state.limits != Limits():
+        options = state.options
+        if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
             return True
         name = f"{DECIDED} {digest(sorted(self._space.calls))}"
         decided = self._database.fact(self._environment, name)
@@ -250,7 +242,7 @@ class _Strategy:
         must_be_computable(self._space, runner.known)
         with suppress(OverError), state.within("confirm"):
             for _ in range(state.policy.confirm_rounds):
-                problem, solution = solved(self._space, runner.known, "exact", self._budget_bytes)
+                problem, solution = solved(self._space, runner.known, "exact", state.options.budget_bytes)
                 keys = dict.fromkeys(key for key in problem.calls(solution) if key in runner.unconfirmed)
                 if not keys:
                     break

@@ -8,11 +8,11 @@ from time import monotonic
 from autotuner.checkpoint import OverError, until
 from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.settings import TuneOptions
 from autotuner.space import Space
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Watch
 from autotuner.tuner.relaxation import Bounds, Relaxation, RelaxedProblem
-from autotuner.tuner.request import Limits
 
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
@@ -26,8 +26,7 @@ class TuningState:
     """State of a tuning run: counts results, reports progress, and decides when to stop.
 
     Args:
-        gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
-        estimated_gap: the same by learned costs.
+        options: of the request, with its gaps and limits.
         ceilings: of this environment; without them, what is not measured may cost nothing.
         bounds: of the last solution; None where there is no plan, or before the first one.
         is_solved: the last solution was not cut short by the limit.
@@ -37,9 +36,7 @@ class TuningState:
 
     space: Space
     watch: Watch
-    gap: float | None = None
-    limits: Limits = field(default_factory=Limits)
-    estimated_gap: float | None = None
+    options: TuneOptions = field(default_factory=TuneOptions)
     ceilings: Ceilings = NO_CEILINGS
     reused: int = 0
     measured: int = 0
@@ -87,7 +84,7 @@ class TuningState:
     @property
     def left_s(self) -> float | None:
         """Seconds left of the job's limit; None without a limit."""
-        return None if self.limits.seconds is None else max(0.0, self.limits.seconds - self.spent_s)
+        return None if self.options.limits.seconds is None else max(0.0, self.options.limits.seconds - self.spent_s)
 
     @property
     def spent_s(self) -> float:
@@ -100,7 +97,7 @@ class TuningState:
 
     def is_over(self, stage: str) -> bool:
         """Say whether the time of a stage is over."""
-        limit_s = self.limits.seconds
+        limit_s = self.options.limits.seconds
         return limit_s is not None and self.spent_s > SHARES.get(stage, 1.0) * limit_s
 
     def tell(self, progress: Progress) -> None:
@@ -141,7 +138,7 @@ class TuningState:
         began = monotonic()
         self.is_solved = False
         with suppress(OverError), self.within("measure"):
-            self.bounds = self._relaxed().bounds(known, self.ceilings, self.gap or 0.0)
+            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
@@ -175,11 +172,11 @@ class TuningState:
     def enough(self, stage: str = "measure") -> bool:
         """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""
         share, measured = 1.0 if stage == "measure" else EARLY_SHARE, self.spent.measurements + self.measured
-        if self.limits.measurements is not None and measured >= share * self.limits.measurements:
+        if self.options.limits.measurements is not None and measured >= share * self.options.limits.measurements:
             return True
         if self.is_over(stage):
             return True
         if self.bounds is None:
             return False
-        pairs = ((self.gap, self.bounds.proven_gap), (self.estimated_gap, self.bounds.estimated_gap))
+        pairs = ((self.options.gap, self.bounds.proven_gap), (self.options.estimated_gap, self.bounds.estimated_gap))
         return any(wanted is not None and found is not None and found <= wanted for wanted, found in pairs)

@@ -50,5 +50,3 @@ class PlainProblem:
             if cost == 0 or f"{name}: {state}" in costs_us
         }
         return replace(factor, table=rows, held_bytes={}, transient_bytes={})
-
-

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
+from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Factor, Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
@@ -75,7 +76,7 @@ def within_budgets() -> dict[str, Any]:
 def asked(gap: float, file: Path) -> dict[str, Any]:
     """Return what tuning asks to be measured where it looks after every race at what could still matter."""
     asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
-    request = Request(TINY.model, gap=gap, end_to_end=False)
+    request = Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False))
     with open_database(file) as database:
         found = tune(request, TINY.file, database, asking, policy=LOOKS_ALWAYS).configuration
     return {

@@ -9,6 +9,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
 from autotuner.tuner import MeasurerProtocol, Replay, TuningPolicy, Watch
 from autotuner.tuner.request import Request
@@ -57,6 +58,7 @@ def tune(
     policy: TuningPolicy | None = None,
     **asked: Any,
 ) -> Configuration:
-    """Tune; what is asked beside the model is given by name, as in `Request`."""
+    """Tune; what is asked beside the model is given by name, as in `TuneOptions`."""
     policy = policy or TuningPolicy()
-    return tuner.tune(Request(model, **asked), file, database, measurer, watch=watch, policy=policy).configuration
+    request = Request(model, options=TuneOptions(**asked))
+    return tuner.tune(request, file, database, measurer, watch=watch, policy=policy).configuration

@@ -21,11 +21,11 @@ from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.measure.child import load_modules
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import Limits, TuneOptions
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
 from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
-from autotuner.tuner.progress import Result
 from autotuner.tuner.cell_search import BATCH, CellSearch, search_cells
-from autotuner.tuner.request import Limits
+from autotuner.tuner.progress import Result
 from autotuner.tuner.state import TuningState
 from tests.made_up import HERE, times
 from tests.tuner.asking import tune
@@ -129,7 +129,7 @@ class Racing(Replay):
 
 
 def state_of(space: Space, limits: Limits | None = None) -> TuningState:
-    return TuningState(space, lambda _: None, limits=limits or Limits())
+    return TuningState(space, lambda _: None, TuneOptions(limits=limits or Limits()))
 
 
 def tried_of(space: Space) -> set[str]:
@@ -441,7 +441,7 @@ def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFil
     space = build_space(training_graph(linear.graph()), file)
     assert space.cells
     database.remember(HERE)
-    state = TuningState(space, lambda _: None, limits=Limits(seconds=1.0))
+    state = TuningState(space, lambda _: None, TuneOptions(limits=Limits(seconds=1.0)))
     searched = search_cells(space, database, Endless(HERE, {}), state)
     assert searched.fresh == frozenset()
     assert state.is_over("search")

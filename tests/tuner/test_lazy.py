@@ -13,10 +13,10 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
+from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Progress, Replay, TuningPolicy
-from autotuner.tuner.request import Limits
 from autotuner.tuner.runner import openers
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner import asking as tuning
@@ -137,9 +137,7 @@ def test_looking_pays_where_there_are_many_calls_or_slow_ones(
     assert TuningPolicy().lazy_pays(left, alone_s, look_s) == pays
 
 
-@pytest.mark.parametrize(
-    ("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_CEILINGS)]
-)
+@pytest.mark.parametrize(("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_CEILINGS)])
 def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_ceilings_at_the_end(
     small: Model, database: Database, policy: TuningPolicy, ceilings: Ceilings
 ) -> None:
@@ -245,13 +243,11 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
     assert found.counts["reused"] == 5
 
 
-def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(
-    small: Model, database: Database
-) -> None:
+def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
     """Whatever it would decide now, and also where another model has left ceilings."""
     known = slower(small)
+    stopped = Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY)
     with pytest.raises(KeyboardInterrupt):
-        stopped = Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY)
         tune(small, CPU, database, stopped, policy=PATIENT)
     for name, us in TWENTY.to_facts().items():
         database.set_fact(HERE.key, name, us)

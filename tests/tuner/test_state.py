@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,13 @@ from autotuner.errors import InfeasibleError, InputError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import Progress, TuningPolicy, state
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, space_of, times
 from tests.tuner import asking
 from tests.tuner.asking import Asking
-
 
 ALWAYS_SOLVING = TuningPolicy(solve_after_s=0.0, solve_share=float("inf"))
 """Solves after every race, as if much time had passed."""
@@ -25,7 +26,7 @@ ALWAYS_SOLVING = TuningPolicy(solve_after_s=0.0, solve_share=float("inf"))
 tune = partial(asking.tune, policy=ALWAYS_SOLVING)
 
 
-def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: object) -> list[Progress]:
+def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: Any) -> list[Progress]:
     seen: list[Progress] = []
     tune(model, CPU, database, measurer or Asking(times(space_of(model).calls)), watch=seen.append, **asked)
     return seen
@@ -49,7 +50,7 @@ def test_there_is_a_plan_after_one_call_for_each_operator(small: Model, database
 
 def test_when_all_is_measured_the_gap_is_proven_to_be_none(small: Model) -> None:
     space = space_of(small)
-    state = TuningState(space, lambda _: None, gap=0.0)
+    state = TuningState(space, lambda _: None, TuneOptions(gap=0.0))
     assert not state.enough()
     state.solve(times(space.calls), now=True)
     assert state.best_us == pytest.approx(state.bound_us)
@@ -124,11 +125,10 @@ def test_limits_that_allow_nothing_are_refused(limits: dict[str, float]) -> None
 
 
 def test_a_request_comes_back_from_json_as_it_was(small: Model) -> None:
-    request = Request(
-        small, device_name="a cpu", gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True
-    )
+    options = TuneOptions(gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True)
+    request = Request(small, device_name="a cpu", options=options)
     assert Request.from_json(request.to_json()) == request
     with pytest.raises(InputError, match="a request has the keys again, budget_bytes, device_name"):
         Request.from_json({"model": small.to_json()})
     with pytest.raises(InputError, match="gap is -1: give a share of 0 or more"):
-        Request(small, gap=-1)
+        Request(small, options=TuneOptions(gap=-1))

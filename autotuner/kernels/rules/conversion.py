@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from autotuner.errors import KernelError
 from autotuner.ir.form import SAVING, Form
 from autotuner.ir.graph import Graph
+from autotuner.ir.kinds import draws
 from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
 from autotuner.kernels.geometry import forms_by_number, operand_strides
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
@@ -55,7 +56,7 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
 
 def is_mask(graph: Graph, name: str) -> bool:
     """Tell whether a tensor of a graph is a dropout mask."""
-    return name in graph.producers and graph.producers[name].kind == "dropout_mask"
+    return name in graph.producers and draws(graph.producers[name].kind)
 
 
 def nothing_to_convert(subgraph: Subgraph, candidate: Candidate) -> str | None:

@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import operand_letters, operand_numbers
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
 
-FUSIBLE = frozenset({
-    "bias", "scale", "mask", "causal_mask", "add", "softmax", "gelu_erf", "gelu_tanh", "relu", "dropout", "layer_norm",
-    "bias_grad", "softmax_grad", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
-    "layer_norm_grad_input", "layer_norm_grad_parameters",
-})  # fmt: skip
+FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
 
 
 def global_letters(subgraph: Subgraph) -> dict[int, str]:

@@ -9,6 +9,7 @@ from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import form_bytes
 from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.kinds import draws
 from autotuner.solve.problem.factors import State
 from autotuner.space import Choice, Conversion, Space
 from autotuner.space.fusion import Cover
@@ -155,6 +156,6 @@ def repeatable(graph: Graph, operator: Operator) -> bool:
 
     A product with a parameter costs what the layer is made of; attention's own are cheap beside what they make.
     """
-    if operator.phase != "forward" or operator.kind == "dropout_mask":
+    if operator.phase != "forward" or draws(operator.kind):
         return False
     return operator.kind != "contraction" or all(graph.tensors[name].role != "parameter" for name in operator.inputs)

@@ -79,9 +79,7 @@ def run_next(database: Database, watch: Any) -> object:
     job = database.queue.claim(WORKER, "cpu", NAME)
     assert job is not None
     request = Request.from_json(job.request)
-    return run_job(
-        job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=STORES_AT_ONCE
-    )
+    return run_job(job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=STORES_AT_ONCE)
 
 
 def midway(progress: Progress) -> bool:
@@ -165,9 +163,7 @@ def test_a_tuning_whose_file_is_deleted_says_so_and_what_it_costs(small: Model, 
 
 
 @pytest.mark.usefixtures("measured")
-def test_results_that_the_replaced_file_lacks_are_counted(
-    small: Model, path: Path, database: Database
-) -> None:
+def test_results_that_the_replaced_file_lacks_are_counted(small: Model, path: Path, database: Database) -> None:
     policy = TuningPolicy(store_after_results=1000, store_after_s=1e9)
 
     def replace(progress: Progress) -> None:
