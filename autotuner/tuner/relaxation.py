@@ -189,7 +189,7 @@ class RelaxedProblem:
 
     def __init__(self, space: Space) -> None:
         self._whole = formulate(space, dict.fromkeys(space.calls, 0.0))
-        self._factors = tuple(replace(f, held_bytes={}, transient_bytes={}) for f in self._whole.problem.factors)
+        self._factors = tuple(replace(f, held_bytes={}) for f in self._whole.problem.factors)
         self._choices: dict[str, list[str]] = defaultdict(list)
         self._shares: dict[str, int] = {}
         for choice in space.choices:

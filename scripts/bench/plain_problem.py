@@ -49,4 +49,4 @@ class PlainProblem:
             for (state,), cost in factor.table.items()
             if cost == 0 or f"{name}: {state}" in costs_us
         }
-        return replace(factor, table=rows, held_bytes={}, transient_bytes={})
+        return replace(factor, table=rows, held_bytes={})

@@ -8,11 +8,11 @@ import pytest
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
 from autotuner.solve.problem import Factor, Problem
-from autotuner.solve.problem.synthetic import synthetic_problem
 from autotuner.tuner.learned_costs import COVERAGE, groups_of, learned_us
 from autotuner.tuner.progress import gap
 from autotuner.tuner.relaxation import RelaxedProblem, bounds
 from scripts.bench.plain_problem import PlainProblem
+from scripts.bench.synthetic import synthetic_problem
 from tests.tuner.conftest import Recorded
 
 CHOICE = Problem((Factor("x", ("x",), {("a",): 10.0, ("b",): 8.0, ("c",): 30.0}),))
