@@ -18,6 +18,7 @@ from typing import Any
 from autotuner.errors import KernelError
 from autotuner.ir.form import FLAT
 from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.patterns import Operators, Pattern
 
 Builder = Callable[..., Callable[[], Any]]
 Refuses = Callable[[Subgraph, Candidate], str | None]
@@ -57,7 +58,7 @@ class Kernel:
 
     Args:
         name: unique; what a search space and a candidate call it.
-        covers: operator kinds in graph order, or () where `autotuner.space.fusion` chooses connected sets for it.
+        covers: operator kinds in graph order, as people are told; () where its patterns find many.
         runs: dotted path of the builder, "package.module:function".
         refuses: says in a sentence why a candidate cannot run, or None.
         version: raised when what it computes or how it is timed changes, so that older measurements are not used.
@@ -71,6 +72,8 @@ class Kernel:
         merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
         pitched: it takes slices of stacked tensors, whose rows lie further apart than their length.
         flat: storage formats without strides that it takes; it refuses the others.
+        patterns: sets of operators that it may cover; without any, those of the kinds that it covers.
+        partner: a kernel without which it is not tried, because one reads what only the other writes.
     """
 
     name: str
@@ -87,8 +90,12 @@ class Kernel:
     merges: bool = True
     pitched: bool = False
     flat: tuple[str, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    partner: str = ""
 
     def __post_init__(self) -> None:
+        if self.covers and not self.patterns:
+            object.__setattr__(self, "patterns", (Operators(self.covers),))
         object.__setattr__(self, "refuses", _strided(self.name, self.refuses, self.flat))
 
     def builder(self) -> Builder:
