@@ -39,7 +39,7 @@ class AttentionGrad:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Siblings:
     """Products of one input with parameters of one shape (query, key and value, say), or operators that go with each.
 
     `kinds` are those of one member: the product, its bias, both, or their gradients.
@@ -71,4 +71,4 @@ class Connected:
     without: tuple[frozenset[str], ...] = (frozenset(),)
 
 
-Pattern = Operators | Attention | AttentionGrad | Stack | Pair | Connected
+Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected

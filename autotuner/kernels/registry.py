@@ -11,13 +11,14 @@ operand in secret.
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.errors import KernelError
+from autotuner.errors import AutotunerError, KernelError
 from autotuner.ir.form import FLAT
-from autotuner.ir.records import Candidate, Subgraph
+from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.patterns import Operators, Pattern
 
 Builder = Callable[..., Callable[[], Any]]
@@ -97,6 +98,24 @@ class Kernel:
         if self.covers and not self.patterns:
             object.__setattr__(self, "patterns", (Operators(self.covers),))
         object.__setattr__(self, "refuses", _strided(self.name, self.refuses, self.flat))
+
+    def misfit(self, call: Call) -> str | None:
+        """Say why a call from a file, where anything may stand, cannot run by the kernel's rules, or None."""
+        subgraph, candidate = call.subgraph, call.candidate
+        wrong = f"{self.name} does not compute {' + '.join(subgraph.kinds)} from operands like these"
+        if not Counter(self.covers) <= Counter(subgraph.kinds):  # operators that it repeats come on top
+            return wrong
+        try:
+            for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
+                tensor = subgraph.tensors[number]
+                if form.storage != "absent":
+                    form.stored(tensor.dtype, tensor.axes, tensor.extents)
+            reason = self.refuses(subgraph, candidate)
+        except AutotunerError as error:
+            return str(error)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
+            return wrong  # the rule was asked about what its kernel does not cover
+        return reason and f"{self.name} cannot run: {reason}"
 
     def builder(self) -> Builder:
         """Import and return the implementation."""

@@ -20,7 +20,7 @@ from autotuner.kernels.geometry import (
     operand_numbers,
     operand_strides,
 )
-from autotuner.kernels.patterns import Pair, Stack
+from autotuner.kernels.patterns import Pair, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.kernels.rules.contraction import contraction_of, not_one_product, product_layouts
 from autotuner.kernels.rules.stacked import members, not_one_stacked_product, stacked_product_layouts
@@ -216,13 +216,13 @@ for _name, _kinds in (
     KERNELS.add(
         Kernel(
             _name, (), f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_one_stacked_product,
-            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(Stack(_kinds),),
+            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(Siblings(_kinds),),
         )
     )  # fmt: skip
 KERNELS.add(
     Kernel(
         "cublaslt_stacked_matmul_bias_grad", (), f"{_IMPLEMENTATION}:stacked_matmul_bias_grad",
         _beside_bias_grads(not_one_stacked_product), layouts=stacked_bias_grad_layouts, anchors=True, merges=False,
-        patterns=(Stack(("contraction", "bias_grad")),),
+        patterns=(Siblings(("contraction", "bias_grad")),),
     )
 )  # fmt: skip

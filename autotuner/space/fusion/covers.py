@@ -14,7 +14,7 @@ from autotuner.space.fusion.stacks import stack_groups, stacks
 
 
 @dataclass(frozen=True)
-class Match:
+class Occurrence:
     """Operators of a graph that a pattern describes, their boundary, and forward ones that a kernel repeats inside."""
 
     pattern: Pattern
@@ -38,33 +38,33 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
             for pattern in kernel.patterns:
                 wanted.setdefault(pattern, []).append(kernel.name)
     found: dict[Cover, list[str]] = {}
-    for match in matches(graph, reach, tuple(wanted), max_operators):
+    for one in occurrences(graph, reach, tuple(wanted), max_operators):
         checkpoint()
-        if reach.convex(match.operators):
-            names, again = (tuple(o.name for o in side) for side in (match.operators, match.recomputed))
-            cover = Cover(names, *match.boundary, kernels=(), recomputed=again)
-            found.setdefault(cover, []).extend(wanted[match.pattern])
+        if reach.convex(one.operators):
+            names, again = (tuple(o.name for o in side) for side in (one.operators, one.recomputed))
+            cover = Cover(names, *one.boundary, kernels=(), recomputed=again)
+            found.setdefault(cover, []).extend(wanted[one.pattern])
     return tuple(replace(cover, kernels=tuple(dict.fromkeys(names))) for cover, names in found.items())
 
 
-def matches(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_operators: int) -> Iterator[Match]:
+def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_operators: int) -> Iterator[Occurrence]:
     """Yield where patterns occur in a graph, in the order that decides between plans of equal cost."""
 
-    def plain(pattern: Pattern, found: Iterator[tuple[Operator, ...]]) -> Iterator[Match]:
-        return (Match(pattern, operators, boundary(graph, operators)) for operators in found)
+    def plain(pattern: Pattern, found: Iterator[tuple[Operator, ...]]) -> Iterator[Occurrence]:
+        return (Occurrence(pattern, operators, boundary(graph, operators)) for operators in found)
 
     for pattern in patterns:
         if isinstance(pattern, Operators):
             yield from plain(pattern, _operators(graph, pattern.kinds))
     for pattern in patterns:
         if isinstance(pattern, Attention):
-            yield from (Match(pattern, *found) for found in attention_forward(graph, pattern))
+            yield from (Occurrence(pattern, *found) for found in attention_forward(graph, pattern))
         elif isinstance(pattern, AttentionGrad):
-            yield from (Match(pattern, *found) for found in attention_grad(graph, pattern))
+            yield from (Occurrence(pattern, *found) for found in attention_grad(graph, pattern))
     for group in stack_groups(graph):
         for stack, operators in stacks(graph, group, reach):
             if stack in patterns:
-                yield Match(stack, operators, boundary(graph, operators))
+                yield Occurrence(stack, operators, boundary(graph, operators))
     for pattern in patterns:
         if isinstance(pattern, Pair):
             yield from plain(pattern, _pairs(graph, pattern))

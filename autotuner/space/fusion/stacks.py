@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
-from autotuner.kernels.patterns import Stack
+from autotuner.kernels.patterns import Siblings
 from autotuner.space.fusion.cover import Reach, boundary, only_consumer
 
 
@@ -58,26 +58,26 @@ def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
     return biases if len(biases) == len(group.operators) else ()
 
 
-def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Stack, tuple[Operator, ...]]]:
+def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Siblings, tuple[Operator, ...]]]:
     """Yield the operators that a stack of siblings makes one of, and their pattern."""
-    product = Stack(("contraction",))
+    product = Siblings(("contraction",))
     yield product, group.operators
     biases = _biases(graph, group)
     if biases:
-        yield Stack(("contraction", "bias")), (*group.operators, *biases)
-        yield Stack(("bias",)), biases
+        yield Siblings(("contraction", "bias")), (*group.operators, *biases)
+        yield Siblings(("bias",)), biases
     weights = [operator.inputs[1] for operator in group.operators]
     found: list[tuple[Operator, ...]] = []
     for names, pattern in (
         ([f"grad_{weight}" for weight in weights], product),
-        ([f"grad_{bias.inputs[1]}" for bias in biases], Stack(("bias_grad",))),
+        ([f"grad_{bias.inputs[1]}" for bias in biases], Siblings(("bias_grad",))),
     ):
         makers = tuple(graph.producers[name] for name in names if name in graph.producers)
         if makers and len(makers) == len(weights):
             yield pattern, makers
             found.append(makers)
     if len(found) > 1:
-        yield Stack(("contraction", "bias_grad")), found[0] + found[1]
+        yield Siblings(("contraction", "bias_grad")), found[0] + found[1]
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
                   for w in weights]  # fmt: skip
     if all(into_input):
