@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from autotuner.measure.roofline import Ceilings, Ladder
-from scripts.floors import measured_ceilings, with_floors
-from scripts.layer_cuda import rates
+from scripts.bench.floors import measured_ceilings, with_floors
+from scripts.bench.layer_cuda import rates
 
 CEILINGS = Ceilings(
     call_us=1.0,

@@ -5,8 +5,7 @@ from autotuner.runtime.adapters.adapter import DROPOUTS
 from autotuner.runtime.check import CheckReport, check
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.module import TunedModule, apply, describe, restore
-from autotuner.runtime.peak import peak_bytes
-from autotuner.runtime.peers import time_peers
+from autotuner.runtime.peers import peak_bytes, time_peers
 from autotuner.runtime.reason import TunedWarning
 from autotuner.runtime.tally import Summary, summary
 from autotuner.runtime.training_step import TrainingStep

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.records import Scalar, Status
+from autotuner.settings import TuneOptions
 
 PAGE = 50
 PAGE_MAX = 1000
@@ -83,7 +84,7 @@ class SubmittedDevice(Body):
     name: Text | None = None
 
 
-class Submission(Body):
+class SubmittedJob(Body):
     """A tuning job: a model that the service knows ("bert-encoder:tiny"), or the content of a model file."""
 
     model: Text | dict[str, JsonValue]
@@ -101,6 +102,9 @@ class Submission(Body):
     retry: bool = False
     remeasure: bool = False
     end_to_end: bool = True
+
+    def tune_options(self) -> TuneOptions:
+        return TuneOptions.from_json(self.model_dump(include=set(TuneOptions.names())))
 
 
 class Query(BaseModel):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
+from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Factor, Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
@@ -74,7 +75,9 @@ def asked(gap: float, file: Path) -> dict[str, Any]:
     """Return what tuning asks to be measured where it looks after every race at what could still matter."""
     asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
     with open_database(file) as database:
-        found = tune(Request(TINY.model, gap=gap, end_to_end=False), TINY.file, database, asking).configuration
+        found = tune(
+            Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False)), TINY.file, database, asking
+        ).configuration
     return {
         "asked": len(asking.asked),
         "calls": hashlib.sha256("\n".join(sorted(asking.asked)).encode()).hexdigest(),

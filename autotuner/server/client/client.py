@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from time import monotonic, sleep
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -31,6 +31,7 @@ from autotuner.server.wire import (
     ModelView,
     StatisticsView,
 )
+from autotuner.settings import TuneKeywords
 
 PATIENCE_S = 60.0
 LOOK_S = (0.2, 2.0)
@@ -92,16 +93,9 @@ class Client:
         dtype: str | None = None,
         device: str = "cpu",
         device_name: str | None = None,
-        gap: float | None = None,
-        estimated_gap: float | None = None,
-        budget_bytes: int | None = None,
-        exhaustive: bool = False,
         max_seconds: float | None = None,
         max_measurements: int | None = None,
-        again: bool = False,
-        retry: bool = False,
-        remeasure: bool = False,
-        end_to_end: bool = True,
+        **tuning: Unpack[TuneKeywords],
     ) -> JobView:
         """Submit a tuning job, and return it as it waits for a worker.
 
@@ -113,24 +107,15 @@ class Client:
             dtype: of inputs, parameters and activations.
             device: device type.
             device_name: of one device, as `devices` lists it; None for any of the type.
-            gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
-            estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
-            budget_bytes: the most memory that a training step may need beside parameters and inputs.
-            exhaustive: measure everything, also what is proven to make no difference.
-            max_seconds, max_measurements: stop after so much measuring, with the best plan so far.
-            again: solve anew even if the answer is known; measurements are reused all the same.
-            retry: measure once more what has failed.
-            remeasure: measure everything anew, whatever is known.
-            end_to_end: time the answer against the framework.
+            max_seconds, max_measurements: the same as `limits` of `tuning`.
+            tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
         Raises:
             ModelError: a model file that cannot be used.
         """
         body = submission(
             model, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
-            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=budget_bytes,
-            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
-            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
+            device_name=device_name, max_seconds=max_seconds, max_measurements=max_measurements, **tuning,
         )  # fmt: skip
         return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
 

@@ -1,8 +1,9 @@
 """What a client is asked for -> the bodies and queries that the service takes."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel, ValidationError
 
@@ -10,7 +11,8 @@ from autotuner.errors import InputError, ModelError
 from autotuner.ir.models import ModelFile, load_model, parse_reference
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Scalar, canonical_json
-from autotuner.server.wire import BestQuery, Query, Submission
+from autotuner.server.wire import BestQuery, Query, SubmittedJob
+from autotuner.settings import TuneKeywords
 
 GivenModel = str | Path | Mapping[str, Any]
 T = TypeVar("T", bound=BaseModel)
@@ -46,41 +48,29 @@ def submission(
     dtype: str | None,
     device: str,
     device_name: str | None,
-    gap: float | None,
-    estimated_gap: float | None,
-    budget_bytes: int | None,
-    exhaustive: bool,
-    max_seconds: float | None,
-    max_measurements: int | None,
-    again: bool,
-    retry: bool,
-    remeasure: bool,
-    end_to_end: bool,
-) -> Submission:
-    """Return the body that asks for a job.
+    max_seconds: float | None = None,
+    max_measurements: int | None = None,
+    **tuning: Unpack[TuneKeywords],
+) -> SubmittedJob:
+    """Return the body that asks for a job; `tuning` are fields of `TuneOptions`.
 
     Raises:
         ModelError: see `given_model`.
         InputError: a value that no service takes.
     """
     sent, preset = given_model(model, preset)
+    given = tuning.pop("limits", None)
+    limits = asdict(given) if given else {"seconds": max_seconds, "measurements": max_measurements}
     return checked(
-        Submission,
+        SubmittedJob,
         model=sent,
         preset=preset,
         extents=dict(extents or {}),
         options=dict(options or {}),
         dtype=dtype,
         device={"type": device, "name": device_name},
-        gap=gap,
-        estimated_gap=estimated_gap,
-        budget_bytes=budget_bytes,
-        exhaustive=exhaustive,
-        limits={"seconds": max_seconds, "measurements": max_measurements},
-        again=again,
-        retry=retry,
-        remeasure=remeasure,
-        end_to_end=end_to_end,
+        limits=limits,
+        **tuning,
     )
 
 

@@ -11,10 +11,9 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, ModelFile, search_spaces_dir
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option
-from autotuner.server import wire
 from autotuner.server.http.modelfiles import ModelFiles, instantiated
-from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, Text
-from autotuner.tuner.request import Limits, Request
+from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, SubmittedJob, Text
+from autotuner.tuner.request import Request
 
 OPERATORS_MAX = 256
 """Eight encoder layers written out, fewer than a model file may have: anybody may submit."""
@@ -46,7 +45,7 @@ def _given(model: Any) -> str:
     return "reference" if isinstance(model, str) else "file"
 
 
-class Submission(wire.Submission):
+class Submission(SubmittedJob):
     """A tuning job: a model that the service knows ("bert-encoder:tiny"), or the content of a model file."""
 
     model: Annotated[  # type: ignore[assignment]
@@ -65,20 +64,7 @@ def request_of(submission: Submission, files: ModelFiles, database: Database) ->
     model = _model(submission, files)
     _check_backward(model, submission)
     check_device_type(submission.device.type, database)
-    return Request(
-        model=model,
-        device_type=submission.device.type,
-        device_name=submission.device.name,
-        gap=submission.gap,
-        estimated_gap=submission.estimated_gap,
-        budget_bytes=submission.budget_bytes,
-        exhaustive=submission.exhaustive,
-        limits=Limits(submission.limits.seconds, submission.limits.measurements),
-        again=submission.again,
-        retry=submission.retry,
-        remeasure=submission.remeasure,
-        end_to_end=submission.end_to_end,
-    )
+    return Request(model, submission.device.type, submission.device.name, submission.tune_options())
 
 
 def _model(submission: Submission, files: ModelFiles) -> Model:

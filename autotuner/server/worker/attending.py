@@ -97,7 +97,7 @@ def run_job(
     """
     before = exit_in_hand()
     with Beat(database, job, worker, also, log) as beat:
-        reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
+        reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
                 tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
@@ -186,12 +186,12 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        timed = request.end_to_end and _has_peers(request.model)
+        timed = request.options.end_to_end and _has_peers(request.model)
         tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
     if not timed or tuned.configuration.measured is not None:
         return tuned
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
-    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
     waited_s = 0.0
 
     def waiting(seconds: float, words: str) -> None:

@@ -1,6 +1,6 @@
 """Bytes that training steps move through DRAM, as Nsight Compute counts them.
 
-    python -m scripts.layer_cuda_dram SIDE CONFIGURATION
+    python -m scripts.bench.layer_cuda_dram SIDE CONFIGURATION
 
 A side runs in a child process under `ncu`: warmed up, then some training steps, counted kernel by kernel in one pass,
 with clocks and caches as they are, so that nothing runs twice. A kernel finds in the second-level cache what the last
@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TUNED, EAGER = "tuned", "eager"
 STEPS = 3
 LIMIT_S = 240
@@ -103,7 +103,7 @@ def run_counted(ncu: str, side: str, configuration: Path) -> list[Traffic]:
     """
     with TemporaryDirectory() as folder:
         log = Path(folder, "log.csv")
-        child = [sys.executable, "-m", "scripts.layer_cuda_dram", side, str(configuration.resolve())]
+        child = [sys.executable, "-m", "scripts.bench.layer_cuda_dram", side, str(configuration.resolve())]
         status, output, errors = ran([*command(ncu, log), *child])
         text = log.read_text() if log.exists() else ""
     failed = complaint("\n".join((text, output, errors)))
@@ -182,7 +182,7 @@ def main() -> None:
 
     from autotuner.plan.configuration import load_configuration
     from autotuner.runtime.framework import MadeUpCall
-    from autotuner.runtime.peers.on_cuda import TrainingLoop
+    from autotuner.runtime.peers.training_loop import TrainingLoop
 
     side, file = sys.argv[1:]
     found = load_configuration(Path(file))

@@ -1,14 +1,19 @@
-"""The post-norm encoder layer as one would write it for speed in plain JAX, and its training step as one program.
+"""The post-norm encoder layer in plain JAX, written for speed, and its training step as a side that takes turns.
 
 One product for query, key and value; softmax and layer norm with float32 statistics; dropout at all sites, from bits of
 XLA's own generator ("rbg"). Attention is written out, or cuDNN's by `jax.nn.dot_product_attention`, which has no
 dropout of weights in JAX's public interface.
+
+JAX queues on a stream of its own, which events of torch's do not see: a turn is timed by the host's clock, from a
+device that is idle to one that is idle again. Like all sides, it drops its results before each step. Each step gets the
+key that the last one returned, so that each draws new numbers.
 """
 
 import os
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -22,6 +27,9 @@ Array = Any  # a jax.Array; JAX is not imported before it is needed
 Parameters = dict[str, Array]
 TrainingStep = Callable[[Parameters, Array, Array, Array], tuple[Array, Array, Parameters, Array]]
 
+PLAIN, CUDNN, WITHOUT_DROPOUT = "jax", "jax cudnn", "jax cudnn, no dropout of weights"
+ATTENTION = {PLAIN: "plain", CUDNN: "cudnn", WITHOUT_DROPOUT: "cudnn"}
+WARM_STEPS = 4
 KEPT_BITS = 16  # what decides whether an element is kept: p is met to 2**-17
 NAMES = (
     "self_attn.in_proj_weight", "self_attn.in_proj_bias", "self_attn.out_proj.weight", "self_attn.out_proj.bias",
@@ -148,3 +156,57 @@ def _activation(jax: Any, name: str, x: Array) -> Array:
     if name == "relu":
         return jax.nn.relu(x)
     return jax.nn.gelu(x, approximate=name == "gelu_tanh")
+
+
+def jax_names(model: Model) -> tuple[str, ...]:
+    """Return the sides that JAX has for a model: with cuDNN's attention, one that says so where it drops no weights."""
+    return (PLAIN, WITHOUT_DROPOUT if float(model.options["attention_dropout"]) else CUDNN)
+
+
+class JaxSide:
+    """A compiled training step, warmed up.
+
+    `peak_bytes` is what XLA's plan of the step's memory has beside its arguments: results and temporaries.
+    """
+
+    def __init__(self, name: str, model: Model, turn_us: float, platform: str = "cuda") -> None:
+        """Compile and warm up.
+
+        Args:
+            name: one of `jax_names(model)`.
+            turn_us: how long a turn lasts.
+            platform: of the device, as JAX names it.
+
+        Raises:
+            ConfigurationError: the layer in JAX is not for this model.
+            Exception: whatever JAX says where it does not run.
+        """
+        jax = imported()
+        self._wait: Callable[[], None] = torch.cuda.synchronize if platform == "cuda" else lambda: None
+        self._block = jax.block_until_ready
+        step: Any = jax.jit(training_step(model, ATTENTION[name]))
+        *self._leaves, self._key = arguments(model, MadeUpCall.of(model), platform)
+        self._step = step.lower(*self._leaves, self._key).compile()
+        stats = self._step.memory_analysis()
+        self.peak_bytes: int | None = None if stats is None else stats.temp_size_in_bytes + stats.output_size_in_bytes
+        self._results: Any = None
+        self._count = WARM_STEPS
+        self.turn_us()
+        self.estimate_us = self.turn_us()
+        self._count = max(3, round(turn_us / self.estimate_us))
+
+    def step(self) -> None:
+        self._results = None
+        *self._results, self._key = self._step(*self._leaves, self._key)
+
+    def turn_us(self) -> float:
+        """Return the mean of a turn's steps, in microseconds, the first left out."""
+        self.step()
+        self._block((self._results, self._key))
+        self._wait()
+        began = perf_counter_ns()
+        for _ in range(self._count):
+            self.step()
+        self._block((self._results, self._key))
+        self._wait()
+        return (perf_counter_ns() - began) / 1e3 / self._count

@@ -10,9 +10,9 @@ import torch
 from autotuner.ir.cost import moved_bytes, operator_flop, reduction
 from autotuner.measure.roofline import Ceilings, Ladder
 from autotuner.plan.configuration import Configuration, save_configuration, tensor_of
-from autotuner.runtime.peers import Timing, as_measured, overhead_us, time_on_cuda
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
-from scripts import layer_cuda_dram
+from scripts.bench import layer_cuda_dram
+from scripts.bench.all_peers import SideTiming, time_all_peers
 from scripts.pages import mib, table, title
 
 FLOORS = {"floor": "floor_us", "of products": "compute_floor_us", "of bytes": "bytes_floor_us"}
@@ -32,9 +32,7 @@ def case(
 
     Peers that compute less than the model asks for are timed, and no ratio is formed with them.
     """
-    timings = time_on_cuda(found, samples, all_peers=True, max_autotune=max_autotune)
-    overhead = overhead_us(found, samples)
-    measured = as_measured(timings, samples, overhead)
+    timings, measured = time_all_peers(found, samples, max_autotune=max_autotune)
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
     dram = counted(found, timings) if profiler else None
     graph = found.graph()
@@ -66,7 +64,7 @@ def case(
         "best_peer": peer,
         "ratio_to_best_peer": measured.ratios[peer],
         "predicted_us": found.certificate.predicted_us,
-        "overhead_us": overhead,
+        "overhead_us": measured.overhead_us,
         "predicted_over_measured": measured.predicted_over_measured(found.certificate.predicted_us),
         "lower_bound_us": found.certificate.lower_bound_us,
         "default_us": found.certificate.default_us,
@@ -81,7 +79,7 @@ def case(
     }
 
 
-def counted(found: Configuration, timings: dict[str, Timing]) -> dict[str, Any]:
+def counted(found: Configuration, timings: dict[str, SideTiming]) -> dict[str, Any]:
     """Return what the profiler counts for a configuration, the framework's layer and the fastest compiled peer."""
     by_us = sorted((timing.median_us, name.removesuffix(CAPTURED)) for name, timing in timings.items())
     compiled = next((name for _, name in by_us if name.startswith("torch.compile")), None)
