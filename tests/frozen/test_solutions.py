@@ -27,8 +27,8 @@ METHODS = ("exact", "shortest_path", "greedy")
 SHARES = (0.25, 0.6)
 """Of what the fastest plan holds more than the plan that holds least."""
 GAPS = (0.1,)
-LOOKS_ALWAYS = TuningPolicy(few_calls=0, solutions=0)
-"""Measures lazily whatever that costs: else the machine's speed decides."""
+LOOKS_ALWAYS = TuningPolicy(few_calls=0, solutions=0, explaining_s=1000.0)
+"""Measures lazily and explains whatever that costs: else the machine's speed decides."""
 
 
 def told(formulation: Formulation, solution: Solution) -> dict[str, Any]:
