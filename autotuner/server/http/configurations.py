@@ -20,10 +20,9 @@ from autotuner.errors import ModelError, NotFoundError
 from autotuner.ir.models import read_value
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
-from autotuner.server.http.described import refusals
-from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.submitted import given_extents
+from autotuner.server.http.submissions import ModelFiles, given_extents
 from autotuner.server.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
 from autotuner.tuner.request import family_key
 
@@ -157,8 +156,8 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What somebody wants to run; a device name of None is any device of the type."""
+class Target:
+    """A model on a device that a configuration is asked for; a device name of None is any device of the type."""
 
     family: str
     dtype: str
@@ -168,7 +167,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaggedBody:
     """A body, and the tag that changes with it."""
 
     tag: str
@@ -181,9 +180,9 @@ class Answers:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = Lock()
-        self._kept: OrderedDict[Asked, tuple[int, Answer]] = OrderedDict()
+        self._kept: OrderedDict[Target, tuple[int, TaggedBody]] = OrderedDict()
 
-    def best(self, asked: Asked) -> Answer:
+    def best(self, asked: Target) -> TaggedBody:
         """Return the `BestView` of what somebody wants to run."""
         number = self._database.configurations.count(asked.family)
         with self._lock:
@@ -203,7 +202,7 @@ class Answers:
         return answer
 
 
-def _asked(query: BestQuery, files: ModelFiles) -> Asked:
+def _asked(query: BestQuery, files: ModelFiles) -> Target:
     """Return what a query means.
 
     Raises:
@@ -217,12 +216,12 @@ def _asked(query: BestQuery, files: ModelFiles) -> Asked:
     if query.model is not None:
         model = files.model(query.model, extents, options, query.dtype)
         family = family_key(model.family, query.budget_bytes)
-        return Asked(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
+        return Target(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
     if query.dtype is None or not extents or options:
         raise ModelError("with `family` give `dtype` and every `extent`, and no `option`: a family has its options")
     assert query.family is not None
     family = family_key(query.family, query.budget_bytes)
-    return Asked(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
+    return Target(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -235,7 +234,7 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _message(database: Database, asked: Asked, found: Match) -> str:
+def _message(database: Database, asked: Target, found: Match) -> str:
     """Return the sentence that explains a match."""
     stored, device = found.stored, asked.device_name or f"any device of type {asked.device_type}"
     if stored is None:
@@ -259,7 +258,7 @@ def _message(database: Database, asked: Asked, found: Match) -> str:
     return f"tuned for exactly this{whole}"
 
 
-def _nothing(database: Database, asked: Asked) -> str:
+def _nothing(database: Database, asked: Target) -> str:
     known = database.configurations.known(asked.family)
     if not known:
         return "nothing is known of this model with these options: POST /v1/jobs tunes for it"
@@ -276,7 +275,7 @@ def _shown(extents: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items())
 
 
-def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
+def _answer(head: dict[str, Any] | None, stored: Stored | None) -> TaggedBody:
     """Return the view of a configuration, alone or as the `best` of a head."""
     view = None if stored is None else _view(stored)
     text = json.dumps(view if head is None else head | {"best": view}, separators=(",", ":"))
@@ -285,7 +284,7 @@ def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
     if stored is not None:
         braces = "}" if head is None else "}}"
         text = f'{text[: -len(braces)]},"configuration":{stored.text}{braces}'
-    return Answer(tag, text.encode())
+    return TaggedBody(tag, text.encode())
 
 
 def _stored(database: Database, configuration_id: int) -> Stored:
@@ -303,12 +302,12 @@ def _stored(database: Database, configuration_id: int) -> Stored:
         ) from None
 
 
-def _explanation(explained: OperatorExplanation | TensorExplanation) -> Answer:
+def _explanation(explained: OperatorExplanation | TensorExplanation) -> TaggedBody:
     text = json.dumps(asdict(explained), separators=(",", ":"))
-    return Answer(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
+    return TaggedBody(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
 
 
-def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:
+def _sent(answer: TaggedBody, cached: str, if_none_match: str | None) -> Response:
     """Return a response with an answer, or 304 where the client has it."""
     headers = {"ETag": answer.tag, "Cache-Control": cached}
     if if_none_match is not None and _names(if_none_match, answer.tag):

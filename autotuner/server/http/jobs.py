@@ -8,14 +8,20 @@ from fastapi import APIRouter, Body, Path, Query, Response
 
 from autotuner.database import Database, Job
 from autotuner.errors import NotFoundError
-from autotuner.server.http.described import refusals
+from autotuner.ir.models import Model
+from autotuner.server.http.connections import CHECKERS, WRITERS
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
-from autotuner.server.http.modelfiles import ModelFiles
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.submitted import Submission, request_of
-from autotuner.server.http.threads import CHECKERS, WRITERS
-from autotuner.server.http.views import job_view
-from autotuner.server.wire import Id, JobPage, JobsQuery, JobView
+from autotuner.server.http.submissions import ModelFiles, Submission, request_of
+from autotuner.server.wire import (
+    Id,
+    JobPage,
+    JobsQuery,
+    JobView,
+    ProgressView,
+    SubmittedLimits,
+)
 from autotuner.tuner.request import Request
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
@@ -130,3 +136,46 @@ def _enqueued(database: Database, request: Request) -> Job:
 def _cancelled(database: Database, job_id: int) -> Job:
     find_job(database, job_id)
     return database.queue.cancel(job_id)
+
+
+def job_view(job: Job) -> JobView:
+    request = job.request
+    model = Model(**request["model"])  # checked when it was stored
+    return JobView(
+        id=job.id,
+        state=job.state,
+        cancelling=job.cancelling,
+        attended=job.attended,
+        model=job.model,
+        family=model.family,
+        extents=dict(model.extents),
+        options=dict(model.options),
+        dtype=model.dtype,
+        device_type=job.device_type,
+        device_name=job.device_name,
+        gap=request["gap"],
+        estimated_gap=request.get("estimated_gap"),
+        budget_bytes=request.get("budget_bytes"),
+        exhaustive=request.get("exhaustive", False),
+        limits=SubmittedLimits.model_construct(**request["limits"]),
+        worker=job.worker,
+        progress=ProgressView(**job.progress) if job.progress else None,
+        counts=dict(job.counts),
+        configuration_id=job.configuration_id,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        message=job.message,
+        revision=job.revision,
+        stalled=_stalled(job),
+    )
+
+
+def _stalled(job: Job) -> str:
+    if not job.is_lost:
+        return ""
+    if job.attended:
+        return "the process that ran it is gone; what it measured is kept, the same command goes on from there"
+    if job.cancelling:
+        return "its worker is gone; it ends as cancelled as soon as another one comes"
+    return f"its worker is gone; the next one for {job.device_name or job.device_type} goes on from what was measured"

@@ -1,19 +1,30 @@
 """Routes of what is known: measurements, devices, models; and whether the service can answer."""
 
 from collections import defaultdict
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from autotuner.database import Database, Filter
-from autotuner.server.http.described import refusals
-from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.database import Database, Filter, Measured, Statistics, Worker
+from autotuner.ir.models import ModelFile
+from autotuner.server.http.connections import PROBES
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.threads import PROBES
-from autotuner.server.http.views import measurement_view, model_view, statistics_view, worker_view
-from autotuner.server.wire import DeviceView, EnvironmentView, Health, MeasurementPage, MeasurementsQuery, ModelView
+from autotuner.server.http.submissions import ModelFiles
+from autotuner.server.wire import (
+    DeviceView,
+    EnvironmentView,
+    Health,
+    MeasurementPage,
+    MeasurementsQuery,
+    MeasurementView,
+    ModelView,
+    StatisticsView,
+    WorkerView,
+)
 
 
 def known_routes(database: Database, files: ModelFiles, version: str) -> APIRouter:
@@ -108,3 +119,51 @@ def _health(database: Database, version: str) -> Health:
     waiting = database.queue.waiting()
     workers = len(database.queue.workers())
     return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)
+
+
+def measurement_view(found: Measured) -> MeasurementView:
+    subgraph, candidate, measurement = found.call.subgraph, found.call.candidate, found.measurement
+    return MeasurementView(
+        id=found.id,
+        environment_key=found.environment_key,
+        call_key=found.call.key,
+        signature=subgraph.signature,
+        kinds=list(subgraph.kinds),
+        kernel=candidate.kernel,
+        forms=list(candidate.forms),
+        params=dict(candidate.params),
+        extents=[list(tensor.extents) for tensor in subgraph.tensors],
+        status=measurement.status,
+        median_us=measurement.median_us,
+        low_us=measurement.low_us,
+        high_us=measurement.high_us,
+        samples=len(measurement.samples_us),
+        workspace_bytes=measurement.workspace_bytes,
+        message=measurement.message,
+        marks=list(measurement.marks),
+        measured_at=found.measured_at,
+    )
+
+
+def statistics_view(found: Statistics) -> StatisticsView:
+    return StatisticsView(
+        statuses=dict(found.statuses), least_us=found.least_us, mean_us=found.mean_us, greatest_us=found.greatest_us
+    )
+
+
+def worker_view(worker: Worker) -> WorkerView:
+    return WorkerView(name=worker.name, started_at=worker.started_at, seen_at=worker.seen_at)
+
+
+def model_view(name: str, file: ModelFile) -> ModelView:
+    definition = file.definition
+    options: Mapping[str, Any] = {
+        option: value.model_dump(exclude_none=True) for option, value in definition.options.items()
+    }
+    return ModelView(
+        name=name,
+        dtype=definition.dtype,
+        axes=dict(definition.axes),
+        presets={preset: dict(extents) for preset, extents in definition.presets.items()},
+        options=dict(options),
+    )
