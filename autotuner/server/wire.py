@@ -181,7 +181,7 @@ class MeasurementsQuery(Query):
 class ResponseBody(BaseModel):
     """A body that the service sends; a client ignores fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class ProgressView(ResponseBody):

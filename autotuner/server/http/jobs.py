@@ -19,9 +19,9 @@ from autotuner.server.wire import (
     JobPage,
     JobsQuery,
     JobView,
-    ProgressView,
     SubmittedLimits,
 )
+from autotuner.settings import TuneOptions
 from autotuner.tuner.request import Request
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
@@ -139,36 +139,14 @@ def _cancelled(database: Database, job_id: int) -> Job:
 
 
 def job_view(job: Job) -> JobView:
-    request = job.request
-    model = Model(**request["model"])  # checked when it was stored
-    return JobView(
-        id=job.id,
-        state=job.state,
-        cancelling=job.cancelling,
-        attended=job.attended,
-        model=job.model,
-        family=model.family,
-        extents=dict(model.extents),
-        options=dict(model.options),
-        dtype=model.dtype,
-        device_type=job.device_type,
-        device_name=job.device_name,
-        gap=request["gap"],
-        estimated_gap=request.get("estimated_gap"),
-        budget_bytes=request.get("budget_bytes"),
-        exhaustive=request.get("exhaustive", False),
-        limits=SubmittedLimits.model_construct(**request["limits"]),
-        worker=job.worker,
-        progress=ProgressView(**job.progress) if job.progress else None,
-        counts=dict(job.counts),
-        configuration_id=job.configuration_id,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        message=job.message,
-        revision=job.revision,
-        stalled=_stalled(job),
-    )
+    """Return what the service tells of a job: its row, its model, and options of its request."""
+    model = Model(**job.request["model"])  # checked when it was stored
+    found = {name: getattr(job, name) for name in JobView.model_fields if hasattr(job, name)}
+    found |= {name: getattr(model, name) for name in ("family", "extents", "options", "dtype")}
+    found |= {name: value for name, value in job.request.items() if name in TuneOptions.names()}
+    found["limits"] = SubmittedLimits.model_construct(**job.request["limits"])
+    found["progress"] = job.progress or None
+    return JobView(**found, stalled=_stalled(job))
 
 
 def _stalled(job: Job) -> str:

@@ -1,14 +1,13 @@
 """Routes of what is known: measurements, devices, models; and whether the service can answer."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from autotuner.database import Database, Filter, Measured, Statistics, Worker
+from autotuner.database import Database, Filter, Measured
 from autotuner.ir.models import ModelFile
 from autotuner.server.http.connections import PROBES
 from autotuner.server.http.documentation import refusals
@@ -56,7 +55,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         return MeasurementPage(
             items=items,
             next=items[-1].id if len(found) > query.limit else None,
-            statistics=statistics_view(database.statistics(where)) if query.statistics else None,
+            statistics=StatisticsView.model_validate(database.statistics(where)) if query.statistics else None,
         )
 
     @routes.get(
@@ -70,7 +69,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         """Return the devices that somebody measured on, or for which a worker takes jobs now."""
         workers, environments = defaultdict(list), defaultdict(list)
         for worker in database.queue.workers():
-            workers[worker.device_type, worker.device_name].append(worker_view(worker))
+            workers[worker.device_type, worker.device_name].append(WorkerView.model_validate(worker))
         for environment in database.environments():
             statuses = database.statistics(Filter(environment_key=environment.key)).statuses
             environments[environment.device_type, environment.device_name].append(
@@ -123,7 +122,9 @@ def _health(database: Database, version: str) -> Health:
 
 def measurement_view(found: Measured) -> MeasurementView:
     subgraph, candidate, measurement = found.call.subgraph, found.call.candidate, found.measurement
+    names = ("status", "median_us", "low_us", "high_us", "workspace_bytes", "message")
     return MeasurementView(
+        **{name: getattr(measurement, name) for name in names},
         id=found.id,
         environment_key=found.environment_key,
         call_key=found.call.key,
@@ -133,37 +134,13 @@ def measurement_view(found: Measured) -> MeasurementView:
         forms=list(candidate.forms),
         params=dict(candidate.params),
         extents=[list(tensor.extents) for tensor in subgraph.tensors],
-        status=measurement.status,
-        median_us=measurement.median_us,
-        low_us=measurement.low_us,
-        high_us=measurement.high_us,
         samples=len(measurement.samples_us),
-        workspace_bytes=measurement.workspace_bytes,
-        message=measurement.message,
         marks=list(measurement.marks),
         measured_at=found.measured_at,
     )
 
 
-def statistics_view(found: Statistics) -> StatisticsView:
-    return StatisticsView(
-        statuses=dict(found.statuses), least_us=found.least_us, mean_us=found.mean_us, greatest_us=found.greatest_us
-    )
-
-
-def worker_view(worker: Worker) -> WorkerView:
-    return WorkerView(name=worker.name, started_at=worker.started_at, seen_at=worker.seen_at)
-
-
 def model_view(name: str, file: ModelFile) -> ModelView:
-    definition = file.definition
-    options: Mapping[str, Any] = {
-        option: value.model_dump(exclude_none=True) for option, value in definition.options.items()
-    }
-    return ModelView(
-        name=name,
-        dtype=definition.dtype,
-        axes=dict(definition.axes),
-        presets={preset: dict(extents) for preset, extents in definition.presets.items()},
-        options=dict(options),
-    )
+    found = file.definition.model_dump(include={"dtype", "axes", "presets"})
+    options = {option: value.model_dump(exclude_none=True) for option, value in file.definition.options.items()}
+    return ModelView(name=name, options=options, **found)

@@ -1,9 +1,8 @@
 """Submissions: models and options that are sent, checked and bounded -> the requests that workers run."""
 
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
@@ -19,7 +18,16 @@ from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, SubmittedJ
 from autotuner.tuner.request import Request
 
 KEPT_MODELS = 1024
+OPERATORS_MAX = 256
+"""Eight encoder layers written out, fewer than a model file may have: anybody may submit."""
 
+SENT = "the model that was sent"
+
+TENSORS_MAX = 1024
+PRESETS_MAX = 64
+NAME_MAX = 100
+
+TensorName = Annotated[Name, StringConstraints(max_length=NAME_MAX)]
 Stamp = tuple[int, int]
 
 
@@ -27,11 +35,10 @@ class ModelFiles:
     """The known models, and those of them that were asked for with their extents, options and dtype chosen."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._directory = search_spaces_dir() / "models"
         self._listed: tuple[Stamp, dict[str, Path]] = ((0, 0), {})
         self._files: dict[Path, tuple[Stamp, ModelFile]] = {}
-        self._models: OrderedDict[Hashable, Model] = OrderedDict()
+        self._kept = lru_cache(KEPT_MODELS)(self._model)
 
     def names(self) -> list[str]:
         return list(self._paths())
@@ -58,18 +65,20 @@ class ModelFiles:
             name, preset = parse_reference(reference)
         except ModelError:
             raise NotFoundError(f'{reference!r} is no model: write "name" or "name:preset"; {self._known()}') from None
-        stamp, file = self._read(name)
         chosen = tuple((option, type(value), value) for option, value in options.items())
-        key = (stamp, name, preset, tuple(extents.items()), chosen, dtype)
-        with self._lock:
-            found = self._models.get(key)
-        if found is None:
-            found = instantiated(file, preset, extents, options, dtype)
-            with self._lock:
-                self._models[key] = found
-                while len(self._models) > KEPT_MODELS:
-                    self._models.popitem(last=False)
-        return found
+        return self._kept(self._read(name)[0], name, preset, tuple(extents.items()), chosen, dtype)
+
+    def _model(
+        self,
+        _stamp: Stamp,
+        name: str,
+        preset: str | None,
+        extents: tuple[tuple[str, int], ...],
+        options: tuple[tuple[str, type, Scalar], ...],
+        dtype: str | None,
+    ) -> Model:
+        chosen = {option: value for option, _, value in options}
+        return instantiated(self._read(name)[1], preset, dict(extents), chosen, dtype)
 
     def _read(self, name: str) -> tuple[Stamp, ModelFile]:
         path = self._paths().get(name)
@@ -112,29 +121,13 @@ def instantiated(
     """
     presets = file.definition.presets
     if preset is not None and preset not in presets:
-        raise NotFoundError(f"{file.origin} has no preset {preset!r}; known: {_listed(list(presets))}")
+        raise NotFoundError(f"{file.origin} has no preset {preset!r}; known: {', '.join(presets) or 'none'}")
     return file.instantiate(preset, extents, options, dtype)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def _stamp(path: Path) -> Stamp:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
-
-
-OPERATORS_MAX = 256
-"""Eight encoder layers written out, fewer than a model file may have: anybody may submit."""
-
-SENT = "the model that was sent"
-
-TENSORS_MAX = 1024
-PRESETS_MAX = 64
-NAME_MAX = 100
-
-TensorName = Annotated[Name, StringConstraints(max_length=NAME_MAX)]
 
 
 class InlineModel(Definition):
