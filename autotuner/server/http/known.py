@@ -7,7 +7,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from autotuner.database import Database, Filter, Measured
+from autotuner.database import Database, Filter, StoredMeasurement
 from autotuner.ir.models import ModelFile
 from autotuner.server.http.connections import PROBES
 from autotuner.server.http.documentation import refusals
@@ -120,7 +120,7 @@ def _health(database: Database, version: str) -> Health:
     return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)
 
 
-def measurement_view(found: Measured) -> MeasurementView:
+def measurement_view(found: StoredMeasurement) -> MeasurementView:
     subgraph, candidate, measurement = found.call.subgraph, found.call.candidate, found.measurement
     names = ("status", "median_us", "low_us", "high_us", "workspace_bytes", "message")
     return MeasurementView(
