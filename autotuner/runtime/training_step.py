@@ -10,8 +10,8 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.placement.plan import Plan
 from autotuner.plan.placement.planning import make_plan
 from autotuner.plan.placement.port import Port, Ports
-from autotuner.runtime.graphs import Switch
-from autotuner.runtime.workspace import CPU, Workspace
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace
 
 
 class TrainingStep:
@@ -59,7 +59,7 @@ class TrainingStep:
             tuple(self._declared(name) for name in self.plan.outputs if not name.startswith("grad_")),
             tuple(self._declared(name) for name in (*sources, *self.plan.parameters)),
         )
-        self.workspace = Workspace(self.plan, self._ports, self.parameters, device, Switch(graphs))
+        self.workspace = Workspace(self.plan, self._ports, ParameterMemory(self.parameters), device, Switch(graphs))
         self._all = (True,) * len(self._ports.sources)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
