@@ -11,7 +11,7 @@ from torch import nn
 from autotuner.errors import ConfigurationError
 from autotuner.ir.records import Scalar
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.port import Port
+from autotuner.plan.memory_planner import Port
 
 Parts = tuple[Any, ...]
 

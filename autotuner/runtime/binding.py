@@ -12,8 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.planning import ALIGNMENTS_BYTES, make_plan
-from autotuner.plan.placement.port import Geometry, Port, Ports
+from autotuner.plan.memory_planner import ALIGNMENTS_BYTES, Geometry, Port, Ports, make_plan
 from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import Reason

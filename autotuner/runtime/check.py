@@ -21,7 +21,7 @@ from autotuner.kernels.reference import evaluate
 from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.device import device_of
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.port import Port
+from autotuner.plan.memory_planner import Port
 from autotuner.runtime.adapters import adapter_for
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autotuner.plan.placement.plan import Plan
-from autotuner.plan.placement.port import Ports
+from autotuner.plan.memory_planner import MemoryPlan, Ports
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
 
@@ -21,7 +20,7 @@ class Pool:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         ports: Ports,
         parameters: ParameterMemory,
         device: torch.device = CPU,

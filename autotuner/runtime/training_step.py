@@ -7,9 +7,7 @@ from torch import Tensor
 
 from autotuner.errors import ConfigurationError, InputError
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.plan import Plan
-from autotuner.plan.placement.planning import make_plan
-from autotuner.plan.placement.port import Port, Ports
+from autotuner.plan.memory_planner import MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace
 
@@ -109,7 +107,7 @@ class TrainingStep:
         return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))
 
 
-def laid_out(plan: Plan, device: torch.device = CPU) -> dict[str, Tensor]:
+def laid_out(plan: MemoryPlan, device: torch.device = CPU) -> dict[str, Tensor]:
     """Return a new, unset tensor for each parameter, strides and neighbours as a plan says."""
     found: dict[str, Tensor] = {}
     for buffer in plan.buffers:

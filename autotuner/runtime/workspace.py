@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels import KERNELS
-from autotuner.plan.placement.plan import Place, Plan
-from autotuner.plan.placement.port import Geometry, Port, Ports
+from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
@@ -62,7 +61,7 @@ class Workspace:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         ports: Ports,
         parameters: ParameterMemory,
         device: torch.device = CPU,
