@@ -8,28 +8,20 @@ from typing import Annotated
 import typer
 
 from autotuner.cli.options import (
-    Again,
-    Budget,
     ConfigurationPath,
     DatabaseOption,
     Device,
     Dtype,
-    EndToEnd,
-    EstimatedGap,
-    Exhaustive,
     Extent,
-    Gap,
     Json,
-    MaxMeasurements,
-    MaxSeconds,
     Option,
     Output,
     Reference,
-    Remeasure,
-    Retry,
     Threads,
-    given_bytes,
+    effort,
     given_model,
+    repetition,
+    with_tuning,
 )
 from autotuner.cli.outputs import check_output
 from autotuner.cli.printing import (
@@ -46,11 +38,13 @@ from autotuner.cli.printing import (
     print_models,
 )
 from autotuner.errors import CheckError, InputError
+from autotuner.settings import TuneKeywords
 
 commands = typer.Typer()
 
 
 @commands.command()
+@with_tuning(repetition, effort)
 def tune(
     model: Reference,
     output: Output = None,
@@ -61,16 +55,8 @@ def tune(
     device: Device = "cpu",
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
-    again: Again = False,
-    retry: Retry = False,
-    remeasure: Remeasure = False,
-    end_to_end: EndToEnd = True,
-    gap: Gap = None,
-    estimated_gap: EstimatedGap = None,
-    budget: Budget = None,
-    exhaustive: Exhaustive = False,
-    max_seconds: MaxSeconds = None,
-    max_measurements: MaxMeasurements = None,
+    *,
+    tuning: TuneKeywords,
     as_json: Json = False,
 ) -> None:
     """Measure what the database does not know yet, solve, and print the best configuration.
@@ -83,11 +69,7 @@ def tune(
     check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
     with _interruptible(), Shown(quiet=as_json) as show:
-        found = api.tune(
-            chosen, database=database, device=device, threads=threads, space=space, watch=show, again=again,
-            retry=retry, remeasure=remeasure, end_to_end=end_to_end, gap=gap, estimated_gap=estimated_gap,
-            budget_bytes=given_bytes(budget), exhaustive=exhaustive, limits=api.Limits(max_seconds, max_measurements),
-        )  # fmt: skip
+        found = api.tune(chosen, database=database, device=device, threads=threads, space=space, watch=show, **tuning)
     if output is not None:
         api.save_configuration(found, output)
     print_configuration(found, as_json=as_json)

@@ -14,13 +14,13 @@ from autotuner.errors import InfeasibleError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Ceilings, work_of
+from autotuner.settings import Limits
 from autotuner.solve.default import is_declared
 from autotuner.space import Space
 from autotuner.tuner.answer import must_be_computable, solved
 from autotuner.tuner.asked import Asked, Progress, Result
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.races import openers, races
-from autotuner.tuner.request import Limits
 from autotuner.tuner.standing import Standing
 
 STORE_AFTER_RESULTS = 32

@@ -9,12 +9,12 @@ from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.errors import InfeasibleError
 from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Work, work_of
+from autotuner.settings import Limits
 from autotuner.space import Space
 from autotuner.tuner.asked import NOTHING_SPENT, Progress, Spent, Watch
 from autotuner.tuner.estimates import Groups, groups_of, learned_us
 from autotuner.tuner.outlook import Outlook, look
 from autotuner.tuner.puzzle import SpacePuzzle
-from autotuner.tuner.request import Limits
 
 SOLVE_AFTER_S = 5.0
 SOLVE_SHARE = 0.05

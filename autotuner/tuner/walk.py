@@ -13,12 +13,13 @@ from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import Limits
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Spent, Watch
 from autotuner.tuner.cells import search_cells
 from autotuner.tuner.measuring import measure_missing, open_plan
-from autotuner.tuner.request import Limits, Request, family_key
+from autotuner.tuner.request import Request, family_key
 from autotuner.tuner.standing import Standing
 
 NOISE_FLOOR = "noise_floor"
@@ -31,7 +32,7 @@ OF_THE_WHOLE = ("wide", "end_to_end")
 def request_key(request: Request, file: SpaceFile) -> str:
     """Return the key of what is asked for: graph, space, kernels and budget; equal requests have equal answers."""
     kernels = sorted((kernel.name, kernel.version) for kernel in KERNELS if kernel.name in file.kernels)
-    return digest([request.model.to_json(), request.budget_bytes, file.model_dump(), kernels])
+    return digest([request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels])
 
 
 @dataclass(frozen=True)
@@ -75,36 +76,36 @@ def tune(
         DatabaseError: the database cannot be written.
     """
     began = monotonic()
-    model, environment = request.model, measurer.environment
+    model, options, environment = request.model, request.options, measurer.environment
     key = request_key(request, file)
     database.remember(environment)
-    if not (request.again or request.retry or request.remeasure):
+    if not (options.again or options.retry or options.remeasure):
         stored = _stored(database, key, environment.key)
         is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
-        if stored is not None and (is_whole or not request.exhaustive):
+        if stored is not None and (is_whole or not options.exhaustive):
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
-    limit_s = inf if request.limits.seconds is None else max(SPACE_S, request.limits.seconds - spent.seconds)
+    limit_s = inf if options.limits.seconds is None else max(SPACE_S, options.limits.seconds - spent.seconds)
     try:
         with until(lambda: monotonic() - began > limit_s):
-            space = build_space(training_graph(model.graph()), file, saving=request.budget_bytes is not None)
+            space = build_space(training_graph(model.graph()), file, saving=options.budget_bytes is not None)
     except OverError:
         raise InfeasibleError(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
-    standing = Standing(space, watch, request.gap, request.limits, request.estimated_gap, spent=spent.and_since(began))
+    standing = Standing(space, watch, options.gap, options.limits, options.estimated_gap, spent=spent.and_since(began))
     standing.waited_s = lambda: measurer.waited_s
     measurer.hear(standing.wait)
-    opened = frozenset[str]() if request.limits == Limits() else open_plan(space, database, measurer, standing)
+    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, standing)
     searched = search_cells(space, database, measurer, standing)
     searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
-    everything = request.exhaustive or request.budget_bytes is not None
+    everything = options.exhaustive or options.budget_bytes is not None
     doubted = _doubted(database, key, environment.key)
     known = measure_missing(
-        space, database, measurer, standing, retry=request.retry, remeasure=request.remeasure, exhaustive=everything,
-        unconfirmed=searched.fresh, doubted=doubted, budget_bytes=request.budget_bytes,
+        space, database, measurer, standing, retry=options.retry, remeasure=options.remeasure, exhaustive=everything,
+        unconfirmed=searched.fresh, doubted=doubted, budget_bytes=options.budget_bytes,
     )  # fmt: skip
     known = searched.counted(known)
     if known.fresh:
@@ -114,7 +115,7 @@ def tune(
     noise_floor = database.fact(environment.key, NOISE_FLOOR)
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
-        lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=request.budget_bytes,
+        lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=options.budget_bytes,
         left_s=standing.left_s,
         fresh=None if doubted is None else known.fresh,
     )  # fmt: skip

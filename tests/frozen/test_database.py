@@ -15,6 +15,7 @@ import pytest
 
 from autotuner.database import Database, open_database
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import TuneOptions
 from autotuner.tuner import Replay, tune
 from autotuner.tuner.request import Request
 from scripts.recorded import TINY
@@ -24,7 +25,7 @@ from tests.tuner.asking import Asking
 
 PACKED = FROZEN / "database.sqlite.gz"
 HOLDS = "database_configuration.json.gz"
-REQUEST = Request(TINY.model, exhaustive=True, end_to_end=False)
+REQUEST = Request(TINY.model, options=TuneOptions(exhaustive=True, end_to_end=False))
 WORKER = "a worker"
 ENVIRONMENT = environment_of(TINY)
 
@@ -102,7 +103,7 @@ def test_the_same_request_is_solved_again_once_and_then_answered_from_it(databas
 
 def test_solving_anew_asks_the_measurer_for_nothing_and_gives_the_same_plan(database: Database) -> None:
     silent = Asking({}, ENVIRONMENT, ceilings=TINY.ceilings)
-    again = Request(TINY.model, exhaustive=True, again=True, end_to_end=False)
+    again = Request(TINY.model, options=TuneOptions(exhaustive=True, again=True, end_to_end=False))
     found = tune(again, TINY.file, database, silent).configuration
     assert silent.asked == silent.confirmed == silent.compiled == []
     expected = Configuration.from_json(golden(HOLDS))

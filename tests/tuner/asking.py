@@ -9,6 +9,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
 from autotuner.tuner import Asked, Replay, Watch
 from autotuner.tuner.request import Request
@@ -51,4 +52,4 @@ def tune(
     model: Model, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None, **asked: Any
 ) -> Configuration:
     """Run the walk; what is asked beside the model is given by name, as in `Request`."""
-    return tuner.tune(Request(model, **asked), file, database, measurer, watch=watch).configuration
+    return tuner.tune(Request(model, options=TuneOptions(**asked)), file, database, measurer, watch=watch).configuration

@@ -21,11 +21,11 @@ from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.measure.child import load_modules
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import Limits
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
 from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
 from autotuner.tuner.asked import Result
 from autotuner.tuner.cells import BATCH, CellSearch, search_cells
-from autotuner.tuner.request import Limits
 from autotuner.tuner.standing import Standing
 from tests.made_up import HERE, times
 from tests.tuner.asking import tune

@@ -15,9 +15,10 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.measure.roofline import Ceilings, Ladder
 from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
+from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import request_key
 from autotuner.tuner.doubts import outliers
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 
@@ -278,7 +279,7 @@ def test_what_is_doubtful_and_was_not_measured_again_for_the_limits_is_left_to_a
 ) -> None:
     known = times(space_of(small).calls)
     tune(small, CPU, database, Asking(marked(known, "contended")))
-    short = tuner.tune(Request(small, limits=Limits(seconds=1e-9)), CPU, database, Asking(known))
+    short = tuner.tune(Request(small, options=TuneOptions(limits=Limits(seconds=1e-9))), CPU, database, Asking(known))
     assert not short.complete
     assert short.configuration.counts["stale"] > 0
     rest = Asking(known)
@@ -297,7 +298,7 @@ def test_what_is_doubtful_and_proven_to_make_no_difference_does_not_keep_an_answ
     for name, us in twenty.to_facts().items():
         database.set_fact(HERE.key, name, us)
     asking = Asking(slower, ceilings=twenty)
-    found = tuner.tune(Request(small, gap=0.0), CPU, database, asking)
+    found = tuner.tune(Request(small, options=TuneOptions(gap=0.0)), CPU, database, asking)
     assert len(asking.asked) < len(known)
     assert found.configuration.doubts == ()
     assert found.complete

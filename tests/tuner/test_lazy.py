@@ -12,11 +12,11 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
+from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Progress, Replay, measuring
 from autotuner.tuner.races import openers
-from autotuner.tuner.request import Limits
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 from tests.tuner.conftest import Recorded

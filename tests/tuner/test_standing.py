@@ -9,8 +9,9 @@ from autotuner.errors import InfeasibleError, InputError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import Progress, measuring, standing
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from autotuner.tuner.standing import Standing
 from tests.made_up import CPU, space_of, times
 from tests.tuner.asking import Asking, tune
@@ -125,11 +126,10 @@ def test_limits_that_allow_nothing_are_refused(limits: dict[str, float]) -> None
 
 
 def test_a_request_comes_back_from_json_as_it_was(small: Model) -> None:
-    request = Request(
-        small, device_name="a cpu", gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True
-    )
+    options = TuneOptions(gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True)
+    request = Request(small, device_name="a cpu", options=options)
     assert Request.from_json(request.to_json()) == request
     with pytest.raises(InputError, match="a request has the keys again, budget_bytes, device_name"):
         Request.from_json({"model": small.to_json()})
     with pytest.raises(InputError, match="gap is -1: give a share of 0 or more"):
-        Request(small, gap=-1)
+        Request(small, options=TuneOptions(gap=-1))

@@ -15,6 +15,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration, Measured
+from autotuner.settings import TuneOptions
 from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save, walk
 from autotuner.tuner.request import Request
 from autotuner.tuner.walk import reads_parameters_as_declared
@@ -195,7 +196,7 @@ def test_another_request_has_another_key(small: Model) -> None:
     fewer = CPU.model_copy(update={"kernels": {"torch_matmul": CPU.kernels["torch_matmul"]}})
     wider = replace(small, extents={**small.extents, "b": 8})
     others = [request_key(Request(small), fewer), request_key(Request(wider), CPU)]
-    assert len({key, *others, request_key(Request(small, budget_bytes=1000), CPU)}) == 4
+    assert len({key, *others, request_key(Request(small, options=TuneOptions(budget_bytes=1000)), CPU)}) == 4
 
 
 def test_progress_goes_from_the_space_to_the_end(small: Model, database: Database) -> None:

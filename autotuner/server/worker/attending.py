@@ -22,7 +22,7 @@ from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.device import environment
 from autotuner.plan.configuration import Configuration
-from autotuner.server.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
+from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
@@ -97,14 +97,14 @@ def run_job(
     """
     before = exit_in_hand()
     with Beat(database, job, worker, also, log) as beat:
-        reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
+        reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
                 tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
         except CancelledError:
             _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
-        except LostError:
+        except JobLostError:
             log("job_lost", job=job.id)
             return None
         except Exception as error:
@@ -186,12 +186,12 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        timed = request.end_to_end and _has_peers(request.model)
+        timed = request.options.end_to_end and _has_peers(request.model)
         tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
     if not timed or tuned.configuration.measured is not None:
         return tuned
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
-    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
     waited_s = 0.0
 
     def waiting(seconds: float, words: str) -> None:

@@ -15,9 +15,9 @@ from autotuner.measure.device import environment
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
 from autotuner.server.worker.attending import run_job
-from autotuner.settings import Settings
+from autotuner.settings import Limits, Settings, TuneOptions
 from autotuner.tuner import Progress, Replay
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, small_model, space_of, times
 
 WORKER = "elsewhere/1:1:1"
@@ -64,7 +64,7 @@ def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measure
 
 
 def enqueue(database: Database, model: Model, **asked: Any) -> Job:
-    request = Request(model, **asked)
+    request = Request(model, options=TuneOptions(**asked))
     return database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
 
 

@@ -16,11 +16,11 @@ from autotuner.measure.device import environment
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.server.worker.attending import run_job
-from autotuner.settings import Settings
+from autotuner.settings import Limits, Settings, TuneOptions
 from autotuner.solve import exact
 from autotuner.space import build_space, size
 from autotuner.tuner import Progress, Replay, Spent, answer, cells, explaining, measuring, standing, walk
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, made_up_configuration, small_model, space_of, times
 
 WORKER = "elsewhere/1:1:1"
@@ -60,7 +60,7 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def taken(database: Database, model: Model, **asked: Any) -> Job:
-    request = Request(model, **asked)
+    request = Request(model, options=TuneOptions(**asked))
     database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
     return taken_again(database)
 
