@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from autotuner.plan.configuration import Configuration
-    from autotuner.plan.report import Row
+    from autotuner.plan.report import StepComparison
 
 commands = typer.Typer()
 
@@ -55,7 +55,9 @@ def report(
     out.print(f"Report written to {page}", soft_wrap=True)
 
 
-def _measured(found: "Configuration", database: str, space: Path | None) -> "tuple[Sequence[Row], Mapping[str, int]]":
+def _measured(
+    found: "Configuration", database: str, space: Path | None
+) -> "tuple[Sequence[StepComparison], Mapping[str, int]]":
     """Return what a database holds of a configuration's search space, measured in its environment."""
     from autotuner.database import open_database
     from autotuner.plan.report import compare, tally
