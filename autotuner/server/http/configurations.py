@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from starlette.responses import Response
 
-from autotuner.database import Database, Match, Stored
+from autotuner.database import Database, Match, StoredConfiguration
 from autotuner.errors import ModelError, NotFoundError
 from autotuner.ir.models import read_value
 from autotuner.plan.configuration import Configuration
@@ -276,7 +276,7 @@ def _shown(extents: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items())
 
 
-def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
+def _answer(head: dict[str, Any] | None, stored: StoredConfiguration | None) -> Answer:
     """Return the view of a configuration, alone or as the `best` of a head."""
     view = None if stored is None else _view(stored)
     text = json.dumps(view if head is None else head | {"best": view}, separators=(",", ":"))
@@ -288,7 +288,7 @@ def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
     return Answer(tag, text.encode())
 
 
-def _stored(database: Database, configuration_id: int) -> Stored:
+def _stored(database: Database, configuration_id: int) -> StoredConfiguration:
     """Return a configuration as the database has it.
 
     Raises:
@@ -316,7 +316,7 @@ def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:
     return Response(answer.body, headers=headers, media_type="application/json")
 
 
-def _view(stored: Stored) -> dict[str, Any]:
+def _view(stored: StoredConfiguration) -> dict[str, Any]:
     """Return a `ConfigurationView` without its document."""
     return {
         "id": stored.id,

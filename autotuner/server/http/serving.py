@@ -56,7 +56,7 @@ def serve(
     listener = listen(host, port)
     with (
         listener,
-        open_database(database_url, patience=SERVING, reopens=True) as database,
+        open_database(database_url, timeouts=SERVING, reopens=True) as database,
         _logging(log_level),
     ):
         hosts = Hosts((host, listener.getsockname()[0]), allowed_hosts)

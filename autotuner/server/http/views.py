@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotuner.database import Job, Measured, Statistics, Worker
+from autotuner.database import Job, Statistics, StoredMeasurement, Worker
 from autotuner.ir.models import Model, ModelFile
 from autotuner.server.wire import (
     JobView,
@@ -59,7 +59,7 @@ def _stalled(job: Job) -> str:
     return f"its worker is gone; the next one for {job.device_name or job.device_type} goes on from what was measured"
 
 
-def measurement_view(found: Measured) -> MeasurementView:
+def measurement_view(found: StoredMeasurement) -> MeasurementView:
     subgraph, candidate, measurement = found.call.subgraph, found.call.candidate, found.measurement
     return MeasurementView(
         id=found.id,

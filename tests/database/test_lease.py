@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from autotuner.database import owner, this_process
-from autotuner.database.owner import is_gone
+from autotuner.database import lease, this_process
+from autotuner.database.lease import is_gone
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PAST, FUTURE = NOW - timedelta(seconds=1), NOW + timedelta(seconds=1)
@@ -66,7 +66,7 @@ def test_of_an_owner_elsewhere_or_with_a_name_of_its_own_only_the_lease_tells(na
 
 
 def test_where_processes_cannot_be_looked_for_only_the_lease_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_start", lambda _: 0)
+    monkeypatch.setattr(lease, "_start", lambda _: 0)
     assert this_process().endswith(":0")
     assert is_gone(this_process(), PAST, NOW)
     assert not is_gone(this_process(), FUTURE, NOW)
@@ -80,7 +80,7 @@ def test_a_host_whose_name_has_a_colon_is_recognised(monkeypatch: pytest.MonkeyP
 
 def test_another_host_of_the_same_name_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     here = this_process()
-    monkeypatch.setattr(owner, "_BOOT", owner._BOOT.with_name("uuid"))  # a new value at each reading
+    monkeypatch.setattr(lease, "_BOOT", lease._BOOT.with_name("uuid"))  # a new value at each reading
     assert this_process().split("/")[0] == here.split("/")[0]
     assert not is_gone(here, FUTURE, NOW)
     assert is_gone(here, PAST, NOW)

@@ -1,4 +1,4 @@
-"""What becomes of jobs whose worker is lost, and of the workers themselves."""
+"""Jobs whose worker is lost, and the workers themselves: no job is forgotten, and none runs twice."""
 
 import subprocess
 import threading
@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from autotuner.database import Database, Job, JobQueue, JobState, Worker, open_database, this_process
-from autotuner.database import queue as queue_module
-from autotuner.database.queue import ATTEMPTS
+from autotuner.database import Job, JobState, Queue, Storage, Worker, open_database, this_process
+from autotuner.database.contract import ATTEMPTS
 from autotuner.errors import JobStateError
 
 StartHolding = Callable[..., subprocess.Popen[str]]
@@ -17,28 +16,11 @@ FAR = "elsewhere/1:1:1"
 WAIT_S = 120.0
 
 
-@pytest.fixture
-def queue(database: Database) -> JobQueue:
-    return database.queue
-
-
-@pytest.fixture
-def expire(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the lease of a job run out, by renewing it to the past."""
-
-    def renewed(job_id: int, worker: str = FAR, *, advanced: bool = False) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(queue_module, "LEASE_S", -1.0)
-            assert queue.renew(job_id, worker, advanced=advanced) != "lost"
-
-    return renewed
-
-
-def enqueued(queue: JobQueue, device_name: str | None = None) -> int:
+def enqueued(queue: Queue, device_name: str | None = None) -> int:
     return queue.enqueue(model="m:p", request={}, device_type="cpu", device_name=device_name).id
 
 
-def claimed(queue: JobQueue, worker: str) -> Job:
+def claimed(queue: Queue, worker: str) -> Job:
     job = queue.claim(worker, "cpu", "Xeon")
     assert job is not None
     return job
@@ -49,9 +31,7 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().split()
 
 
-def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(
-    queue: JobQueue, start_holding: StartHolding
-) -> None:
+def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(queue: Queue, start_holding: StartHolding) -> None:
     job_id, next_id = enqueued(queue), enqueued(queue)
     process = start_holding("job")
     name, taken = said(process)
@@ -68,7 +48,7 @@ def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(
 
 
 def test_a_job_whose_process_was_killed_is_lost_at_once_and_no_more_when_another_has_it(
-    queue: JobQueue, start_holding: StartHolding
+    queue: Queue, start_holding: StartHolding
 ) -> None:
     job_id = enqueued(queue)
     assert not queue.job(job_id).is_lost
@@ -83,7 +63,7 @@ def test_a_job_whose_process_was_killed_is_lost_at_once_and_no_more_when_another
     assert not claimed(queue, ME).is_lost
 
 
-def test_a_job_of_another_host_is_lost_when_its_lease_has_run_out(queue: JobQueue, expire: Callable[..., None]) -> None:
+def test_a_job_of_another_host_is_lost_when_its_lease_has_run_out(queue: Queue, expire: Callable[..., None]) -> None:
     job_id = enqueued(queue)
     claimed(queue, FAR)
     assert not queue.job(job_id).is_lost
@@ -94,7 +74,7 @@ def test_a_job_of_another_host_is_lost_when_its_lease_has_run_out(queue: JobQueu
 
 
 def test_the_job_of_another_host_is_claimed_when_its_lease_has_run_out(
-    queue: JobQueue, expire: Callable[..., None]
+    queue: Queue, expire: Callable[..., None]
 ) -> None:
     job_id = enqueued(queue)
     claimed(queue, FAR)
@@ -108,7 +88,7 @@ def test_the_job_of_another_host_is_claimed_when_its_lease_has_run_out(
 
 
 def test_what_was_left_behind_goes_before_what_was_asked_for_later_and_only_to_its_device(
-    queue: JobQueue, expire: Callable[..., None]
+    queue: Queue, expire: Callable[..., None]
 ) -> None:
     left, later = enqueued(queue, "Xeon"), enqueued(queue)
     claimed(queue, FAR)
@@ -121,7 +101,7 @@ def test_what_was_left_behind_goes_before_what_was_asked_for_later_and_only_to_i
 
 
 def test_threads_that_claim_at_once_never_get_the_same_job_that_was_left_behind(
-    url: str, queue: JobQueue, expire: Callable[..., None]
+    url: str, queue: Queue, expire: Callable[..., None]
 ) -> None:
     jobs = [enqueued(queue) for _ in range(24)]
     for job_id in jobs:
@@ -147,7 +127,7 @@ def test_threads_that_claim_at_once_never_get_the_same_job_that_was_left_behind(
     assert sorted(job for mine in taken for job in mine) == jobs
 
 
-def test_a_job_that_its_own_process_ran_is_interrupted(queue: JobQueue, start_holding: StartHolding) -> None:
+def test_a_job_that_its_own_process_ran_is_interrupted(queue: Queue, start_holding: StartHolding) -> None:
     process = start_holding("attended")
     name, begun = said(process)
     assert queue.claim(ME, "cpu", "Xeon") is None
@@ -161,22 +141,22 @@ def test_a_job_that_its_own_process_ran_is_interrupted(queue: JobQueue, start_ho
     assert job.finished_at is not None
 
 
-def settle_by_claiming(queue: JobQueue, _job_id: int) -> None:
+def settle_by_claiming(queue: Queue, _job_id: int) -> None:
     assert queue.claim(ME, "cpu", "Xeon") is None
 
 
-def settle_by_beginning(queue: JobQueue, _job_id: int) -> None:
+def settle_by_beginning(queue: Queue, _job_id: int) -> None:
     queue.begin(model="m", request={}, device_type="cpu", device_name="Xeon", worker=ME)
 
 
-def settle_by_cancelling(queue: JobQueue, job_id: int) -> None:
+def settle_by_cancelling(queue: Queue, job_id: int) -> None:
     with pytest.raises(JobStateError, match=f"job {job_id} is interrupted already"):
         queue.cancel(job_id)
 
 
 @pytest.mark.parametrize("settle", [settle_by_claiming, settle_by_beginning, settle_by_cancelling])
 def test_whoever_looks_next_sees_an_attended_job_as_interrupted(
-    queue: JobQueue, expire: Callable[..., None], settle: Callable[[JobQueue, int], None]
+    queue: Queue, expire: Callable[..., None], settle: Callable[[Queue, int], None]
 ) -> None:
     job = queue.begin(model="m", request={}, device_type="cpu", device_name="Xeon", worker=FAR)
     expire(job.id)
@@ -184,7 +164,7 @@ def test_whoever_looks_next_sees_an_attended_job_as_interrupted(
     assert queue.job(job.id).state == "interrupted"
 
 
-def test_a_job_that_loses_its_worker_again_and_again_is_given_up(queue: JobQueue, expire: Callable[..., None]) -> None:
+def test_a_job_that_loses_its_worker_again_and_again_is_given_up(queue: Queue, expire: Callable[..., None]) -> None:
     job_id = enqueued(queue)
     for number in range(ATTEMPTS):
         worker = f"{FAR}#{number}"
@@ -196,7 +176,7 @@ def test_a_job_that_loses_its_worker_again_and_again_is_given_up(queue: JobQueue
     assert job.message == f"its worker was lost {ATTEMPTS} times in a row; what was measured is kept"
 
 
-def test_a_job_that_gets_on_is_not_given_up(queue: JobQueue, expire: Callable[..., None]) -> None:
+def test_a_job_that_gets_on_is_not_given_up(queue: Queue, expire: Callable[..., None]) -> None:
     job_id = enqueued(queue)
     for number in range(3 * ATTEMPTS):
         worker = f"{FAR}#{number}"
@@ -205,7 +185,7 @@ def test_a_job_that_gets_on_is_not_given_up(queue: JobQueue, expire: Callable[..
     assert claimed(queue, ME).id == job_id
 
 
-def test_a_job_that_was_put_back_was_not_lost(queue: JobQueue, expire: Callable[..., None]) -> None:
+def test_a_job_that_was_put_back_was_not_lost(queue: Queue, expire: Callable[..., None]) -> None:
     job_id = enqueued(queue)
     for _ in range(2 * ATTEMPTS):
         claimed(queue, ME)
@@ -215,7 +195,7 @@ def test_a_job_that_was_put_back_was_not_lost(queue: JobQueue, expire: Callable[
     assert claimed(queue, ME).id == job_id
 
 
-def test_a_worker_that_claims_has_nothing_in_hand(queue: JobQueue) -> None:
+def test_a_worker_that_claims_has_nothing_in_hand(queue: Queue) -> None:
     job_id, later = enqueued(queue), enqueued(queue)
     assert claimed(queue, ME).id == job_id
     assert claimed(queue, OTHER).id == later
@@ -224,7 +204,7 @@ def test_a_worker_that_claims_has_nothing_in_hand(queue: JobQueue) -> None:
     assert queue.renew(job_id, ME) == "go on"
 
 
-def test_a_worker_that_claims_may_run_a_job_of_its_own_beside(queue: JobQueue) -> None:
+def test_a_worker_that_claims_may_run_a_job_of_its_own_beside(queue: Queue) -> None:
     own = queue.begin(model="m", request={}, device_type="cpu", device_name="Xeon", worker=ME)
     assert queue.claim(ME, "cpu", "Xeon") is None
     assert queue.job(own.id) == own
@@ -232,7 +212,7 @@ def test_a_worker_that_claims_may_run_a_job_of_its_own_beside(queue: JobQueue) -
 
 @pytest.mark.parametrize("first", ["cancelled", "lost"])
 def test_a_job_that_is_cancelled_and_loses_its_worker_ends_in_either_order(
-    queue: JobQueue, expire: Callable[..., None], first: str
+    queue: Queue, expire: Callable[..., None], first: str
 ) -> None:
     job_id = enqueued(queue)
     claimed(queue, FAR)
@@ -249,7 +229,7 @@ def test_a_job_that_is_cancelled_and_loses_its_worker_ends_in_either_order(
     assert queue.claim(ME, "cpu", "Xeon") is None
 
 
-def test_every_way_to_be_lost_raises_the_revision(queue: JobQueue, expire: Callable[..., None]) -> None:
+def test_every_way_to_be_lost_raises_the_revision(queue: Queue, expire: Callable[..., None]) -> None:
     job_id = enqueued(queue)
     before = claimed(queue, FAR)
     expire(job_id)
@@ -261,7 +241,7 @@ def test_every_way_to_be_lost_raises_the_revision(queue: JobQueue, expire: Calla
     assert queue.job(attended.id).revision > attended.revision
 
 
-def test_workers_are_those_that_greeted_the_first_first(queue: JobQueue) -> None:
+def test_workers_are_those_that_greeted_the_first_first(queue: Queue) -> None:
     queue.greet(FAR, "cuda", "H200")
     queue.greet(ME, "cpu", "Xeon")
     first, second = queue.workers()
@@ -280,9 +260,7 @@ def names(workers: list[Worker]) -> list[str]:
     return [worker.name for worker in workers]
 
 
-def test_workers_that_are_gone_are_left_out(
-    queue: JobQueue, start_holding: StartHolding, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_are_gone_are_left_out(queue: Queue, expired: Storage, start_holding: StartHolding) -> None:
     process = start_holding("worker")
     (name,) = said(process)
     queue.greet(FAR, "cpu", "Xeon")
@@ -291,24 +269,19 @@ def test_workers_that_are_gone_are_left_out(
     process.kill()
     process.wait()
     assert names(queue.workers()) == [FAR, ME]
-    monkeypatch.setattr(queue_module, "LEASE_S", -1.0)
-    assert names(queue.workers()) == [ME]
+    assert names(expired.queue.workers()) == [ME]
 
 
-def test_workers_that_are_gone_are_forgotten_when_a_new_one_comes(
-    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_are_gone_are_forgotten_when_a_new_one_comes(queue: Queue, expired: Storage) -> None:
     queue.greet(FAR, "cpu", "Xeon")
     queue.greet(ME, "cpu", "Xeon")
-    with monkeypatch.context() as patch:
-        patch.setattr(queue_module, "LEASE_S", -1.0)
-        queue.greet(ME, "cpu", "Xeon")
-        queue.greet(OTHER, "cpu", "Xeon")
+    expired.queue.greet(ME, "cpu", "Xeon")
+    expired.queue.greet(OTHER, "cpu", "Xeon")
     assert names(queue.workers()) == [ME, OTHER]
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "cancelled", "interrupted"])
-def test_who_lost_a_job_changes_nothing_of_it(queue: JobQueue, expire: Callable[..., None], state: JobState) -> None:
+def test_who_lost_a_job_changes_nothing_of_it(queue: Queue, expire: Callable[..., None], state: JobState) -> None:
     job_id = enqueued(queue)
     claimed(queue, FAR)
     expire(job_id)

@@ -9,14 +9,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import CheckConstraint, UniqueConstraint, inspect
 
-import autotuner.database
 from autotuner.database import open_database
-from autotuner.database.migrating import HEAD, VERSION_TABLE
-from autotuner.database.opening import make_engine, read_url
+from autotuner.database.engine import make_engine, read_url
+from autotuner.database.migrations import HEAD, SCRIPTS, VERSION_TABLE
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
-
-SCRIPTS = Path(autotuner.database.__file__).with_name("migrations")
 
 
 def test_migrations_make_the_tables_that_the_models_describe(url: str) -> None:

@@ -117,7 +117,6 @@ class TrainingGraph:
         given: tensors from outside that exist in their first form only.
         weights: tensors from outside that may exist in any form, and the gradient of each.
         single: tensors with one form.
-        last_gradient: that of `x`.
         saved: tensors of forward that backward reads, weights left out.
         covers: nodes that one kernel may compute, where all of them are there.
     """
@@ -136,7 +135,7 @@ class TrainingGraph:
         self.forward = tuple(self.nodes)
         for node in reversed(self.forward):
             self._backward(node)
-        self.last_gradient = self._gradient("x")
+        self._gradient("x")
         names = {node.name for node in self.nodes}
         self.covers = [
             cover

@@ -10,8 +10,8 @@ from scipy.sparse import coo_array  # type: ignore[import-untyped]
 from autotuner.errors import ProblemError
 from autotuner.solve import SOLVERS
 from autotuner.solve.problem import Factor, Problem
-from autotuner.solve.problem.integer_program import IntegerProgram, integer_program
-from autotuner.solve.problem.synthetic import synthetic_problem
+from scripts.bench.integer_program import IntegerProgram, integer_program
+from scripts.bench.synthetic import synthetic_problem
 
 PROBLEM = Problem(
     (

@@ -1,51 +1,51 @@
-"""Access: everything that other rooms ask of the database, as methods that take and return values."""
+"""The database: measurements, claims and facts in SQL, with the queue and the configurations beside them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, delete, func, select
+from sqlalchemy import ColumnElement, Engine, Row, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotuner.database.columns import (
-    ENVIRONMENT,
-    MEASUREMENT,
-    call_columns,
-    environment_of,
-    joined,
-    measurement_columns,
-    measurement_of,
-)
-from autotuner.database.configurations import Configurations
-from autotuner.database.migrating import migrate
-from autotuner.database.opening import explained, make_engine, must_exist, read_url
-from autotuner.database.owner import is_gone
-from autotuner.database.patience import WORKING, Log, Patience, Waiting, patient, warn
-from autotuner.database.queue import JobQueue
-from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow
+from autotuner.database.configurations import SqlConfigurations
+from autotuner.database.contract import EVERY, Filter, Statistics, Storage, StoredMeasurement
+from autotuner.database.engine import explained, make_engine, must_exist, read_url
+from autotuner.database.lease import Leases, is_gone
+from autotuner.database.migrations import migrate
+from autotuner.database.queue import SqlQueue
+from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
+from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
 from autotuner.database.transactions import Transactions
-from autotuner.database.upserting import dialect_insert, upsert
 from autotuner.errors import DatabaseError, UnavailableError
-from autotuner.ir.records import STATUSES, Call, Environment, Measurement, Status
+from autotuner.ir.records import STATUSES, Call, Environment, Measurement
 
-CLAIM_S = 120.0
+LEASES = Leases()
 KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
+MEASUREMENT = {field.name: getattr(MeasurementRow, field.name) for field in fields(Measurement)}
+
 
 def open_database(
-    url_or_path: str | Path, *, make: bool = True, patience: Patience = WORKING, log: Log = warn, reopens: bool = False
+    url_or_path: str | Path,
+    *,
+    make: bool = True,
+    timeouts: Timeouts = WORKING,
+    leases: Leases = LEASES,
+    log: Log = warn,
+    reopens: bool = False,
 ) -> "Database":
     """Open a database, and make or update its tables where they are missing or old.
 
     Args:
         url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
         make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
-        patience: how long to wait for a database that is locked or away; opening itself waits for a lock alone.
+        timeouts: for a database that is locked or away; opening itself waits for a lock alone.
+        leases: for owners on other hosts.
         log: called with an event and facts when such a wait begins and ends.
         reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
 
@@ -56,8 +56,8 @@ def open_database(
     url = read_url(url_or_path)
     if not make:
         must_exist(url)
-    waiting = Waiting(patience, log)
-    engine = make_engine(url, waiting)
+    retrying = Retrying(timeouts, log)
+    engine = make_engine(url, retrying)
 
     def migrated() -> None:
         try:
@@ -66,81 +66,28 @@ def open_database(
             raise explained(error, url) from error
 
     try:
-        waiting.retry(migrated, away_s=0.0)
+        retrying.call(migrated, away_s=0.0)
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine, waiting, reopens=reopens)
+    return Database(engine, retrying, leases=leases, reopens=reopens)
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which measurements are meant; None for all.
+class Database(Storage):
+    """Storage and queue in a database, made by `open_database`. The methods of the contract are described there.
 
-    Args:
-        signature: `Call.subgraph.signature`.
-        kinds: `Call.subgraph.kinds`, all of them in order.
+    A database that is locked or away is asked again up to the timeouts. `hurry` ends such retries, as for a process
+    that ends; `reopen` goes on with a file that has taken the place of the one that was opened.
     """
 
-    environment_key: str | None = None
-    device_type: str | None = None
-    signature: str | None = None
-    kernel: str | None = None
-    kinds: Sequence[str] | None = None
-    status: Status | None = None
-
-    def conditions(self) -> list[ColumnElement[bool]]:
-        pairs = (
-            (EnvironmentRow.key, self.environment_key),
-            (EnvironmentRow.device_type, self.device_type),
-            (MeasurementRow.signature, self.signature),
-            (MeasurementRow.kernel, self.kernel),
-            (MeasurementRow.kinds, None if self.kinds is None else joined(self.kinds)),
-            (MeasurementRow.status, self.status),
-        )
-        return [column == value for column, value in pairs if value is not None]
-
-
-EVERY = Filter()
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A measurement with what was measured, where and when."""
-
-    id: int
-    environment_key: str
-    call: Call
-    measurement: Measurement
-    measured_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """How many measurements there are, by status, and the least, mean and greatest of their medians."""
-
-    statuses: Mapping[Status, int]
-    least_us: float | None
-    mean_us: float | None
-    greatest_us: float | None
-
-
-class Database:
-    """Environments, what was measured in them, and facts; every method is one transaction. Made by `open_database`.
-
-    `queue` holds the jobs, `configurations` the answers. Threads may share one; processes open their own. Every method
-    raises `DatabaseError` where the database cannot be read or written, after it was asked for as long as patience
-    allows. `hurry` ends such waiting, as for a process that ends; `reopen` goes on with a file that has taken the place
-    of the one that was opened.
-    """
-
-    def __init__(self, engine: Engine, waiting: Waiting, *, reopens: bool = False) -> None:
-        self._transactions = Transactions(engine, waiting, reopens=reopens)
-        self.hurry, self.reopen = waiting.hurry, self._transactions.reopen
+    def __init__(self, engine: Engine, retrying: Retrying, *, leases: Leases = LEASES, reopens: bool = False) -> None:
+        self._transactions = Transactions(engine, retrying, reopens=reopens)
+        self.hurry, self.reopen = retrying.hurry, self._transactions.reopen
         self._reading, self._writing = self._transactions.reading, self._transactions.writing
         self._environment_id = self._transactions.environment_id
-        self.queue = JobQueue(self._transactions)
-        self.configurations = Configurations(self._transactions)
+        self._leases = leases
+        self.queue = SqlQueue(self._transactions, leases)
+        self.configurations = SqlConfigurations(self._transactions)
         self._unreleased: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -152,90 +99,76 @@ class Database:
     def close(self) -> None:
         self._transactions.engine.dispose()
 
-    # Environments, and what was measured in them
+    # Environments and measurements
 
-    @patient
+    @retried
     def remember(self, environment: Environment) -> None:
-        """Store an environment; one that is known stays as it is."""
         values = {"key": environment.key, **environment.to_json()}
         with self._writing() as connection:
-            connection.execute(
-                dialect_insert(connection, EnvironmentRow).on_conflict_do_nothing(index_elements=["key"]), values
-            )
+            insert = insert_into(connection, EnvironmentRow).on_conflict_do_nothing(index_elements=["key"])
+            connection.execute(insert, values)
 
-    @patient
+    @retried
     def environments(self) -> list[Environment]:
-        """Return every known environment, the first one remembered first."""
-        query = select(*ENVIRONMENT).order_by(EnvironmentRow.id)
+        query = select(
+            EnvironmentRow.device_type, EnvironmentRow.device_name, EnvironmentRow.facts, EnvironmentRow.policy
+        ).order_by(EnvironmentRow.id)
         with self._reading() as connection:
-            return [environment_of(row) for row in connection.execute(query)]
+            return [
+                Environment(device_type, device_name, tuple(facts.items()), tuple(policy.items()))
+                for device_type, device_name, facts, policy in connection.execute(query)
+            ]
 
     def store(self, environment_key: str, results: Iterable[tuple[Call, Measurement]], *, replace: bool = False) -> int:
-        """Store measurements, all or none, and return how many rows were written.
-
-        Args:
-            environment_key: of an environment that was remembered.
-            results: of one call given twice, the later one counts as the newer.
-            replace: also replace what was measured well; otherwise only a failure gives way to a newer measurement.
-        """
         now = datetime.now(UTC)
-        rows = [{**call_columns(call), **measurement_columns(m), "measured_at": now} for call, m in results]
+        rows = [{**_call_columns(call), **measurement.to_json(), "measured_at": now} for call, measurement in results]
         rows.sort(key=lambda row: row["call_key"])  # one order for every process, so that none waits in a circle
         try:
             return self._store(environment_key, rows, replace)
         except DatabaseError as error:
             if not rows:
                 raise
-            self._transactions.waiting.log("results_lost", number=len(rows), error=str(error))
+            self._transactions.retrying.log("results_lost", number=len(rows), error=str(error))
             raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
 
-    @patient
+    @retried
     def _store(self, environment_key: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> int:
         with self._writing() as connection:
             environment_id = self._environment_id(connection, environment_key)
             if not rows:
                 return 0
-            statement = upsert(
-                connection,
-                MeasurementRow,
-                ("call_key", "environment_id"),
-                where=None if replace else MeasurementRow.status != "ok",
-            )
+            replaced = None if replace else MeasurementRow.status != "ok"
+            statement = upsert(connection, MeasurementRow, ("call_key", "environment_id"), where=replaced)
             values = [{**row, "environment_id": environment_id} for row in rows]
             return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
 
-    @patient
+    @retried
     def find(self, environment_key: str, call_keys: Collection[str]) -> dict[str, Measurement]:
-        """Return the measurement of each call that has one in this environment, failures included, by call key."""
         keys = list(dict.fromkeys(call_keys))
-        query = (
-            select(MeasurementRow.call_key, *MEASUREMENT)
-            .join(EnvironmentRow)
-            .where(EnvironmentRow.key == environment_key)
-        )
+        query = select(MeasurementRow.call_key, *MEASUREMENT.values()).join(EnvironmentRow)
+        query = query.where(EnvironmentRow.key == environment_key)
         found: dict[str, Measurement] = {}
         with self._reading() as connection:
             for start in range(0, len(keys), KEYS_PER_QUERY):
                 chunk = keys[start : start + KEYS_PER_QUERY]
                 for row in connection.execute(query.where(MeasurementRow.call_key.in_(chunk))):
-                    found[row.call_key] = measurement_of(row)
+                    found[row.call_key] = _measurement_of(row)
         return found
 
-    @patient
+    @retried
     def measurements(
         self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
-    ) -> list[Measured]:
-        """Return what was measured, in the order of first storing; with `after`, only those with a greater id."""
+    ) -> list[StoredMeasurement]:
         query = (
             select(
                 MeasurementRow.id,
                 EnvironmentRow.key.label("environment_key"),
                 MeasurementRow.call,
                 MeasurementRow.measured_at,
-                *MEASUREMENT,
+                *MEASUREMENT.values(),
             )
             .join(EnvironmentRow)
-            .where(*where.conditions())
+            .where(*_conditions(where))
             .order_by(MeasurementRow.id)
             .limit(limit)
         )
@@ -243,13 +176,14 @@ class Database:
             query = query.where(MeasurementRow.id > after)
         with self._reading() as connection:
             return [
-                Measured(row.id, row.environment_key, Call.from_json(row.call), measurement_of(row), row.measured_at)
+                StoredMeasurement(
+                    row.id, row.environment_key, Call.from_json(row.call), _measurement_of(row), row.measured_at
+                )
                 for row in connection.execute(query)
             ]
 
-    @patient
+    @retried
     def statistics(self, where: Filter = EVERY) -> Statistics:
-        """Return how many measurements there are and how long they took."""
         times = MeasurementRow.median_us
         query = select(
             MeasurementRow.status,
@@ -259,7 +193,7 @@ class Database:
             func.max(times).label("greatest"),
         ).join(EnvironmentRow)
         with self._reading() as connection:
-            rows = connection.execute(query.where(*where.conditions()).group_by(MeasurementRow.status)).all()
+            rows = connection.execute(query.where(*_conditions(where)).group_by(MeasurementRow.status)).all()
         numbers = {row.status: row.number for row in rows}
         ok = next((row for row in rows if row.status == "ok"), None)
         return Statistics(
@@ -269,15 +203,10 @@ class Database:
             ok.greatest if ok else None,
         )
 
-    # Who measures what now
+    # Claims of calls that are measured now
 
-    @patient
+    @retried
     def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
-        """Claim calls for measuring, and return the keys of those that nobody else has claimed.
-
-        A claim ends by `release_calls`, with its owner's process, or on another host after two minutes without being
-        claimed again. Look up what is measured after claiming: whoever held a call before has stored it by then.
-        """
         now = datetime.now(UTC)
         keys = sorted(set(call_keys))
         if self._unreleased:
@@ -293,7 +222,7 @@ class Database:
             held = set(connection.scalars(select(ClaimRow.call_key).where(others)))
             mine = [key for key in keys if key not in held]
             if mine:
-                until = now + timedelta(seconds=CLAIM_S)
+                until = now + timedelta(seconds=self._leases.call_s)
                 rows = [
                     {"environment_id": environment_id, "call_key": key, "owner": owner, "lease_until": until}
                     for key in mine
@@ -302,14 +231,13 @@ class Database:
         return set(mine)
 
     def release_calls(self, owner: str) -> None:
-        """End all claims of an owner; where the database is away, they end before the next ones."""
         self._unreleased.add(owner)
         try:
             self._release(set(self._unreleased))
         except UnavailableError as error:
-            self._transactions.waiting.log("claims_kept", owner=owner, error=str(error))
+            self._transactions.retrying.log("claims_kept", owner=owner, error=str(error))
 
-    @patient
+    @retried
     def _release(self, owners: set[str]) -> None:
         with self._writing() as connection:
             connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
@@ -317,9 +245,8 @@ class Database:
 
     # Facts
 
-    @patient
+    @retried
     def set_fact(self, environment_key: str, name: str, value: float) -> None:
-        """Store a constant of an environment, such as its noise floor, over an earlier value."""
         if not isfinite(value):
             raise DatabaseError(f"fact {name!r} is {value}: it must be finite")
         with self._writing() as connection:
@@ -327,13 +254,41 @@ class Database:
             values = {"environment_id": environment_id, "name": name, "value": value, "measured_at": datetime.now(UTC)}
             connection.execute(upsert(connection, FactRow, ("environment_id", "name")), values)
 
-    @patient
+    @retried
     def facts(self, environment_key: str) -> dict[str, float]:
-        """Return every measured constant of an environment, by name."""
         query = select(FactRow.name, FactRow.value).join(EnvironmentRow).where(EnvironmentRow.key == environment_key)
         with self._reading() as connection:
             return {row.name: row.value for row in connection.execute(query.order_by(FactRow.name))}
 
     def fact(self, environment_key: str, name: str) -> float | None:
-        """Return a measured constant of an environment, or None where it was never measured."""
         return self.facts(environment_key).get(name)
+
+
+def _conditions(where: Filter) -> list[ColumnElement[bool]]:
+    pairs = (
+        (EnvironmentRow.key, where.environment_key),
+        (EnvironmentRow.device_type, where.device_type),
+        (MeasurementRow.signature, where.signature),
+        (MeasurementRow.kernel, where.kernel),
+        (MeasurementRow.kinds, None if where.kinds is None else _joined(where.kinds)),
+        (MeasurementRow.status, where.status),
+    )
+    return [column == value for column, value in pairs if value is not None]
+
+
+def _call_columns(call: Call) -> dict[str, Any]:
+    return {
+        "call_key": call.key,
+        "signature": call.subgraph.signature,
+        "kernel": call.candidate.kernel,
+        "kinds": _joined(call.subgraph.kinds),
+        "call": call.to_json(),
+    }
+
+
+def _joined(kinds: Sequence[str]) -> str:
+    return "+".join(kinds)
+
+
+def _measurement_of(row: Row[*tuple[Any, ...]]) -> Measurement:
+    return Measurement.from_json({name: row._mapping[name] for name in MEASUREMENT})

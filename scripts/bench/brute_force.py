@@ -3,7 +3,7 @@
 from math import prod
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
-from autotuner.solve.problem import Factor, Memory, Problem, Solution, State
+from autotuner.solve.problem import Factor, Problem, Solution, State
 
 MOST_ASSIGNMENTS = 1_000_000
 
@@ -16,7 +16,7 @@ def brute_force(problem: Problem, budget_bytes: int | None = None) -> Solution:
     that of the second ...
 
     Raises:
-        BudgetError: assignments satisfy every factor, but each needs more bytes.
+        BudgetError: assignments satisfy every factor, but each holds more bytes.
         InfeasibleError: no assignment satisfies every factor.
         ProblemError: more than `MOST_ASSIGNMENTS` would have to be looked at.
     """
@@ -38,36 +38,35 @@ def brute_force(problem: Problem, budget_bytes: int | None = None) -> Solution:
     def search(by_bytes: bool, most_bytes: float) -> tuple[State, ...] | None:
         best: tuple[State, ...] | None = None
         best_value = float("inf")
-        branches: list[tuple[tuple[State, ...], float, int, int]] = [((), 0.0, 0, 0)]
+        branches: list[tuple[tuple[State, ...], float, int]] = [((), 0.0, 0)]
         while branches:
-            chosen, cost, held, transient = branches.pop()
+            chosen, cost, held = branches.pop()
             for places, factor in due[len(chosen)]:
                 row = tuple(chosen[p] for p in places)
                 cost += factor.table.get(row, float("inf"))
                 held += factor.held_bytes.get(row, 0)
-                transient = max(transient, factor.transient_bytes.get(row, 0))
-            value = held + transient if by_bytes and cost < float("inf") else cost
-            if value >= best_value or held + transient > most_bytes:
+            value = held if by_bytes and cost < float("inf") else cost
+            if value >= best_value or held > most_bytes:
                 continue
             if len(chosen) == len(variables):
                 best, best_value = chosen, value
                 continue
-            branches.extend(((*chosen, state), cost, held, transient) for state in reversed(states[len(chosen)]))
+            branches.extend(((*chosen, state), cost, held) for state in reversed(states[len(chosen)]))
         return best
 
     best = search(False, float("inf") if budget_bytes is None else budget_bytes)
     if best is None and budget_bytes is not None:
         leanest = search(True, float("inf"))
         if leanest is not None:
-            least = problem.memory(dict(zip(variables, leanest, strict=True))).total_bytes
-            raise BudgetError(f"none of {count:,} assignments needs less than {least:,} bytes", least)
+            least = problem.held_bytes(dict(zip(variables, leanest, strict=True)))
+            raise BudgetError(f"none of {count:,} assignments holds less than {least:,} bytes", least)
     if best is None:
         raise InfeasibleError(f"none of {count:,} assignments satisfies all of {len(problem.factors)} factors")
     answer = dict(zip(variables, best, strict=True))
     total = problem.cost_us(answer)
-    # What an assignment needs is told where a budget was given, as the other solvers do.
-    memory = Memory() if budget_bytes is None else problem.memory(answer)
-    return Solution(answer, total, total, "brute_force", memory=memory)
+    # The held bytes are told where a budget was given, as by the other solvers.
+    held_bytes = 0 if budget_bytes is None else problem.held_bytes(answer)
+    return Solution(answer, total, total, "brute_force", held_bytes=held_bytes)
 
 
 def _states(problem: Problem, name: str) -> list[State]:

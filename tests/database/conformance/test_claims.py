@@ -1,4 +1,4 @@
-"""Who measures which calls: `Database.claim_calls` and `release_calls`."""
+"""Claims of calls: at most one owner holds a call in an environment, and no claim outlives its owner."""
 
 import subprocess
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotuner.database import Database, access, open_database, this_process
+from autotuner.database import Storage, open_database, this_process
 from autotuner.errors import DatabaseError
 from autotuner.ir.records import Environment
 
@@ -19,23 +19,23 @@ def keys(*numbers: int) -> set[str]:
     return {f"{number:064d}" for number in numbers}
 
 
-def test_calls_are_claimed_once(database: Database, environment: Environment) -> None:
+def test_calls_are_claimed_once(database: Storage, environment: Environment) -> None:
     assert database.claim_calls(environment.key, ME, keys(1, 2)) == keys(1, 2)
     assert database.claim_calls(environment.key, OTHER, keys(2, 3)) == keys(3)
     assert database.claim_calls(environment.key, ME, keys(1, 2, 3, 4)) == keys(1, 2, 4)
 
 
-def test_claiming_nothing_or_one_call_twice_is_allowed(database: Database, environment: Environment) -> None:
+def test_claiming_nothing_or_one_call_twice_is_allowed(database: Storage, environment: Environment) -> None:
     assert database.claim_calls(environment.key, ME, []) == set()
     assert database.claim_calls(environment.key, ME, [*keys(1), *keys(1)]) == keys(1)
 
 
-def test_a_race_of_two_thousand_calls_is_claimed_at_once(database: Database, environment: Environment) -> None:
+def test_a_race_of_two_thousand_calls_is_claimed_at_once(database: Storage, environment: Environment) -> None:
     assert database.claim_calls(environment.key, OTHER, keys(7)) == keys(7)
     assert database.claim_calls(environment.key, ME, keys(*range(2000))) == keys(*range(2000)) - keys(7)
 
 
-def test_released_calls_are_free_and_those_of_others_are_not(database: Database, environment: Environment) -> None:
+def test_released_calls_are_free_and_those_of_others_are_not(database: Storage, environment: Environment) -> None:
     database.claim_calls(environment.key, ME, keys(1))
     database.claim_calls(environment.key, OTHER, keys(2))
     database.release_calls(ME)
@@ -43,9 +43,7 @@ def test_released_calls_are_free_and_those_of_others_are_not(database: Database,
     assert database.claim_calls(environment.key, FAR, keys(1, 2)) == keys(1)
 
 
-def test_the_same_call_may_be_measured_in_two_environments_at_once(
-    database: Database, environment: Environment
-) -> None:
+def test_the_same_call_may_be_measured_in_two_environments_at_once(database: Storage, environment: Environment) -> None:
     other = Environment("cpu", "EPYC", ())
     database.remember(other)
     assert database.claim_calls(environment.key, ME, keys(1)) == keys(1)
@@ -54,13 +52,13 @@ def test_the_same_call_may_be_measured_in_two_environments_at_once(
     assert database.claim_calls(other.key, ME, keys(1)) == set()
 
 
-def test_claiming_in_an_environment_that_was_never_remembered_is_refused(database: Database) -> None:
+def test_claiming_in_an_environment_that_was_never_remembered_is_refused(database: Storage) -> None:
     with pytest.raises(DatabaseError, match="has no environment 'nowhere': `remember` it first"):
         database.claim_calls("nowhere", ME, keys(1))
 
 
 def test_the_claims_of_a_killed_process_are_free_at_once(
-    database: Database, environment: Environment, start_holding: Callable[..., subprocess.Popen[str]]
+    database: Storage, environment: Environment, start_holding: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = start_holding("calls", *sorted(keys(1, 2)))
     assert process.stdout is not None
@@ -74,32 +72,27 @@ def test_the_claims_of_a_killed_process_are_free_at_once(
 
 
 def test_a_claim_of_another_host_is_free_when_its_lease_has_run_out(
-    database: Database, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    database: Storage, expired: Storage, environment: Environment
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(access, "CLAIM_S", -1.0)
-        database.claim_calls(environment.key, FAR, keys(1, 2))
+    expired.claim_calls(environment.key, FAR, keys(1, 2))
     database.claim_calls(environment.key, FAR, keys(2, 3))
     assert database.claim_calls(environment.key, ME, keys(1, 2, 3)) == keys(1)
     assert database.claim_calls(environment.key, FAR, keys(1)) == set()
 
 
 def test_a_claim_of_a_process_that_lives_stays_however_old_it_is(
-    database: Database, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    database: Storage, expired: Storage, environment: Environment
 ) -> None:
-    monkeypatch.setattr(access, "CLAIM_S", -1.0)
-    database.claim_calls(environment.key, ME, keys(1))
+    expired.claim_calls(environment.key, ME, keys(1))
     assert database.claim_calls(environment.key, OTHER, keys(1)) == set()
 
 
 def test_owners_that_claim_at_once_never_hold_the_same_call(
-    url: str, database: Database, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    url: str, expired: Storage, environment: Environment
 ) -> None:
     rounds = 20
-    with monkeypatch.context() as patch:  # half of the calls are another's, who is lost
-        patch.setattr(access, "CLAIM_S", -1.0)
-        for turn in range(0, rounds, 2):
-            database.claim_calls(environment.key, f"{FAR}#{turn}", keys(*range(100 * turn, 100 * turn + 5)))
+    for turn in range(0, rounds, 2):  # half of the calls are another's, who is lost
+        expired.claim_calls(environment.key, f"{FAR}#{turn}", keys(*range(100 * turn, 100 * turn + 5)))
     got: list[dict[int, set[str]]] = [{}, {}, {}]
     barrier = threading.Barrier(len(got))
 

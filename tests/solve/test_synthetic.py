@@ -7,10 +7,11 @@ import pytest
 from autotuner.errors import ProblemError
 from autotuner.solve import SOLVERS
 from autotuner.solve.problem import Problem
-from autotuner.solve.problem.synthetic import synthetic_problem
-from autotuner.solve.problem.synthetic_graph import ENCODER, Block, Step
+from scripts.bench.brute_force import brute_force
+from scripts.bench.synthetic import synthetic_problem
+from scripts.bench.synthetic_graph import ENCODER, Block, Step
 
-BRUTE_FORCE = import_module("autotuner.solve.brute_force")
+BRUTE_FORCE = import_module("scripts.bench.brute_force")
 ONE_LINEAR = Block((Step("product", "linear", ("x",)),))
 FUSED = Block((Step("biased", "bias", ("x",)), Step("active", "gelu", ("biased",))), (("biased", "active"),))
 MASKED = Block((Step("dropped", "dropout", ("x",)), Step("y", "add", ("dropped", "x"))), (("dropped", "y"),))
@@ -36,7 +37,7 @@ def test_exhaustive_search_agrees_with_the_exact_solver(
 ) -> None:
     monkeypatch.setattr(BRUTE_FORCE, "MOST_ASSIGNMENTS", 1e12)  # it ends branches early: these are small
     problem = synthetic_problem(4, forms, seed, block)
-    found, expected = SOLVERS["exact"](problem), SOLVERS["brute_force"](problem)
+    found, expected = SOLVERS["exact"](problem), brute_force(problem)
     assert found.total_us == expected.total_us == problem.cost_us(found.states)
     assert SOLVERS["shortest_path"](problem).total_us >= found.total_us
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from autotuner.errors import ProblemError
-from autotuner.solve.problem.factors import Factor, Problem, Row
-from autotuner.solve.problem.synthetic_graph import ENCODER, Block, Node, TrainingGraph
+from autotuner.solve.problem import Factor, Problem, Row
+from scripts.bench.synthetic_graph import ENCODER, Block, Node, TrainingGraph
 
 FIRST_FORM = "f0"
 INSIDE = "inside "
@@ -39,36 +39,18 @@ def synthetic_problem(
         seed: of which combinations of forms exist, and of all costs.
         block: what is repeated.
         weighed: tensors of forward that backward reads hold bytes, some forms fewer than others at more time for
-            whoever makes or reads them; some ways of operators need bytes for a while.
+            whoever makes or reads them.
 
     Raises:
         ProblemError: fewer operators than the first step has, or no form.
     """
-    _check_forms(forms)
+    if forms < 1:
+        raise ProblemError(f"a tensor has {forms} forms; it must have 1 or more")
     count = bisect_right(range(1, operators + 1), operators, key=lambda n: len(TrainingGraph(block, n).nodes))
     if count == 0:
         least = len(TrainingGraph(block, 1).nodes)
         raise ProblemError(f"{operators} operators; the first step and its backward alone are {least}")
     return _Drawing(TrainingGraph(block, count), forms, seed, weighed=weighed).problem()
-
-
-def synthetic_layer(
-    forms: int, seed: int = 0, block: Block = ENCODER, *, weighed: bool = False
-) -> tuple[Problem, Mapping[str, str]]:
-    """Return the problem of one repetition of the block, and the joints at which equal layers meet.
-
-    What a layer makes for the next one, and for backward of the one before, may exist in any form; it is converted
-    where it is made, and held where it is read.
-    """
-    _check_forms(forms)
-    graph = TrainingGraph(block, len(block.steps))
-    drawing = _Drawing(graph, forms, seed, weighed=weighed, open_ends=True)
-    return drawing.problem(), {f"tensor {end}": f"tensor {start}" for start, end in drawing.ends.items()}
-
-
-def _check_forms(forms: int) -> None:
-    if forms < 1:
-        raise ProblemError(f"a tensor has {forms} forms; it must have 1 or more")
 
 
 @dataclass(frozen=True)
@@ -95,19 +77,14 @@ class _Drawing:
         tokens: of each cover whose members do not all share tensors inside: one member of each part, and its states.
     """
 
-    def __init__(
-        self, graph: TrainingGraph, count: int, seed: int, *, weighed: bool = False, open_ends: bool = False
-    ) -> None:
+    def __init__(self, graph: TrainingGraph, count: int, seed: int, *, weighed: bool = False) -> None:
         self.graph = graph
         self.count = count
         self.draw = random.Random(seed)
         # Bytes have a source of their own, so that asking for them leaves all else as it is but for the slower ways.
         self._bytes = random.Random(f"bytes {seed}") if weighed else None
-        last = graph.forward[-1].name
-        self.ends = {"x": last, f"grad of {last}": graph.last_gradient} if open_ends else {}
         self._held: dict[tuple[str, str], int] = {}
         self._slower: dict[tuple[str, str], float] = {}
-        self._transient: dict[str, dict[str, int]] = defaultdict(dict)
         self.ways: dict[str, list[_Way]] = {}
         self.tokens: list[tuple[str, list[str], set[str]]] = []
         self._fastest_us: dict[str, float] = {}
@@ -140,9 +117,6 @@ class _Drawing:
         if self._bytes is not None:
             slower = sum(self._slower.get(pair, 0.0) for pair in forms.items())
             share_us = round(share_us * (1 + slower) / UNIT_US) * UNIT_US
-            needed = self._bytes.choice((0, 0, 1, 2, 4)) << 18
-            for name in members:
-                self._transient[name][state] = needed
         return _Way(state, members, forms, share_us)
 
     def _combinations(self, tensors: Sequence[str], alike: int, count: int) -> list[tuple[str, ...]]:
@@ -196,9 +170,6 @@ class _Drawing:
                 for tensor in node.inputs:
                     if self.graph.makers.get(tensor) not in way.members:
                         read[tensor].add(way.forms[tensor])
-        for start, end in self.ends.items():
-            del made[start]
-            read[end] |= read[start]
         gradients = set(self.graph.weights.values())
         for gradient in gradients:
             read[gradient].update(self._forms(gradient))
@@ -213,12 +184,10 @@ class _Drawing:
                 most = min(2 if self.count <= PAIRED else 1, len(targets))
                 for chosen in (each for size in range(most + 1) for each in combinations(targets, size)):
                     # The caller gets what nobody reads as declared; of weights' gradients, a rule says how.
-                    is_read = self.graph.readers[tensor] or tensor in gradients or tensor in self.ends.values()
+                    is_read = self.graph.readers[tensor] or tensor in gradients
                     if is_read or FIRST_FORM in (source, *chosen):
                         table[(CONVERTED.join((source, *chosen)),)] = sum(price[form] for form in chosen)
             yield tensor, table
-            for start in (start for start, end in self.ends.items() if end == tensor):
-                yield start, dict.fromkeys(table, 0.0)
 
     def _holding(self, tensor: str, table: Mapping[Row, float]) -> dict[Row, int]:
         """Return what each state of a tensor holds: the bytes of all forms in which it is kept."""
@@ -227,12 +196,7 @@ class _Drawing:
 
     def problem(self) -> Problem:
         costs = (
-            Factor(
-                f"cost of operator {name}",
-                (f"operator {name}",),
-                {(way.state,): way.share_us for way in ways},
-                transient_bytes={(state,): count for state, count in self._transient[name].items() if count},
-            )
+            Factor(f"cost of operator {name}", (f"operator {name}",), {(way.state,): way.share_us for way in ways})
             for name, ways in self.ways.items()
         )
         conversions = (

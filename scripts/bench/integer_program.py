@@ -7,7 +7,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.solve.problem.factors import Problem
+from autotuner.solve.problem import Problem
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -21,8 +21,7 @@ class IntegerProgram:
     variable add up to 1; of a factor, the rows that hold a state add up to that state's x. So rows are whole where
     states are. A is given by its entries: `A[equations[i], places[i]] = values[i]`.
 
-    With a budget, one more x is the largest transient, in units of the largest count of bytes that divides all others,
-    and there is one for what each factor needs less than that, and one for what is left of the budget.
+    With a budget, one more x is what is left of it, in units of the largest count of bytes that divides all others.
 
     Args:
         states: place of each state in x, by variable.
@@ -50,7 +49,7 @@ def integer_program(problem: Problem, budget_bytes: int | None = None) -> Intege
     """Return a problem as a program whose relaxation is the tightest that its factors one by one give.
 
     Args:
-        budget_bytes: for what the chosen rows hold and the largest of what they need for a while, together.
+        budget_bytes: for what the chosen rows hold.
 
     Cost:
         Python's, per row of each factor.
@@ -96,9 +95,9 @@ def integer_program(problem: Problem, budget_bytes: int | None = None) -> Intege
             count += len(prices)
     upper = np.concatenate((upper, np.ones(count - len(upper))))
     if budget_bytes is not None:
-        more = _budget(problem, budget_bytes, places_of, count, equation, entries, right)
-        costs.append(np.zeros(more))
-        upper = np.concatenate((upper, np.full(more, np.inf)))
+        _add_budget(problem, budget_bytes, places_of, count, equation, entries, right)
+        costs.append(np.zeros(1))
+        upper = np.concatenate((upper, [np.inf]))
     return IntegerProgram(
         states,
         constant,
@@ -111,39 +110,26 @@ def integer_program(problem: Problem, budget_bytes: int | None = None) -> Intege
     )
 
 
-def _budget(
+def _add_budget(
     problem: Problem,
     budget_bytes: int,
     places_of: list[Integers],
-    count: int,
+    left: int,
     equation: int,
     entries: list[tuple[Integers, Integers, float | Reals]],
     right: list[Reals],
-) -> int:
-    """Add the equations of a budget to `entries` and `right`; return how many more x they have."""
-    needed = [each for factor in problem.factors for each in (factor.held_bytes, factor.transient_bytes)]
-    unit = gcd(*(count for each in needed for count in each.values())) or 1
-    largest, left = count, count + 1
-    spare = [float(budget_bytes // unit)]
-    entries += [(_integers([equation]), _integers([place]), 1.0) for place in (largest, left)]
-    more = 2
+) -> None:
+    """Add the equation of a budget to `entries` and `right`; `left` is the place of what is left of the budget."""
+    unit = gcd(*(count for factor in problem.factors for count in factor.held_bytes.values())) or 1
+    entries.append((_integers([equation]), _integers([left]), 1.0))
+    spare = float(budget_bytes // unit)
     for factor, places in zip(problem.factors, places_of, strict=True):
-        rows = list(factor.table)
-        held = np.array([factor.held_bytes.get(row, 0) // unit for row in rows], np.float64)
-        transient = np.array([factor.transient_bytes.get(row, 0) // unit for row in rows], np.float64)
+        held = np.array([factor.held_bytes.get(row, 0) // unit for row in factor.table], np.float64)
         if not factor.variables:
-            spare[0] -= float(held.sum())
+            spare -= float(held.sum())
         elif held.any():
             entries.append((np.full(len(places), equation), places, held))
-        if transient.any():
-            number = equation + len(spare)
-            entries.append((_integers([number, number]), _integers([largest, count + more]), np.array([1.0, -1.0])))
-            if factor.variables:
-                entries.append((np.full(len(places), number), places, -transient))
-            spare.append(0.0 if factor.variables else float(transient.sum()))
-            more += 1
-    right.append(np.array(spare))
-    return more
+    right.append(np.array([spare]))
 
 
 def _integers(values: Iterable[int]) -> Integers:

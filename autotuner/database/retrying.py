@@ -1,4 +1,4 @@
-"""Patience: how long whoever uses a database waits while it is locked or away, and when that ends."""
+"""Retries of transactions while the database is locked or away, up to timeouts and to the end of the process."""
 
 import logging
 import sys
@@ -25,24 +25,26 @@ log = logging.getLogger("autotuner.database")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long somebody waits for a database.
+class Timeouts:
+    """Seconds to wait for a database.
 
     Args:
         answer_s: for a connection, and for the answer to one statement.
         locked_s: for a database that another process has locked.
         away_s: for one that cannot be reached, or that loses its connections; 0 to be told at once.
+        busy_s: for a lock of SQLite at a time, during which no signal is handled; then it is asked again.
     """
 
     answer_s: float
     locked_s: float
     away_s: float
+    busy_s: float = 1.0
 
 
-WORKING = Patience(answer_s=30.0, locked_s=300.0, away_s=300.0)
+WORKING = Timeouts(answer_s=30.0, locked_s=300.0, away_s=300.0)
 """Of a tuning: what it has measured waits in memory meanwhile."""
 
-SERVING = Patience(answer_s=4.0, locked_s=5.0, away_s=0.0)
+SERVING = Timeouts(answer_s=4.0, locked_s=5.0, away_s=0.0)
 """Of a service: its clients are told to come again."""
 
 
@@ -51,19 +53,19 @@ def warn(event: str, **facts: object) -> None:
     log.warning("%s", " ".join([event, *(f"{name}={value!r}" for name, value in facts.items())]))
 
 
-class Waiting:
-    """The waiting of one process for one database, shared by its threads.
+class Retrying:
+    """The retries of one process on one database, shared by its threads.
 
-    It ends soon once the process ends: when `hurry` is called, or when whoever asks is on its way out by SystemExit or
-    KeyboardInterrupt.
+    They end soon once the process ends: when `hurry` is called, or when whoever asks is on its way out by SystemExit
+    or KeyboardInterrupt.
 
     Args:
-        patience: how long it may take.
+        timeouts: when it gives up.
         log: called with an event and facts when a wait begins, and when the database is back.
     """
 
-    def __init__(self, patience: Patience = WORKING, log: Log = warn) -> None:
-        self.patience, self.log = patience, log
+    def __init__(self, timeouts: Timeouts = WORKING, log: Log = warn) -> None:
+        self.timeouts, self.log = timeouts, log
         self._failing: dict[bool, float] = {}  # since when it is locked (True), or away (False)
         self._probing = threading.Lock()
         self._hurried = threading.Event()
@@ -82,24 +84,24 @@ class Waiting:
             self.hurry()
         return min(allowed_s, self._ends_at - monotonic())
 
-    def retry(self, ask: Callable[[], T], *, away_s: float | None = None) -> T:
+    def call(self, ask: Callable[[], T], *, away_s: float | None = None) -> T:
         """Return what `ask` returns, and ask again while the database is locked or away.
 
         Args:
             ask: a whole transaction.
-            away_s: in place of the patience's own.
+            away_s: in place of the timeout's own.
 
         Raises:
-            UnavailableError: it stayed so for as long as patience allows.
+            UnavailableError: it stayed so for as long as the timeouts allow.
             DatabaseError: anything else.
         """
-        away_s = self.patience.away_s if away_s is None else away_s
+        away_s = self.timeouts.away_s if away_s is None else away_s
         began, pause_s, told = monotonic(), FIRST_PAUSE_S, False
         while True:
             try:
                 found = self._asked(ask, probes=not away_s)
             except UnavailableError as error:
-                allowed_s = self.patience.locked_s if error.locked else away_s
+                allowed_s = self.timeouts.locked_s if error.locked else away_s
                 # It is waited for once, whoever asks: what fails after it is not waited for again.
                 waited_s = monotonic() - self._failing.setdefault(error.locked, began)
                 if waited_s >= allowed_s or self._hurried.is_set():
@@ -130,13 +132,13 @@ class Waiting:
             self._probing.release()
 
 
-def patient(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+def retried(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """Have a method that is one transaction asked again while the database is locked or away."""
 
     @wraps(method)
     def asked(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
-        waiting: Waiting = self._transactions.waiting
-        return waiting.retry(lambda: method(self, *args, **named))
+        retrying: Retrying = self._transactions.retrying
+        return retrying.call(lambda: method(self, *args, **named))
 
     return asked
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from autotuner.database import open_database
-from autotuner.database.opening import make_engine, read_url, shown
+from autotuner.database.engine import make_engine, read_url, shown
 from autotuner.errors import DatabaseError
 from autotuner.ir.records import Environment
 

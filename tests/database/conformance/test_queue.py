@@ -1,3 +1,5 @@
+"""Jobs that wait, run and end: at most one runner, one end, the oldest first."""
+
 import subprocess
 import threading
 from collections.abc import Callable
@@ -6,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from autotuner.database import ENDED, Database, Job, JobQueue, JobState, open_database, this_process
+from autotuner.database import ENDED, Job, JobState, Queue, Storage, open_database, this_process
 from autotuner.errors import DatabaseError, JobStateError, NotFoundError
 
 StartHolding = Callable[..., subprocess.Popen[str]]
@@ -14,27 +16,22 @@ ME, OTHER = f"{this_process()}#me", f"{this_process()}#other"
 WAIT_S = 120.0
 
 
-@pytest.fixture
-def queue(database: Database) -> JobQueue:
-    return database.queue
-
-
-def enqueued(queue: JobQueue, device_name: str | None = None, device_type: str = "cpu") -> Job:
+def enqueued(queue: Queue, device_name: str | None = None, device_type: str = "cpu") -> Job:
     return queue.enqueue(model="m:p", request={"gap": None}, device_type=device_type, device_name=device_name)
 
 
-def claimed(queue: JobQueue, worker: str = ME) -> Job:
+def claimed(queue: Queue, worker: str = ME) -> Job:
     job = queue.claim(worker, "cpu", "Xeon")
     assert job is not None
     return job
 
 
-def ended(queue: JobQueue, state: JobState) -> Job:
+def ended(queue: Queue, state: JobState) -> Job:
     enqueued(queue)
     return queue.finish(claimed(queue).id, ME, state)
 
 
-def test_a_job_waits_as_it_was_asked_for(queue: JobQueue) -> None:
+def test_a_job_waits_as_it_was_asked_for(queue: Queue) -> None:
     before = datetime.now(UTC)
     request = {"model": {"name": "é", "extents": {"z": 1, "b": 2}}, "gap": 0.1 + 0.2, "limits": None}
     job = queue.enqueue(model="bert:tiny", request=request, device_type="cpu", device_name="Xeon")
@@ -47,19 +44,19 @@ def test_a_job_waits_as_it_was_asked_for(queue: JobQueue) -> None:
     assert job.created_at.utcoffset() == timedelta(0)
 
 
-def test_a_request_that_json_cannot_say_is_refused(queue: JobQueue) -> None:
+def test_a_request_that_json_cannot_say_is_refused(queue: Queue) -> None:
     with pytest.raises(DatabaseError, match="a dict cannot be stored as JSON: Object of type set"):
         queue.enqueue(model="m", request={"axes": {"b"}}, device_type="cpu")
     assert queue.jobs() == []
 
 
-def test_the_oldest_job_is_claimed_first(queue: JobQueue) -> None:
+def test_the_oldest_job_is_claimed_first(queue: Queue) -> None:
     jobs = [enqueued(queue).id for _ in range(3)]
     assert [claimed(queue, f"{ME}{number}").id for number in range(3)] == jobs
     assert queue.claim(ME, "cpu", "Xeon") is None
 
 
-def test_a_claimed_job_is_running_with_its_worker(queue: JobQueue) -> None:
+def test_a_claimed_job_is_running_with_its_worker(queue: Queue) -> None:
     enqueued(queue)
     job = claimed(queue)
     assert job == queue.job(job.id)
@@ -69,7 +66,7 @@ def test_a_claimed_job_is_running_with_its_worker(queue: JobQueue) -> None:
     assert job.started_at.utcoffset() == timedelta(0)
 
 
-def test_a_worker_gets_only_jobs_of_its_device(queue: JobQueue) -> None:
+def test_a_worker_gets_only_jobs_of_its_device(queue: Queue) -> None:
     cuda = enqueued(queue, device_type="cuda")
     epyc = enqueued(queue, "EPYC")
     any_cpu, xeon = enqueued(queue), enqueued(queue, "Xeon")
@@ -81,7 +78,7 @@ def test_a_worker_gets_only_jobs_of_its_device(queue: JobQueue) -> None:
         assert taken.id == job.id
 
 
-def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: JobQueue) -> None:
+def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: Queue) -> None:
     jobs = [enqueued(queue).id for _ in range(24)]
     taken: list[list[int]] = [[], [], []]
     barrier = threading.Barrier(len(taken))
@@ -103,7 +100,7 @@ def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: JobQ
     assert all(mine == sorted(mine) for mine in taken)
 
 
-def test_processes_that_claim_at_once_never_get_the_same_job(queue: JobQueue, start_holding: StartHolding) -> None:
+def test_processes_that_claim_at_once_never_get_the_same_job(queue: Queue, start_holding: StartHolding) -> None:
     jobs = [enqueued(queue).id for _ in range(40)]
     processes = [start_holding("drain") for _ in range(2)]
     for process in processes:
@@ -121,7 +118,7 @@ def test_processes_that_claim_at_once_never_get_the_same_job(queue: JobQueue, st
     assert {job.state for job in queue.jobs()} == {"finished"}
 
 
-def test_a_job_that_the_caller_runs_itself_is_never_queued(queue: JobQueue) -> None:
+def test_a_job_that_the_caller_runs_itself_is_never_queued(queue: Queue) -> None:
     job = queue.begin(model="m:p", request={"gap": 0.5}, device_type="cpu", device_name="Xeon", worker=ME)
     assert job == queue.job(job.id)
     assert (job.model, job.request, job.device_name) == ("m:p", {"gap": 0.5}, "Xeon")
@@ -130,7 +127,7 @@ def test_a_job_that_the_caller_runs_itself_is_never_queued(queue: JobQueue) -> N
     assert queue.claim(OTHER, "cpu", "Xeon") is None
 
 
-def test_progress_is_what_was_told_last(queue: JobQueue) -> None:
+def test_progress_is_what_was_told_last(queue: Queue) -> None:
     enqueued(queue)
     job = claimed(queue)
     assert queue.renew(job.id, ME, progress={"stage": "measure", "done": 1}) == "go on"
@@ -139,7 +136,7 @@ def test_progress_is_what_was_told_last(queue: JobQueue) -> None:
     assert queue.job(job.id).progress == {"stage": "solve"}
 
 
-def test_a_finished_job_holds_its_answer(queue: JobQueue, database: Database) -> None:
+def test_a_finished_job_holds_its_answer(queue: Queue, database: Storage) -> None:
     (environment,) = database.environments()
     answer = database.configurations.save(
         request_key="r", environment_key=environment.key, family_key="f", dtype="float32", extents={"b": 1},
@@ -156,13 +153,13 @@ def test_a_finished_job_holds_its_answer(queue: JobQueue, database: Database) ->
     assert found.finished_at >= found.started_at
 
 
-def test_a_job_that_ends_without_an_answer_says_why(queue: JobQueue) -> None:
+def test_a_job_that_ends_without_an_answer_says_why(queue: Queue) -> None:
     enqueued(queue)
     job = queue.finish(claimed(queue).id, ME, "failed", message="the device is gone\0\ud800")
     assert (job.state, job.message) == ("failed", r"the device is gone\x00\ud800")
 
 
-def test_a_job_ends_once_in_a_known_way_and_by_who_runs_it(queue: JobQueue) -> None:
+def test_a_job_ends_once_in_a_known_way_and_by_who_runs_it(queue: Queue) -> None:
     waiting = enqueued(queue).id
 
     def refusal(job_id: int, worker: str, state: JobState = "failed") -> str:
@@ -184,20 +181,20 @@ def test_a_job_ends_once_in_a_known_way_and_by_who_runs_it(queue: JobQueue) -> N
         queue.finish(99, ME, "failed")
 
 
-def test_a_job_that_does_not_exist_is_named_with_the_database(queue: JobQueue) -> None:
+def test_a_job_that_does_not_exist_is_named_with_the_database(queue: Queue) -> None:
     for look in (queue.job, queue.cancel):
         with pytest.raises(NotFoundError, match=r"^database .+ has no job 99: `jobs` lists those that exist$"):
             look(99)
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_who_runs_a_job_that_has_ended_hears_that_it_is_lost(queue: JobQueue, state: JobState) -> None:
+def test_who_runs_a_job_that_has_ended_hears_that_it_is_lost(queue: Queue, state: JobState) -> None:
     job = ended(queue, state)
     assert queue.renew(job.id, ME, progress={"stage": "measure"}, advanced=True) == "lost"
     assert queue.job(job.id) == job
 
 
-def test_who_never_had_a_job_hears_that_it_is_lost(queue: JobQueue) -> None:
+def test_who_never_had_a_job_hears_that_it_is_lost(queue: Queue) -> None:
     job = enqueued(queue)
     assert queue.renew(job.id, ME) == "lost"
     assert queue.renew(99, ME) == "lost"
@@ -206,7 +203,7 @@ def test_who_never_had_a_job_hears_that_it_is_lost(queue: JobQueue) -> None:
     assert queue.job(job.id) == job
 
 
-def test_a_released_job_is_the_first_to_be_claimed_again(queue: JobQueue) -> None:
+def test_a_released_job_is_the_first_to_be_claimed_again(queue: Queue) -> None:
     first, second = enqueued(queue), enqueued(queue)
     started_at = claimed(queue).started_at
     queue.renew(first.id, ME, progress={"done": 3})
@@ -218,7 +215,7 @@ def test_a_released_job_is_the_first_to_be_claimed_again(queue: JobQueue) -> Non
     assert claimed(queue).id == second.id
 
 
-def test_a_job_of_another_is_not_released(queue: JobQueue) -> None:
+def test_a_job_of_another_is_not_released(queue: Queue) -> None:
     waiting = enqueued(queue)
     queue.release(waiting.id, ME)
     assert queue.job(waiting.id) == waiting
@@ -231,7 +228,7 @@ def test_a_job_of_another_is_not_released(queue: JobQueue) -> None:
     assert queue.job(job.id) == done
 
 
-def test_a_job_that_waits_is_cancelled_at_once(queue: JobQueue) -> None:
+def test_a_job_that_waits_is_cancelled_at_once(queue: Queue) -> None:
     job = queue.cancel(enqueued(queue).id)
     assert job == queue.job(job.id)
     assert (job.state, job.cancelling, job.message) == ("cancelled", False, "it was cancelled while it waited")
@@ -239,7 +236,7 @@ def test_a_job_that_waits_is_cancelled_at_once(queue: JobQueue) -> None:
     assert queue.claim(ME, "cpu", "Xeon") is None
 
 
-def test_a_job_that_runs_is_cancelled_by_its_worker(queue: JobQueue) -> None:
+def test_a_job_that_runs_is_cancelled_by_its_worker(queue: Queue) -> None:
     enqueued(queue)
     job = queue.cancel(claimed(queue).id)
     assert (job.state, job.cancelling) == ("running", True)
@@ -249,14 +246,14 @@ def test_a_job_that_runs_is_cancelled_by_its_worker(queue: JobQueue) -> None:
     assert (ended.state, ended.cancelling, ended.message) == ("cancelled", False, "it was cancelled")
 
 
-def test_a_job_that_was_cancelled_too_late_is_finished(queue: JobQueue) -> None:
+def test_a_job_that_was_cancelled_too_late_is_finished(queue: Queue) -> None:
     enqueued(queue)
     queue.cancel(claimed(queue).id)
     job = queue.finish(1, ME, "finished")
     assert (job.state, job.cancelling) == ("finished", False)
 
 
-def test_a_job_that_is_released_while_it_is_cancelled_ends(queue: JobQueue) -> None:
+def test_a_job_that_is_released_while_it_is_cancelled_ends(queue: Queue) -> None:
     enqueued(queue)
     job = queue.cancel(claimed(queue).id)
     queue.release(job.id, ME)
@@ -265,7 +262,7 @@ def test_a_job_that_is_released_while_it_is_cancelled_ends(queue: JobQueue) -> N
     assert queue.claim(ME, "cpu", "Xeon") is None
 
 
-def test_cancelling_twice_is_cancelling_once(queue: JobQueue) -> None:
+def test_cancelling_twice_is_cancelling_once(queue: Queue) -> None:
     waiting, running = enqueued(queue), enqueued(queue)
     assert queue.cancel(waiting.id) == queue.cancel(waiting.id)
     claimed(queue)
@@ -273,7 +270,7 @@ def test_cancelling_twice_is_cancelling_once(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in ENDED if state != "cancelled"])
-def test_a_job_that_has_ended_is_not_cancelled(queue: JobQueue, state: JobState) -> None:
+def test_a_job_that_has_ended_is_not_cancelled(queue: Queue, state: JobState) -> None:
     job = ended(queue, state)
     with pytest.raises(JobStateError) as caught:
         queue.cancel(job.id)
@@ -281,7 +278,7 @@ def test_a_job_that_has_ended_is_not_cancelled(queue: JobQueue, state: JobState)
     assert queue.job(job.id) == job
 
 
-def test_the_revision_rises_with_each_change_and_with_nothing_else(queue: JobQueue) -> None:
+def test_the_revision_rises_with_each_change_and_with_nothing_else(queue: Queue) -> None:
     job_id = enqueued(queue).id
     seen = [queue.job(job_id).revision]
 
@@ -311,7 +308,7 @@ def test_the_revision_rises_with_each_change_and_with_nothing_else(queue: JobQue
     assert rose()
 
 
-def test_jobs_are_listed_newest_first_by_state_and_in_pages(queue: JobQueue) -> None:
+def test_jobs_are_listed_newest_first_by_state_and_in_pages(queue: Queue) -> None:
     first, second, third, fourth = (enqueued(queue).id for _ in range(4))
     queue.cancel(second)
     assert [job.id for job in queue.jobs()] == [fourth, third, second, first]
@@ -322,14 +319,14 @@ def test_jobs_are_listed_newest_first_by_state_and_in_pages(queue: JobQueue) -> 
     assert queue.jobs(before=first) == []
 
 
-def test_revisions_of_several_jobs_are_read_at_once(queue: JobQueue) -> None:
+def test_revisions_of_several_jobs_are_read_at_once(queue: Queue) -> None:
     first, second = enqueued(queue), enqueued(queue)
     queue.cancel(second.id)
     assert queue.revisions([first.id, second.id, 99]) == {first.id: (1, False), second.id: (2, False)}
     assert queue.revisions([]) == {}
 
 
-def test_jobs_that_wait_and_run_are_counted(queue: JobQueue) -> None:
+def test_jobs_that_wait_and_run_are_counted(queue: Queue) -> None:
     assert queue.waiting() == {"queued": 0, "running": 0}
     for _ in range(4):
         enqueued(queue)

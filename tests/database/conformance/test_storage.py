@@ -1,3 +1,5 @@
+"""Environments, measurements and facts: values come back as they were stored, and success is never overwritten."""
+
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotuner.database import Database, Filter, Statistics
+from autotuner.database import Filter, Statistics, Storage
 from autotuner.errors import DatabaseError
 from autotuner.ir.records import STATUSES, Call, Environment, Measurement, Status
 
@@ -29,14 +31,14 @@ measured = st.builds(
 failed = st.builds(Measurement, st.sampled_from(STATUSES[1:]), message=messages)
 
 
-def stored(database: Database, *where: Filter) -> list[tuple[Call, Measurement]]:
+def stored(database: Storage, *where: Filter) -> list[tuple[Call, Measurement]]:
     return [(found.call, found.measurement) for found in database.measurements(*where)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(measurement=st.one_of(measured, failed))
 def test_a_measurement_comes_back_exactly_as_it_was_stored(
-    database: Database, environment: Environment, make_call: MakeCall, measurement: Measurement
+    database: Storage, environment: Environment, make_call: MakeCall, measurement: Measurement
 ) -> None:
     call = make_call(1)
     assert database.store(environment.key, [(call, measurement)], replace=True) == 1
@@ -54,7 +56,7 @@ def test_a_measurement_comes_back_exactly_as_it_was_stored(
     ],
 )
 def test_only_a_failure_gives_way_to_a_newer_measurement(
-    database: Database,
+    database: Storage,
     environment: Environment,
     make_call: MakeCall,
     first: Measurement,
@@ -70,7 +72,7 @@ def test_only_a_failure_gives_way_to_a_newer_measurement(
 
 @pytest.mark.parametrize("newer", [FASTER, WRONG])
 def test_what_was_measured_well_is_replaced_where_that_is_asked(
-    database: Database, environment: Environment, make_call: MakeCall, newer: Measurement
+    database: Storage, environment: Environment, make_call: MakeCall, newer: Measurement
 ) -> None:
     call = make_call(1)
     database.store(environment.key, [(call, OK)])
@@ -79,14 +81,14 @@ def test_what_was_measured_well_is_replaced_where_that_is_asked(
 
 
 def test_of_a_call_that_is_given_twice_the_later_measurement_is_the_newer(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     database.store(environment.key, [(make_call(1), WRONG), (make_call(2), OK), (make_call(1), TIMEOUT)])
     assert database.find(environment.key, [make_call(1).key]) == {make_call(1).key: TIMEOUT}
 
 
 def test_a_batch_with_one_measurement_that_cannot_be_stored_is_not_stored_at_all(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     unstorable = Measurement("ok", 1.0, samples_us=(float("nan"),))
     with pytest.raises(DatabaseError, match="a tuple cannot be stored as JSON: Out of range float"):
@@ -94,18 +96,18 @@ def test_a_batch_with_one_measurement_that_cannot_be_stored_is_not_stored_at_all
     assert database.measurements() == []
 
 
-def test_storing_nothing_writes_nothing(database: Database, environment: Environment) -> None:
+def test_storing_nothing_writes_nothing(database: Storage, environment: Environment) -> None:
     assert database.store(environment.key, []) == 0
 
 
 def test_a_message_that_no_database_could_keep_is_stored_escaped(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     database.store(environment.key, [(make_call(1), Measurement("error", message="a\0b\ud800c"))])
     assert database.measurements()[0].measurement.message == r"a\x00b\ud800c"
 
 
-def test_another_environment_is_a_miss(database: Database, environment: Environment, make_call: MakeCall) -> None:
+def test_another_environment_is_a_miss(database: Storage, environment: Environment, make_call: MakeCall) -> None:
     other = Environment("cpu", "EPYC", environment.facts, environment.policy)
     database.remember(other)
     call = make_call(1)
@@ -118,7 +120,7 @@ def test_another_environment_is_a_miss(database: Database, environment: Environm
 
 
 def test_only_the_calls_that_are_asked_for_are_found(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     database.store(environment.key, [(make_call(block), OK) for block in range(4)])
     keys = [make_call(1).key, make_call(3).key, make_call(9).key]
@@ -127,7 +129,7 @@ def test_only_the_calls_that_are_asked_for_are_found(
 
 
 def test_five_thousand_calls_are_found_in_one_look_up(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     calls = [make_call(block) for block in range(5000)]
     measurement = Measurement("ok", 1.0, 0.9, 1.1, tuple(1.0 + i / 7 for i in range(10)))
@@ -135,14 +137,12 @@ def test_five_thousand_calls_are_found_in_one_look_up(
     assert database.find(environment.key, [call.key for call in calls]) == {call.key: measurement for call in calls}
 
 
-def test_storing_in_an_environment_that_was_never_remembered_is_refused(
-    database: Database, make_call: MakeCall
-) -> None:
+def test_storing_in_an_environment_that_was_never_remembered_is_refused(database: Storage, make_call: MakeCall) -> None:
     with pytest.raises(DatabaseError, match="has no environment 'nowhere': `remember` it first"):
         database.store("nowhere", [(make_call(1), OK)])
 
 
-def test_environments_come_back_with_the_key_that_they_had(database: Database, environment: Environment) -> None:
+def test_environments_come_back_with_the_key_that_they_had(database: Storage, environment: Environment) -> None:
     other = Environment("cuda", "H200", (("z", 1.5), ("a", False), ("driver", "560")))
     database.remember(other)
     database.remember(environment)
@@ -151,7 +151,7 @@ def test_environments_come_back_with_the_key_that_they_had(database: Database, e
 
 
 def test_measurements_are_filtered_by_everything_that_is_given(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     other = Environment("cpu", "EPYC", ())
     database.remember(other)
@@ -178,7 +178,7 @@ def test_measurements_are_filtered_by_everything_that_is_given(
 
 
 def test_a_measurement_is_read_with_its_environment_and_the_time_in_utc(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     before = datetime.now(UTC)
     database.store(environment.key, [(make_call(1), OK)])
@@ -189,7 +189,7 @@ def test_a_measurement_is_read_with_its_environment_and_the_time_in_utc(
 
 
 def test_pages_that_go_on_after_the_last_id_hold_every_measurement_once(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     database.store(environment.key, [(make_call(block), OK if block % 5 else WRONG) for block in range(7)])
     everything = database.measurements()
@@ -205,7 +205,7 @@ def test_pages_that_go_on_after_the_last_id_hold_every_measurement_once(
 
 
 def test_a_measurement_that_is_replaced_keeps_its_place(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     database.store(environment.key, [(make_call(1), WRONG)])
     (first,) = database.measurements()
@@ -217,7 +217,7 @@ def test_a_measurement_that_is_replaced_keeps_its_place(
 
 
 def test_statistics_name_every_status_and_the_times_of_those_that_have_one(
-    database: Database, environment: Environment, make_call: MakeCall
+    database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:
     other = Environment("cuda", "H200", ())
     database.remember(other)
@@ -234,7 +234,7 @@ def test_statistics_name_every_status_and_the_times_of_those_that_have_one(
     assert database.statistics(Filter(environment_key="nowhere")) == Statistics(nothing, None, None, None)
 
 
-def test_a_fact_is_what_was_measured_last(database: Database, environment: Environment) -> None:
+def test_a_fact_is_what_was_measured_last(database: Storage, environment: Environment) -> None:
     assert database.fact(environment.key, "noise_floor_us") is None
     database.set_fact(environment.key, "noise_floor_us", 0.3)
     database.set_fact(environment.key, "entry_us", 1.5)

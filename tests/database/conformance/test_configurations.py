@@ -1,13 +1,15 @@
+"""Answers, and the best of them for what somebody wants to run."""
+
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from autotuner.database import Database, Match
+from autotuner.database import Match, Storage
 from autotuner.errors import DatabaseError, NotFoundError
 from autotuner.ir.records import Environment
 
@@ -19,7 +21,7 @@ H200 = Environment("cuda", "H200", ())
 
 
 @pytest.fixture
-def save(database: Database) -> Save:
+def save(database: Storage) -> Save:
     """Store a configuration; all that is not given is the same each time."""
     for environment in (XEON, NEWER, EPYC, H200):
         database.remember(environment)
@@ -44,7 +46,7 @@ def save(database: Database) -> Save:
 
 
 @pytest.fixture
-def best(database: Database) -> Callable[..., Match]:
+def best(database: Storage) -> Callable[..., Match]:
     """Ask for the best, by default for what `save` stores by default."""
 
     def asked(
@@ -74,10 +76,12 @@ json_values = st.recursive(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(document=st.dictionaries(st.text(), json_values))
 def test_a_document_comes_back_exactly_as_it_was_saved(
-    database: Database, save: Save, document: dict[str, Any]
+    url: str, database: Storage, save: Save, document: dict[str, Any]
 ) -> None:
-    found = database.configurations.get(save(document=document))
     text = json.dumps(document, separators=(",", ":"))
+    if url.startswith("postgresql"):
+        assume("\\u0000" not in text)  # PostgreSQL reads no field of JSON that holds a NUL character
+    found = database.configurations.get(save(document=document))
     assert found.text == text
     assert json.loads(found.text) == document
     stored = database.configurations.find("r" * 64, XEON.key)
@@ -85,14 +89,14 @@ def test_a_document_comes_back_exactly_as_it_was_saved(
     assert json.dumps(stored[1], separators=(",", ":")) == text
 
 
-def test_floats_order_and_letters_of_a_document_are_kept(database: Database, save: Save) -> None:
+def test_floats_order_and_letters_of_a_document_are_kept(database: Storage, save: Save) -> None:
     number = save(document={"z": 0.1 + 0.2, "a": [1.0, 5e-324, -0.0], "é": None})
     assert database.configurations.get(number).text == (
         '{"z":0.30000000000000004,"a":[1.0,5e-324,-0.0],"\\u00e9":null}'
     )
 
 
-def test_a_configuration_is_read_with_where_and_when_it_was_made(database: Database, save: Save) -> None:
+def test_a_configuration_is_read_with_where_and_when_it_was_made(database: Storage, save: Save) -> None:
     before = datetime.now(UTC)
     found = database.configurations.get(save({"l": 3, "b": 2}, complete=False, dtype="bfloat16", measured_us=0.1))
     assert (found.dtype, found.extents, found.complete) == ("bfloat16", {"l": 3, "b": 2}, False)
@@ -103,7 +107,7 @@ def test_a_configuration_is_read_with_where_and_when_it_was_made(database: Datab
     assert database.configurations.get(save()).measured_us is None
 
 
-def test_an_unknown_number_is_refused(database: Database) -> None:
+def test_an_unknown_number_is_refused(database: Storage) -> None:
     with pytest.raises(NotFoundError, match=r"^database .+ has no configuration 99$"):
         database.configurations.get(99)
 
@@ -121,7 +125,7 @@ def test_a_document_that_json_cannot_say_is_refused(save: Save) -> None:
 # The answer to a request
 
 
-def test_the_latest_complete_configuration_is_the_answer_to_its_request(database: Database, save: Save) -> None:
+def test_the_latest_complete_configuration_is_the_answer_to_its_request(database: Storage, save: Save) -> None:
     find = database.configurations.find
     assert find("r" * 64, XEON.key) is None
     save(complete=False, document={"part": 1})
@@ -153,7 +157,7 @@ def test_nothing_is_the_best_where_nothing_fits(save: Save, best: Callable[..., 
 
 
 def test_what_was_tuned_for_it_on_the_device_is_exact(
-    database: Database, save: Save, best: Callable[..., Match]
+    database: Storage, save: Save, best: Callable[..., Match]
 ) -> None:
     number = save({"l": 128, "b": 8}, document={"a": 1})
     save(where=EPYC)
@@ -247,7 +251,7 @@ def test_the_nearest_of_two_hundred_extents_is_found(save: Save, best: Callable[
     assert said(best({"b": 3, "l": 129})) == ("near_shape", ("extents.l",), numbers[3, 32])
 
 
-def test_what_is_known_is_listed_once_the_latest_first(database: Database, save: Save) -> None:
+def test_what_is_known_is_listed_once_the_latest_first(database: Storage, save: Save) -> None:
     assert database.configurations.known("f" * 64) == []
     save()
     save(where=EPYC, complete=False)
@@ -265,7 +269,7 @@ def test_what_is_known_is_listed_once_the_latest_first(database: Database, save:
 
 
 def test_the_number_of_a_family_rises_with_each_of_its_configurations_and_no_other(
-    database: Database, save: Save
+    database: Storage, save: Save
 ) -> None:
     assert database.configurations.count("f" * 64) == 0
     save(family="f")

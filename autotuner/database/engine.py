@@ -1,24 +1,27 @@
-"""Opening: from a URL or a path to an engine whose transactions begin and wait as the queries need it."""
+"""SQLAlchemy engines, made from a URL or a path: how their connections begin a transaction, wait, and fail."""
 
 import json
 import os
 import re
 import sqlite3
 import time
+from collections.abc import Generator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, StatementError, TimeoutError
 
-from autotuner.database.limited import limit
-from autotuner.database.patience import Waiting
+from autotuner.database.retrying import Retrying
 from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.settings import DATABASE_KINDS, database_url
 
-BUSY_S = 1.0
-"""How long SQLite waits for a lock by itself, deaf to signals; `Waiting.retry` asks it again."""
+GRACE_S = 0.5
+"""The time of a PostgreSQL server to say itself that a statement took too long, before this side stops to wait."""
 
+CONNECT_S = 3.0
+LOOK_S = 0.1
 OPENING_S = 30.0
 WRITES = {"autotuner_writes": True}
 """Execution options of a connection that reads in order to write."""
@@ -75,10 +78,10 @@ def shown(url: URL) -> str:
     return f"database {url.update_query_dict(secret).render_as_string(hide_password=True)}"
 
 
-def make_engine(url: URL, waiting: Waiting | None = None) -> Engine:
+def make_engine(url: URL, retrying: Retrying | None = None) -> Engine:
     """Return an engine; on SQLite with WAL, foreign keys, a busy timeout, and explicit BEGIN.
 
-    Connections of a server are checked before use, and wait for it as long as patience allows.
+    Connections of a server are checked before use, and wait for it as long as the timeouts allow.
 
     `synchronous=NORMAL` does not sync at each commit: what is committed survives the death of the process, and the last
     commits may be lost, undamaged, when the machine loses power.
@@ -86,12 +89,12 @@ def make_engine(url: URL, waiting: Waiting | None = None) -> Engine:
     Raises:
         DatabaseError: the driver of the URL is not installed.
     """
-    waiting = waiting or Waiting()
+    retrying = retrying or Retrying()
     arguments: dict[str, Any] = {"json_serializer": _json}
     if is_sqlite(url):
-        arguments["connect_args"] = {"timeout": BUSY_S}
+        arguments["connect_args"] = {"timeout": retrying.timeouts.busy_s}
     else:
-        arguments |= {"pool_pre_ping": True, "pool_timeout": waiting.patience.answer_s}
+        arguments |= {"pool_pre_ping": True, "pool_timeout": retrying.timeouts.answer_s}
     try:
         engine = create_engine(url, **arguments)
     except (ImportError, SQLAlchemyError) as error:
@@ -102,7 +105,7 @@ def make_engine(url: URL, waiting: Waiting | None = None) -> Engine:
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
     elif engine.dialect.driver == "psycopg":
-        limit(engine, waiting)
+        _limit(engine, retrying)
     return engine
 
 
@@ -168,3 +171,58 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
 def _begin(connection: Connection) -> None:
     writes = connection.get_execution_options().get("autotuner_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _limit(engine: Engine, retrying: Retrying) -> None:
+    """Have an engine of psycopg make connections that give up a server which accepts them and then says nothing.
+
+    The server's own `statement_timeout` ends a statement that takes too long. A server that hangs, or that the network
+    has swallowed, does not end it: so this side stops to wait as well.
+    """
+    from psycopg import Connection, OperationalError, waiting
+
+    class Limited(Connection):  # type: ignore[misc]  # psycopg need not be installed where types are checked
+        answer_s: float | None = retrying.timeouts.answer_s
+
+        def wait(self, generator: Generator[Any, Any, Any], interval: float = LOOK_S, **named: Any) -> Any:
+            try:
+                return waiting.wait(self._limited(generator), self.pgconn.socket, interval=interval, **named)
+            except (KeyboardInterrupt, SystemExit):
+                self.pgconn.finish()  # psycopg's own would first ask the server to cancel, and wait for that
+                raise
+
+        def _limited(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+            """Pass on what a generator waits for, and end it when its time is up; psycopg looks in every `interval`."""
+            began = time.monotonic()
+            try:
+                wanted = next(generator)
+                while True:
+                    ready = yield wanted
+                    if not ready and self.answer_s is not None:
+                        waited_s = time.monotonic() - began
+                        if retrying.left_s(self.answer_s + GRACE_S - waited_s) <= 0:
+                            generator.close()
+                            self.pgconn.finish()
+                            raise OperationalError(f"the server did not answer for {waited_s:.0f} s")
+                    wanted = generator.send(ready)
+            except StopIteration as end:
+                return end.value
+
+    def connect(_dialect: object, _record: object, arguments: list[Any], named: dict[str, Any]) -> Limited:
+        left_s = retrying.left_s(CONNECT_S)
+        if left_s <= 0:
+            raise OperationalError("no connection is made any more: the process ends")
+        named.setdefault("connect_timeout", ceil(left_s))  # psycopg waits for 2 s at least
+        connection: Limited = Limited.connect(*arguments, **named)
+        answer_ms = ceil(1e3 * retrying.timeouts.answer_s)
+        connection.execute(f"SET statement_timeout = {answer_ms}")
+        connection.commit()
+        return connection
+
+    event.listen(engine, "do_connect", connect)
+
+
+def unlimited(driver_connection: object) -> None:
+    """Let a limited connection take its time from now on, as a migration may."""
+    if hasattr(driver_connection, "answer_s"):
+        driver_connection.answer_s = None

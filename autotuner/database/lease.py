@@ -1,12 +1,21 @@
-"""Owners: which process holds a job or a call, and whether it still lives."""
+"""Leases: the process that holds a job or a call, and the time after which it counts as gone."""
 
 import hashlib
 import os
 import socket
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Seconds until an owner on another host counts as gone, unless it renews what it holds."""
+
+    job_s: float = 60.0
+    call_s: float = 120.0
 
 
 def this_process() -> str:
