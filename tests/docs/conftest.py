@@ -1,6 +1,5 @@
 """The recorded tuning of bert-encoder:tiny, from which the documents take their figures."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Tuning:
 
 
 @pytest.fixture(scope="session")
-def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuning]:
+def tuning(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     """Tune bert-encoder:tiny from recorded measurements in place of a device."""
     folder = tmp_path_factory.mktemp("tuning")
     told = TINY.value["environment"]
@@ -40,7 +39,7 @@ def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuning]:
         replay = Replay(environment, measurements, TINY.ceilings)
         configuration = tune(Request(TINY.model), TINY.file, database, replay).configuration
     save_configuration(configuration, folder / "tiny.json")
-    yield Tuning(folder, configuration, space, measurements)
+    return Tuning(folder, configuration, space, measurements)
 
 
 def recorded_measurement(
