@@ -1,6 +1,6 @@
-"""Copying a tensor from one form to another.
+"""Conversions of a dropout mask from one storage format to another.
 
-Masks change their storage format in compiled loops over memory as it lies, once through for each. A loop over booleans,
+They are compiled loops over memory as it lies, once through for each. A loop over booleans,
 or from integers to bytes, compiles to scalar code that is 5 to 40 times slower (torch 2.13, Xeon with AVX-512), so
 bytes are made from floats, and eight elements are treated as one 64-bit number.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from autotuner.ir.form import BITS
 from autotuner.ir.records import Call
-from autotuner.kernels.geometry import operand_letters
 from autotuner.kernels.inductor.fused import compiled_for
 from autotuner.kernels.torch.elementwise import in_memory_order
 from autotuner.kernels.torch.masks import DRAWS, drawn_keeps, part_length
@@ -30,13 +29,6 @@ SPREAD = 0x0101010101010101
 DIAGONAL = 0x8040201008040201 - (1 << WORD)
 LOWEST = 0x0101010101010101
 BELOW = 0x7F7F7F7F7F7F7F7F
-
-
-def copy(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    (source,), (target,) = inputs, outputs
-    have, want = operand_letters(call.subgraph.nodes[0])
-    turned = source.permute([have.index(letter) for letter in want])
-    return lambda: target.copy_(turned)
 
 
 def cast(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
