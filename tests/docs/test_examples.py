@@ -48,7 +48,7 @@ def test_python_blocks_run_and_print_what_the_document_says(
 
 
 def run(block: Block, names: dict[str, Any], folder: Path) -> None:
-    """Run a block: a session with prompts is compared with what it prints; a first line `# name.py` makes a file."""
+    """Run a block: a session with prompts is compared with what it prints; one that begins with `# name.py` is a file."""
     if ">>> " in block.text:
         told: list[str] = []
         session = doctest.DocTestParser().get_doctest(block.text, names, block.name, str(block.path), block.line)
@@ -59,6 +59,7 @@ def run(block: Block, names: dict[str, Any], folder: Path) -> None:
     file = re.match(r"# (\w+\.py)\n", block.text)
     if file is not None:
         (folder / file[1]).write_text(block.text)
+        return
     exec(compile("\n" * block.line + block.text, str(block.path), "exec"), names)
 
 
