@@ -48,7 +48,7 @@ def test_python_blocks_run_and_print_what_the_document_says(
 
 
 def run(block: Block, names: dict[str, Any], folder: Path) -> None:
-    """Run a block: a session with prompts is compared with what it prints; one that begins with `# name.py` is a file."""
+    """Run a block: a session is compared with what it prints; one that begins with `# name.py` becomes a file."""
     if ">>> " in block.text:
         told: list[str] = []
         session = doctest.DocTestParser().get_doctest(block.text, names, block.name, str(block.path), block.line)
