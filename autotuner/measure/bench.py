@@ -8,11 +8,11 @@ from time import monotonic
 
 from autotuner.ir.records import Call, Mark, Measurement
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.measure.ceilings import measure_ceilings
 from autotuner.measure.failure import RefusalError, WrongError, failure
+from autotuner.measure.microbenchmarks import measure_roofline
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
 from autotuner.measure.race import Race, Runner, interval
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 from autotuner.measure.timing import Canary, Run, Timed, Timing
 from autotuner.measure.verification import References, fault
 
@@ -134,10 +134,10 @@ class Bench:
             differences.append(abs(one - other) / min(one, other))
         return median(differences)
 
-    def ceilings(self, dtypes: Iterable[str]) -> Ceilings:
+    def ceilings(self, dtypes: Iterable[str]) -> Roofline:
         """Measure what this device can do at best, products of matrices of some element types included."""
         self._forget()
-        return measure_ceilings(self._timing, self._held_bytes, dtypes)
+        return measure_roofline(self._timing, self._held_bytes, dtypes)
 
     def contended(self) -> str | None:
         """Say in a sentence who else uses the device, or None where nobody is known to."""

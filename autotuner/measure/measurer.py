@@ -17,7 +17,7 @@ from autotuner.measure.device import computes_on_cuda, cores, environment, usabl
 from autotuner.measure.lock import lock_path
 from autotuner.measure.policy import policy_for
 from autotuner.measure.process import Child, DiedError
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 
 CATALOGUE = ("autotuner.kernels.rules",)
 COMPILE_FACTOR = 4.0
@@ -207,13 +207,13 @@ class Measurer:
         """Return the relative difference that two identical calls show when they are raced against each other."""
         return float(self._answer({"do": "noise"})["noise"])
 
-    def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:
         """Return what the device can do at best under this policy; products of matrices of these element types.
 
         Raises:
             MeasureError: the process cannot be started, or is lost.
         """
-        return Ceilings.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
+        return Roofline.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the one answer to a request that is not about calls; one that is given up costs the process."""

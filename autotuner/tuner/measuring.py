@@ -13,7 +13,7 @@ from autotuner.database import Database, this_process
 from autotuner.errors import InfeasibleError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
-from autotuner.measure.roofline import Ceilings, work_of
+from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
 from autotuner.solve.default import is_declared
 from autotuner.space import Space
@@ -211,7 +211,7 @@ class _Measuring:
 
     def run(self, exhaustive: bool) -> None:
         """Measure until enough is known, confirm what would be chosen, and go on where that changes what matters."""
-        known = Ceilings.from_facts(self._database.facts(self._environment))
+        known = Roofline.from_facts(self._database.facts(self._environment))
         lazy = not exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             if not self._standing.enough():
@@ -259,7 +259,7 @@ class _Measuring:
         self._database.set_fact(self._environment, name, lazy)
         return lazy
 
-    def _with_ceilings(self, known: Ceilings) -> Ceilings:
+    def _with_ceilings(self, known: Roofline) -> Roofline:
         """Return the ceilings that the database knows, and what it lacks, measured and stored."""
         lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
         if known.moved.rungs and not lacking:

@@ -8,7 +8,7 @@ from time import monotonic
 from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.errors import InfeasibleError
 from autotuner.ir.records import Measurement
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Work, work_of
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline, Work, work_of
 from autotuner.settings import Limits
 from autotuner.space import Space
 from autotuner.tuner.asked import NOTHING_SPENT, Progress, Spent, Watch
@@ -47,7 +47,7 @@ class Standing:
     gap: float | None = None
     limits: Limits = field(default_factory=Limits)
     estimated_gap: float | None = None
-    ceilings: Ceilings = NO_CEILINGS
+    ceilings: Roofline = NO_ROOFLINE
     reused: int = 0
     measured: int = 0
     failed: int = 0
@@ -206,7 +206,7 @@ class _Seen:
         self._puzzle = self._puzzle or SpacePuzzle(self.space)
         return self._puzzle
 
-    def outlook(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Outlook | None:
+    def outlook(self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float) -> Outlook | None:
         """Solve; None where there is no plan, whatever will be measured."""
         calls = self._works
         measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}

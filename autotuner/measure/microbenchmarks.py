@@ -1,4 +1,4 @@
-"""Measures ceilings: the least times of plain work by amount, under the measuring policy, in the measuring process."""
+"""Microbenchmarks that measure a roofline: the least times of plain work by amount, under the measuring policy."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autotuner.measure.operands import dtype_of
 from autotuner.measure.policy import Policy
-from autotuner.measure.roofline import LINKS, Ceilings, Ladder
+from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.measure.sampling import CpuTiming
 from autotuner.measure.timing import Run, Timing
 
@@ -36,9 +36,6 @@ CUDA_BYTES_MAX = 1 << 30
 BYTES_HELD_SHARE = 4
 """Of the memory that operand sets may take, one rung takes at most this part."""
 
-LINK_BYTES_MIN, LINK_BYTES_MAX, LINK_STEP = 1 << 12, 1 << 28, 4
-"""Copied at once over the host's link; page-locking more takes longer than it says anything new."""
-
 PRODUCT_MIN, PRODUCT_MAX = 16, 1024
 """Extents of a cube, whose flop is four times as much from rung to rung."""
 
@@ -48,7 +45,7 @@ CUDA_PRODUCTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 307
 Make = Callable[[], Run]
 
 
-def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> Ceilings:
+def measure_roofline(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> Roofline:
     """Return the ceilings of this device.
 
     Args:
@@ -63,14 +60,10 @@ def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> 
     most = min(CUDA_BYTES_MAX if device.type == "cuda" else BYTES_MAX, held_bytes // BYTES_HELD_SHARE)
     call_us, moved = inf, dict[float, float]()
     products: dict[str, dict[float, float]] = {dtype: {} for dtype in dtypes}
-    links: dict[str, dict[float, float]] = {name: {} for name in LINKS} if device.type == "cuda" else {}
     for _ in range(PASSES):
         call_us = min(call_us, bench.least_us(_trifles(device), BYTES_MIN))
-        for amount in _amounts(most, BYTES_MIN, 2):
+        for amount in takewhile(lambda amount: amount <= most, (BYTES_MIN << number for number in count())):
             _lower(moved, amount, bench.least_us(_movers(amount, device), amount))
-        for name, rungs in links.items():
-            for amount in _amounts(min(most, LINK_BYTES_MAX), LINK_BYTES_MIN, LINK_STEP):
-                _lower(rungs, amount, bench.least_us([_over_link(name, amount, device)]))
         for dtype, rungs in products.items():
             for flop, us in _products(bench, dtype_of(dtype), device):
                 _lower(rungs, flop, us)
@@ -78,7 +71,7 @@ def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> 
     for dtype, rungs in products.items():
         rising = sorted(rungs.items())
         ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if device.type == "cuda" else rising)))
-    return Ceilings(call_us, _ladder(moved), ladders, {name: _ladder(rungs) for name, rungs in links.items()})
+    return Roofline(call_us, Ladder(tuple(sorted(moved.items()))), ladders)
 
 
 class _Bench:
@@ -110,14 +103,6 @@ class _Bench:
 
 def _lower(rungs: dict[float, float], amount: float, us: float) -> None:
     rungs[amount] = min(us, rungs.get(amount, inf))
-
-
-def _ladder(rungs: dict[float, float]) -> Ladder:
-    return Ladder(tuple(sorted(rungs.items())))
-
-
-def _amounts(most: int, least: int, step: int) -> list[int]:
-    return list(takewhile(lambda amount: amount <= most, (least * step**number for number in count())))
 
 
 def _movers(amount: int, device: torch.device) -> Iterator[Make]:
@@ -155,18 +140,6 @@ def _trifles(device: torch.device) -> Iterator[Make]:
         return lambda: target.copy_(source)
 
     yield from (write, copy)
-
-
-def _over_link(name: str, amount: int, device: torch.device) -> Make:
-    """Return a copy of so many bytes between page-locked memory of the host and the device's, one way."""
-
-    def make() -> Run:
-        here = torch.full((amount,), 3, dtype=torch.uint8, pin_memory=True)
-        there = torch.full((amount,), 5, dtype=torch.uint8, device=device)
-        source, target = (here, there) if name == "to_device" else (there, here)
-        return lambda: target.copy_(source, non_blocking=True)
-
-    return make
 
 
 def _filled(count: int, device: torch.device) -> Tensor:
