@@ -16,7 +16,7 @@ from autotuner.cli.plain import PlainConsole, lines, plain
 
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition
-    from autotuner.measure.device import Device
+    from autotuner.measure.devices import Device
     from autotuner.plan.configuration import Configuration, Measured
     from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
     from autotuner.runtime import CheckReport

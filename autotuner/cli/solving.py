@@ -71,7 +71,7 @@ def solve(
     from autotuner.database import open_database
     from autotuner.ir.autodiff import training_graph
     from autotuner.measure import policy_for, rotate_bytes
-    from autotuner.measure.device import environment
+    from autotuner.measure.devices import environment
     from autotuner.plan.configuration import save_configuration
     from autotuner.settings import Settings
     from autotuner.solve.problem.formulate import formulate

@@ -146,7 +146,7 @@ def devices(as_json: Json = False) -> None:
     """List what can be tuned on this machine."""
     from dataclasses import asdict
 
-    from autotuner.measure.device import devices as found
+    from autotuner.measure.devices import devices as found
 
     if as_json:
         emit([asdict(device) for device in found()])

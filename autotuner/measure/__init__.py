@@ -79,16 +79,17 @@ Workspace
     library takes elsewhere, and what a kernel allocated when it was built, are not in it.
 """
 
+from autotuner.measure.devices import policy_for, rotate_bytes
 from autotuner.measure.lock import lock_path, locked
 from autotuner.measure.measurer import Measurer, Result
-from autotuner.measure.policy import CudaPolicy, Policy, cpu_policy, policy_for, rotate_bytes
+from autotuner.measure.policy import CpuPolicy, CudaPolicy, Policy
 
 __all__ = [
+    "CpuPolicy",
     "CudaPolicy",
     "Measurer",
     "Policy",
     "Result",
-    "cpu_policy",
     "lock_path",
     "locked",
     "policy_for",

@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
-from autotuner.plan.placement.planning import ALIGNMENTS_BYTES, make_plan
+from autotuner.ir.device import alignment_bytes
+from autotuner.plan.placement.planning import make_plan
 from autotuner.plan.placement.port import Geometry, Port, Ports
 from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
 from autotuner.runtime.graphs import Switch
@@ -258,7 +259,7 @@ class Binding:
         found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
         for lies, parameter in zip(self._lying, current, strict=True):
             found[lies.buffer].append((lies, parameter))
-        aligned = ALIGNMENTS_BYTES.get(self._device.type, 1)
+        aligned = alignment_bytes(self._device.type)
         return frozenset(
             number for number, members in found.items()
             if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned

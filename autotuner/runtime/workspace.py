@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.placement.plan import Place, Plan
 from autotuner.plan.placement.port import Geometry, Port, Ports
@@ -71,7 +72,7 @@ class Workspace:
             moving: whether those that are copied may have other memory at each forward.
         """
         self.plan, self.ports, self.device = plan, ports, device
-        self._cuda = Cuda(device) if device.type == "cuda" else None
+        self._cuda = Cuda(device) if has_graphs(device.type) else None
         self._graphs = Graphs(self._cuda, graphs) if self._cuda is not None and graphs is not None else None
         self._stream: tuple[int, torch.cuda.Stream] | None = None
         self.in_capture = False  # a caller's graph writes here whenever it is replayed

@@ -10,6 +10,7 @@ from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, T
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure import CudaPolicy, Measurer, lock_path
 from autotuner.measure.child import load_modules
+from autotuner.measure.devices.cuda import CudaDevice
 from autotuner.measure.roofline import work_of
 
 TIMEOUT_S = 4.0
@@ -131,7 +132,7 @@ def test_masks_are_drawn_from_the_devices_generator_and_captured(measurer: Measu
 def test_without_graphs_what_cannot_be_captured_is_timed_as_well(
     planted_cuda: list[str], tmp_path: Path, add: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotuner.measure.measurer.policy_for", lambda *_: CudaPolicy(0, graphs=False))
+    monkeypatch.setattr(CudaDevice, "policy", lambda *_: CudaPolicy(0, graphs=False))
     with Measurer(device_type="cuda", cache_dir=tmp_path, modules=planted_cuda) as measurer:
         found = [measured.status for _, measured in measurer.measure([[add("good"), add("waits")]])]
     assert found == ["ok", "ok"]

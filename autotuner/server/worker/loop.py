@@ -7,7 +7,7 @@ from pathlib import Path
 from autotuner.database import Database, Job, open_database, this_process
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
-from autotuner.measure.device import check_torch, environment
+from autotuner.measure.devices import check_torch, environment
 from autotuner.server.worker.attending import run_job, silent, told
 from autotuner.server.worker.reporting import Log
 from autotuner.settings import Settings

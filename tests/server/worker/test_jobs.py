@@ -11,7 +11,7 @@ from autotuner.database import Database, Filter, Job, open_database
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
 from autotuner.server.worker.attending import run_job

@@ -12,7 +12,7 @@ from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.database import Database, Job, open_database
 from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.server.worker.attending import run_job

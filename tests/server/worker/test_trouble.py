@@ -17,7 +17,7 @@ from autotuner.database import Database, Filter, Job, Patience, open_database, o
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.server.worker import attending, loop, run, tune_attended
 from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings
