@@ -37,9 +37,6 @@ def solve(
     model: Reference,
     solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
     budget: Budget = None,
-    layers: Annotated[
-        int | None, typer.Option(min=1, help="Solve so many equal layers in a row; they may hand on any layout.")
-    ] = None,
     output: Output = None,
     problem: Annotated[Path | None, typer.Option(help="Write the problem as JSON here.")] = None,
     extent: Extent = None,
@@ -52,20 +49,19 @@ def solve(
 ) -> None:
     """Solve with what the database holds already, measuring nothing; or solve a saved problem (a .json file).
 
-    A budget of a saved problem, and of several layers, is for what they hold between forward and backward and the
-    largest need beside that; of one layer it is for the simulated peak.
+    A budget of a saved problem is for what it holds between forward and backward; of a model, for the simulated peak.
     """
     from autotuner.solve import SOLVERS
 
     if solver not in SOLVERS:
         raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
-    if solver != "exact" and (budget is not None or layers is not None):
-        raise InputError(f"--solver {solver} with a budget or layers: only exact solves these")
+    if solver != "exact" and budget is not None:
+        raise InputError(f"--solver {solver} with a budget: only exact solves this")
     budget_bytes = given_bytes(budget)
     if model.endswith(".json"):
         _refuse_for_problem({"--output": output, "--problem": problem, "--extent": extent, "--option": option,
                              "--dtype": dtype, "--database": database, "--threads": threads})  # fmt: skip
-        print_solution(_solved(_read(Path(model)), solver, budget_bytes, layers), as_json=as_json)
+        print_solution(_solved(_read(Path(model)), solver, budget_bytes), as_json=as_json)
         return
     from autotuner import tuner
     from autotuner.database import open_database
@@ -77,8 +73,6 @@ def solve(
     from autotuner.solve.problem.formulate import formulate
     from autotuner.space import build_space, space_file
 
-    if layers is not None and output is not None:
-        raise InputError("--output with --layers: a configuration is of one layer")
     settings = Settings.from_environment()
     stored = database or settings.database_url
     check_output(output, model, stored)
@@ -89,18 +83,13 @@ def solve(
     here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
     saving = budget is not None
     with open_database(stored, make=False) as opened:
-        whole = build_space(graph, space_file(device), saving=saving, chained=layers is not None)
+        whole = build_space(graph, space_file(device), saving=saving)
         whole = tuner.with_known_calls(whole, opened, here.key)
         known = opened.find(here.key, tuple(whole.calls))
         noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
     costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
     if problem is not None:
-        needs = {key: m.workspace_bytes for key, m in known.items()}
-        write(problem, json.dumps(formulate(whole, costs, saving=saving, workspace_bytes=needs).problem.to_json()))
-    if layers is not None:
-        found = _solved(formulate(whole, costs, saving=saving).problem, solver, budget_bytes, layers)
-        print_solution(found, as_json=as_json)
-        return
+        write(problem, json.dumps(formulate(whole, costs, saving=saving).problem.to_json()))
     failed = sum(measurement.status != "ok" for measurement in known.values())
     counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
     counts |= tuner.cell_counts(whole, known)
@@ -119,27 +108,10 @@ def _refuse_for_problem(options: Mapping[str, object]) -> None:
         raise InputError(f"{given[0]} with a saved problem: it goes with a model, such as bert-encoder:tiny")
 
 
-def _solved(problem: "Problem", solver: str, budget_bytes: int | None, layers: int | None) -> "Solution":
-    """Solve a problem as it stands, or so many of it in a row.
+def _solved(problem: "Problem", solver: str, budget_bytes: int | None) -> "Solution":
+    from autotuner.solve import SOLVERS, budgeted
 
-    Raises:
-        ProblemError: layers in a row are asked for, and the problem does not say by what they meet.
-    """
-    from autotuner.solve import SOLVERS, budgeted, exact_repeated
-    from autotuner.solve.problem.rules import JOINTS
-
-    if layers is None:
-        return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
-    if not set(JOINTS) <= set(problem.variables):
-        raise ProblemError(
-            f"--layers {layers}: this problem does not say by what its layers meet; save one by "
-            "`autotuner solve MODEL --layers 2 --problem FILE`"
-        )
-    if budget_bytes is None:
-        return exact_repeated(problem, JOINTS, layers)
-    from autotuner.solve import budgeted_repeated
-
-    return budgeted_repeated(problem, JOINTS, layers, budget_bytes)
+    return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
 
 
 def _read(path: Path) -> "Problem":

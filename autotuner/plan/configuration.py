@@ -17,7 +17,6 @@ from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import LETTERS, Call, Candidate, Doubt, digest
 from autotuner.kernels import KERNELS
-from autotuner.kernels.misfit import misfit
 from autotuner.kernels.rules.conversion import conversion_of
 
 SCHEMA = 2
@@ -357,7 +356,7 @@ def _impossible(step: Step, graph: Graph) -> str | None:
     if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
         return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
     try:
-        return misfit(_as_asked(step).call(graph))
+        return KERNELS[step.kernel].misfit(_as_asked(step).call(graph))
     except AutotunerError as error:
         return str(error)
 

@@ -1,6 +1,6 @@
 """A problem with bytes on arrays: rows with labels, the prices of bytes that bounds are made of, and what they drop."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gcd, inf
@@ -16,7 +16,7 @@ from autotuner.solve.labels import Labels
 from autotuner.solve.problem import Factor, Problem
 from autotuner.solve.reduction import merged
 from autotuner.solve.splitting import split
-from autotuner.solve.tables import Costs, Integers, Network, Table, encode
+from autotuner.solve.tables import Costs, Network, Table, encode
 
 # Costs are moved between tables once more where it lifted the bound by more than this share of what is spare, but no
 # more often than this.
@@ -59,16 +59,6 @@ class Labelled:
         """The price at which one unit of held bytes costs more than any assignment takes."""
         return (sum(float(labels.time_us.max()) for labels in self.tables.values()) + 1) / self.unit_bytes
 
-    @cached_property
-    def levels(self) -> Integers:
-        """The different counts of transient bytes, in order."""
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *(t.transient_bytes for t in self.tables.values())]))
-
-    @cached_property
-    def least_transient(self) -> int:
-        """What every assignment needs for a while, at least: the most that some table's least row does."""
-        return max((int(labels.transient_bytes.min()) for labels in self.tables.values()), default=0)
-
     def bound_us(self) -> float:
         """Return the sum of each table's cheapest row: no assignment has less time and price together."""
         return bound_us(labels.table for labels in self.tables.values())
@@ -80,14 +70,6 @@ class Labelled:
         more = price - self.price
         tables = {p: t.costing(t.table.costs + more * t.held_bytes) for p, t in self.tables.items()}
         return replace(self, tables=tables, price=price)
-
-    def capped(self, most_bytes: int) -> "Labelled":
-        """Return what is left without rows that need more for a while.
-
-        Raises:
-            InfeasibleError: nothing is left of some table.
-        """
-        return self.taking({place: t.transient_bytes <= most_bytes for place, t in self.tables.items()})
 
     def narrowed(self, variable: int, domain: Domain) -> "Labelled":
         """Return what is left when a variable keeps only these of its states.
@@ -132,7 +114,7 @@ class Labelled:
         tables = {place: labels.costing(left.tables[place].costs) for place, labels in self.tables.items()}
         return Labelled(self.names, self.state_counts, tables, self.price)
 
-    def shrunk(self, price: float, most_us: float, floor_bytes: int) -> "Labelled":
+    def shrunk(self, price: float, most_us: float) -> "Labelled":
         """Return what is left within `most_us` at a price, with a bound as tight as moving costs makes it.
 
         Raises:
@@ -144,20 +126,17 @@ class Labelled:
             bound, before = given.bound_us(), bound
             if bound - before <= TIGHTER * max(0.0, most_us - bound):
                 break
-        return given.within(most_us, floor_bytes)
+        return given.within(most_us)
 
-    def within(self, most_us: float, floor_bytes: int) -> "Labelled":
+    def within(self, most_us: float) -> "Labelled":
         """Return what is left without rows that no assignment of at most so much time and price can have.
-
-        Args:
-            floor_bytes: what a row needs for a while beyond this has the price too.
 
         Raises:
             InfeasibleError: nothing is left.
         """
-        return self.taking(self._affordable(most_us, floor_bytes))
+        return self.taking(self._affordable(most_us))
 
-    def fitting(self, budget_bytes: int, floor_bytes: int) -> "Labelled":
+    def fitting(self, budget_bytes: int) -> "Labelled":
         """Return what is left without rows that no assignment within the budget can have, by bounds on held bytes.
 
         Raises:
@@ -165,7 +144,7 @@ class Labelled:
         """
         tight = self._holding()
         # Counts are whole, so what lies above by rounding is none.
-        return self.taking(tight._affordable(budget_bytes - floor_bytes + 0.5, floor_bytes))
+        return self.taking(tight._affordable(budget_bytes + 0.5))
 
     def least_held(self) -> int:
         """Return a count of bytes that every assignment holds at least."""
@@ -177,15 +156,11 @@ class Labelled:
         held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
         return Labelled(self.names, self.state_counts, held, 1.0).tightened().tightened()
 
-    def _affordable(self, most_us: float, floor_bytes: int) -> dict[int, NDArray[np.bool_]]:
+    def _affordable(self, most_us: float) -> dict[int, NDArray[np.bool_]]:
         spare = most_us - self.bound_us()
         if spare < 0:
             raise InfeasibleError(f"no assignment costs {most_us} us or less: the bound is {-spare} us above it")
-        kept = {}
-        for place, labels in self.tables.items():
-            above = labels.table.costs - labels.table.costs.min()
-            kept[place] = above + self.price * np.maximum(labels.transient_bytes - floor_bytes, 0) <= spare
-        return kept
+        return {p: labels.table.costs - labels.table.costs.min() <= spare for p, labels in self.tables.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,13 +185,10 @@ class Encoded:
         return self.network.named(codes)
 
 
-def encoded(problem: Problem, kept: Collection[str] = ()) -> Encoded:
+def encoded(problem: Problem) -> Encoded:
     """Return the problem on arrays.
 
     No state goes because another one replaces it, as `exact` has it: that looks at one weight only.
-
-    Args:
-        kept: variables that stay, even where they are forced to be equal to others.
 
     Raises:
         InfeasibleError: nothing is left of some table; the message names factors that contradict each other.
@@ -227,18 +199,18 @@ def encoded(problem: Problem, kept: Collection[str] = ()) -> Encoded:
     factors = sorted(problem.factors, key=lambda factor: factor.name)
     weights = [_weights(factor, table, code, place) for factor, table in zip(factors, network.tables, strict=True)]
     # Splitting and merging see numbers of weights as costs, so that rows are alike only if all of their weights are.
-    distinct, numbers = _numbered(np.concatenate([np.zeros((3, 1)), *weights], axis=1))
+    distinct, numbers = _numbered(np.concatenate([np.zeros((2, 1)), *weights], axis=1))
     ends = np.cumsum([1, *(table.rows for table in network.tables)])
     tables = tuple(
         table.costing(numbers[start : start + table.rows])
         for table, start in zip(network.tables, ends[:-1], strict=True)
     )
     parts = split(whole(replace(network, tables=tables)), network.state_counts)
-    left, choices = merged(parts.left, parts.state_counts, [place[name] for name in kept])
+    left, choices = merged(parts.left, parts.state_counts)
     labels = {}
     for number, table in left.tables.items():
-        time_us, held, transient = distinct[:, table.costs.astype(np.intp)]
-        labels[number] = Labels(table.costing(time_us), time_us, held.astype(np.int64), transient.astype(np.int64))
+        time_us, held = distinct[:, table.costs.astype(np.intp)]
+        labels[number] = Labels(table.costing(time_us), time_us, held.astype(np.int64))
     return Encoded(network, Labelled(left.names, parts.state_counts, labels), tuple(choices))
 
 
@@ -253,16 +225,15 @@ def _numbered(weights: Costs) -> tuple[Costs, Costs]:
 
 
 def _weights(factor: Factor, table: Table, code: Sequence[dict[str, int]], place: Mapping[str, int]) -> Costs:
-    """Return the times, held bytes and transient bytes of the factor's rows, in the order of the table's."""
-    weights = np.zeros((3, table.rows))
+    """Return the times and held bytes of the factor's rows, in the order of the table's."""
+    weights = np.zeros((2, table.rows))
     weights[0] = table.costs
-    if not factor.held_bytes and not factor.transient_bytes:
+    if not factor.held_bytes:
         return weights
     variables = [place[name] for name in factor.variables]
     columns = [table.column(v).tolist() for v in variables]
     row_of = {row: number for number, row in enumerate(zip(*columns, strict=True))}
-    for number, counts in enumerate((factor.held_bytes, factor.transient_bytes), start=1):
-        for row, count in counts.items():
-            codes = tuple(code[v][state] for v, state in zip(variables, row, strict=True))
-            weights[number, row_of[codes] if variables else 0] = count
+    for row, count in factor.held_bytes.items():
+        codes = tuple(code[v][state] for v, state in zip(variables, row, strict=True))
+        weights[1, row_of[codes] if variables else 0] = count
     return weights

@@ -1,8 +1,5 @@
 """Elimination with labels: of each combination of states, every time that fewer bytes can be bought with."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
 import numpy as np
 
 from autotuner.errors import InfeasibleError
@@ -17,25 +14,8 @@ from autotuner.solve.tables import Table
 MOST_LABELS = 4_000.0
 # A join may have so many times as many pairs as its result may have labels.
 PAIRS = 25
-# Where fewer labels meet, none is lost; where more do, this share of what may be lost is.
-FEW_LABELS = 2_000
-SLACK = 0.15
 # Rows that bounds must drop, as a share, for another round to pay.
 DROPPED = 0.1
-
-
-@dataclass
-class Error:
-    """How much longer than the best a label may take in all, and how much of that is spent."""
-
-    most_us: float = 0.0
-    spent_us: float = 0.0
-
-    def slack_us(self, labels: int) -> float:
-        """Return what may be spent on a table of so many labels: a share of what is left, where they are many."""
-        slack = SLACK * (self.most_us - self.spent_us) if labels > FEW_LABELS else 0.0
-        self.spent_us += slack
-        return slack
 
 
 class Labelling:
@@ -43,10 +23,7 @@ class Labelling:
 
     Args:
         start: what there is.
-        floor_bytes: what every assignment needs for a while, at least; what a row needs beyond it has the price too.
         most_us: time and price of the dearest assignment that is looked for.
-        kept: variables that stay.
-        error: what may be lost; nothing by default.
         most_pairs: that joins may make in all.
     """
 
@@ -55,20 +32,14 @@ class Labelling:
         start: Labelled,
         limits: Limits,
         *,
-        floor_bytes: int = 0,
         most_us: float = np.inf,
-        kept: Collection[int] = (),
-        error: Error | None = None,
         most_pairs: float = np.inf,
     ) -> None:
         self.names = start.names
         self.state_counts = start.state_counts
         self.price = start.price
         self.limits = limits
-        self.floor_bytes = floor_bytes
         self.most_us = most_us
-        self.kept = kept
-        self.error = error or Error()
         self.most_pairs = most_pairs
         self.tables: dict[int, Labels] = {}
         self.readers: dict[int, dict[int, None]] = {}
@@ -81,7 +52,7 @@ class Labelling:
         return Labelled(self.names, self.state_counts, dict(self.tables), self.price).consistent({})
 
     def eliminated(self, most_rows: float) -> Labels | None:
-        """Return the labels over the kept variables when all others are eliminated, None where there were too many.
+        """Return the labels of whole assignments when all variables are eliminated, None where there were too many.
 
         Raises:
             InfeasibleError: no assignment within what is looked for.
@@ -105,13 +76,13 @@ class Labelling:
         """Eliminate the variable whose result is estimated to be the smallest, again and again.
 
         Returns:
-            Whether all but the kept ones are; otherwise the next one has more labels.
+            Whether all are; otherwise the next one has more labels.
 
         Raises:
             InfeasibleError: the tables of some variable share no row.
         """
         alive = {v: self._states(v) for v in self.readers}
-        estimates = {v: self._estimate(v, alive) for v in self.readers if v not in self.kept}
+        estimates = {v: self._estimate(v, alive) for v in self.readers}
         while estimates:
             variable = min(estimates, key=lambda v: (estimates[v], v))
             if estimates[variable][1] > PAIRS * most_rows or self.limits.over or self.most_pairs < 0:
@@ -133,13 +104,13 @@ class Labelling:
         Raises:
             InfeasibleError: nothing is left.
         """
-        left = self.left().tightened().within(self.most_us, self.floor_bytes)
-        settled = [v for v, domain in left.left.domains.items() if domain.sum() == 1 and v not in self.kept]
+        left = self.left().tightened().within(self.most_us)
+        settled = [v for v, domain in left.left.domains.items() if domain.sum() == 1]
         self.tables, self.readers = {}, {}
         for labels in left.tables.values():
             narrow = labels.without(settled)
             if narrow is not labels:
-                narrow = undominated_rows(narrow, self.state_counts, floor_bytes=self.floor_bytes)
+                narrow = undominated_rows(narrow, self.state_counts)
             self._add(narrow)
 
     def _spare_us(self) -> float:
@@ -169,7 +140,7 @@ class Labelling:
             if not both.rows:
                 raise InfeasibleError(f"no row of {labels.table.name!r} agrees with any of {other.table.name!r}")
             if labels.spread > 1 and other.spread > 1:
-                return undominated_rows(both, self.state_counts, floor_bytes=self.floor_bytes)
+                return undominated_rows(both, self.state_counts)
             return both
         return None
 
@@ -195,7 +166,7 @@ class Labelling:
         several = sorted((self.tables[place] for place in self.readers[variable]), key=lambda labels: labels.rows)
         both = self._joined(several, most_rows)
         narrow = both.without((variable,))
-        found = undominated_rows(narrow, self.state_counts, self.error.slack_us(narrow.rows), self.floor_bytes)
+        found = undominated_rows(narrow, self.state_counts)
         if found.rows > most_rows:
             raise TooLargeError(f"without {self.names[variable]!r}, {found.rows:,} labels are left")
         for place in list(self.readers[variable]):
@@ -227,11 +198,10 @@ class Labelling:
             whole = joined(whole, labels, self.state_counts, self.limits, PAIRS * most_rows, within + spare)
             if not whole.rows:
                 raise InfeasibleError("no label of one part agrees with any of another")
-            whole = undominated_rows(whole, self.state_counts, self.error.slack_us(whole.rows), self.floor_bytes)
+            whole = undominated_rows(whole, self.state_counts)
         return whole
 
 
 def nothing() -> Labels:
     """Return the one label of no variables, which weighs nothing."""
-    zero = np.zeros(1, np.int64)
-    return Labels(Table("", (), np.zeros((0, 1), np.int32), np.zeros(1)), np.zeros(1), zero, zero)
+    return Labels(Table("", (), np.zeros((0, 1), np.int32), np.zeros(1)), np.zeros(1), np.zeros(1, np.int64))

@@ -21,8 +21,6 @@ class Part:
     """Some of the assignments.
 
     Args:
-        floor_bytes: what is set aside for the largest transient: all of them need as much, or those that need less
-            are part of another part as well.
         bound_us: none that fits in the budget takes less.
         price: in microseconds per held byte, the best one of the part that this was split from; below 0 for none.
         cheapest: the cheapest plan at that price, and the bound on time and price together that it came with.
@@ -32,7 +30,6 @@ class Part:
     """
 
     given: Labelled
-    floor_bytes: int
     bound_us: float
     price: float
     cheapest: tuple[Plan, float] | None = None
@@ -41,27 +38,25 @@ class Part:
     own: int = 0
 
     def has(self, plan: Plan) -> bool:
-        """Say whether the plan may be one of the part: its states are left, and so is what it needs for a while."""
-        domains = self.given.left.domains
-        within = plan.memory.transient_bytes <= max(0, *self.given.levels[-1:].tolist())
-        return within and all(domain[plan.codes[v]] for v, domain in domains.items())
+        """Say whether the plan may be one of the part: its states are left."""
+        return all(domain[plan.codes[v]] for v, domain in self.given.left.domains.items())
 
     def on_side(self, most_bytes: int, above: bool) -> list[Plan]:
         """Return the plans of the part that hold more than so many bytes, or those that do not, fastest first."""
-        held = [plan for plan in self.plans if (plan.memory.held_bytes > most_bytes) == above]
+        held = [plan for plan in self.plans if (plan.held_bytes > most_bytes) == above]
         own = [plan for plan in held if self.has(plan)]
-        return sorted(own, key=lambda plan: (plan.time_us, plan.memory))
+        return sorted(own, key=lambda plan: (plan.time_us, plan.held_bytes))
 
-    def next_price(self, room: int) -> tuple[float, float]:
-        """Return the price at which the bound may be highest, and how high that may be; `room` bytes may be held."""
-        over, under = self.on_side(room, True), self.on_side(room, False)
+    def next_price(self, budget_bytes: int) -> tuple[float, float]:
+        """Return the price at which the bound may be highest, and how high that may be."""
+        over, under = self.on_side(budget_bytes, True), self.on_side(budget_bytes, False)
         # The best price is near that of the part that this was split from; else it is looked for ever further away.
         away = NEAR_PRICE ** (1 << min(self.own, 16) >> 1) if self.own < FEW_STEPS else inf
         if not under:
             return (min(self.given.lean_price, away * self.price) if self.price > 0 else self.given.lean_price), inf
         if not over:
             return (self.price / away if self.price > 1e-6 * self.given.lean_price else 0.0), inf
-        lines = [(plan.time_us, plan.memory.held_bytes - room) for plan in (*over, *under)]
+        lines = [(plan.time_us, plan.held_bytes - budget_bytes) for plan in (*over, *under)]
         best_price, most = 0.0, -inf
         for time, excess in lines[: len(over)]:
             for other_time, other_excess in lines[len(over) :]:
@@ -71,13 +66,13 @@ class Part:
                     best_price, most = at, value
         return best_price, most
 
-    def halves(self, room: int) -> "Iterator[Part]":
-        """Yield the part twice, with two shares of the states in which plans on both sides of `room` differ most."""
+    def halves(self, budget_bytes: int) -> "Iterator[Part]":
+        """Yield the part twice, with two shares of the states in which plans above and below the budget differ most."""
         left = self.given.left
         bytes_of = {p: t.table.costing(t.held_bytes.astype(np.float64)) for p, t in self.given.tables.items()}
         held = Consistent(left.names, bytes_of, left.domains, left.readers)
         variable, split = -1, inf
-        over, under = self.on_side(room, True), self.on_side(room, False)
+        over, under = self.on_side(budget_bytes, True), self.on_side(budget_bytes, False)
         if over and under:
             most = 0.0
             for v in left.readers:

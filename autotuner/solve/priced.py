@@ -9,13 +9,13 @@ from autotuner.solve.elimination import Elimination
 from autotuner.solve.exact import cheapest, with_margin
 from autotuner.solve.labelled import Encoded, Labelled
 from autotuner.solve.limits import Limits
-from autotuner.solve.problem import Memory, Problem
+from autotuner.solve.problem import Problem
 from autotuner.solve.tables import Table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An assignment, its time and what it needs.
+    """An assignment, its time and the bytes that it holds.
 
     Args:
         codes: states by number, of the variables of what was solved and of all that were eliminated before.
@@ -24,7 +24,7 @@ class Plan:
     codes: dict[int, int]
     states: dict[str, str]
     time_us: float
-    memory: Memory
+    held_bytes: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Priced:
 def plan_of(problem: Problem, encoded: Encoded, codes: dict[int, int]) -> Plan:
     """Return the plan with these states."""
     states = encoded.states(codes)
-    return Plan(codes, states, problem.cost_us(states), problem.memory(states))
+    return Plan(codes, states, problem.cost_us(states), problem.held_bytes(states))
 
 
 def priced(problem: Problem, encoded: Encoded, given: Labelled, limits: Limits, reached_us: float = inf) -> Priced:

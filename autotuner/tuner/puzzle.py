@@ -68,7 +68,7 @@ class SpacePuzzle:
 
     def __init__(self, space: Space) -> None:
         self._whole = formulate(space, dict.fromkeys(space.calls, 0.0))
-        self._factors = tuple(replace(f, held_bytes={}, transient_bytes={}) for f in self._whole.problem.factors)
+        self._factors = tuple(replace(f, held_bytes={}) for f in self._whole.problem.factors)
         self._choices: dict[str, list[str]] = defaultdict(list)
         self._shares: dict[str, int] = {}
         for choice in space.choices:
@@ -214,7 +214,7 @@ class ProblemPuzzle:
             for (state,), cost in factor.table.items()
             if cost == 0 or f"{name}: {state}" in costs_us
         }
-        return replace(factor, table=rows, held_bytes={}, transient_bytes={})
+        return replace(factor, table=rows, held_bytes={})
 
 
 def _least(problem: Problem, bound_us: float, most_us: float) -> Least:

@@ -20,8 +20,7 @@ FINISHED = job(state="finished", revision=5, configuration_id=7, counts={"measur
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended()
-    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport))
-    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
+    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport, clock=made.clock))
     return made
 
 

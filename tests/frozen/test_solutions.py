@@ -1,7 +1,6 @@
 """Plans of the recorded sweeps, by every solver, and what tuning by need asks to be measured.
 
-See `tests.frozen.golden` for how a golden value is written anew. With memory, the problem has the bytes that rows hold
-and not those that they need for a while: the tuner's budget is of the former.
+See `tests.frozen.golden` for how a golden value is written anew.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ import pytest
 from autotuner.database import open_database
 from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
-from autotuner.solve.problem import Factor, Problem, Solution
+from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import measuring, tune
 from autotuner.tuner.request import Request
@@ -56,15 +55,14 @@ def solved(name: str) -> dict[str, Any]:
 
 def within_budgets() -> dict[str, Any]:
     formulation = formulate(TINY.space(), TINY.costs_us, saving=True)
-    whole = formulation.problem
-    problem = Problem(tuple(Factor(f.name, f.variables, f.table, f.held_bytes) for f in whole.factors), whole.chain)
-    most = problem.memory(SOLVERS["exact"](problem).states).held_bytes
-    least = least_bytes(problem).memory.held_bytes
+    problem = formulation.problem
+    most = problem.held_bytes(SOLVERS["exact"](problem).states)
+    least = least_bytes(problem).held_bytes
     found = {}
     for share in SHARES:
         budget_bytes = int(least + share * (most - least))
         solution = budgeted(problem, budget_bytes)
-        held_bytes = problem.memory(solution.states).held_bytes
+        held_bytes = problem.held_bytes(solution.states)
         assert held_bytes <= budget_bytes
         plan = told(formulation, solution)
         found[str(share)] = plan | {"budget_bytes": budget_bytes, "held_bytes": held_bytes}

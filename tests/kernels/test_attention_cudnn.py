@@ -84,7 +84,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> FakeGraph:
         cudnnGraphNotSupportedError=RuntimeError, set_stream=lambda **_: None,
     )  # fmt: skip
     monkeypatch.setattr(attention_cudnn, "_handle", lambda _: (library, 5))
-    monkeypatch.setattr(attention_cudnn, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     attention_cudnn._built.cache_clear()
     return made
 

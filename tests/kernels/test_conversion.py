@@ -8,8 +8,8 @@ import torch
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Candidate, TensorType
 from autotuner.kernels import KERNELS
+from autotuner.kernels.inductor import conversion as implementation
 from autotuner.kernels.rules.conversion import CAST, EXPANDED, PACKED, UNPACKED, conversion, conversion_of
-from autotuner.kernels.torch import conversion as implementation
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, layer, prepare
 
 CHANGES = [

@@ -127,7 +127,7 @@ def computing_lt(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
 
 def stand_in(fake: FakeLt, monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     monkeypatch.setattr(cublaslt, "_handle", lambda _: (fake, 7))
-    monkeypatch.setattr(cublaslt, "current_stream", lambda _: 77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=77))
     return fake
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from unittest.mock import ANY
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.solve import SOLVERS, Solver, exact, independent_bound_us
 from autotuner.solve.problem import Factor, Problem, Row, Solution
+from scripts.bench.brute_force import brute_force
 from tests.solve.drawing import problems, shuffled
 from tests.solve.generate import transformer_layer
 
@@ -21,7 +23,6 @@ SHORTEST_PATH = import_module("autotuner.solve.shortest_path")
 SPLITTING = import_module("autotuner.solve.splitting")
 TABLES = import_module("autotuner.solve.tables")
 AB, BA = "ab", "ba"
-ORACLE = SOLVERS["brute_force"]
 
 
 @pytest.fixture(params=SOLVERS, ids=str)
@@ -29,7 +30,7 @@ def solve(request: pytest.FixtureRequest) -> Solver:
     return SOLVERS[request.param]
 
 
-def solution_or_none(solver: Solver, problem: Problem) -> Solution | None:
+def solution_or_none(solver: Callable[[Problem], Solution], problem: Problem) -> Solution | None:
     try:
         return solver(problem)
     except InfeasibleError:
@@ -37,7 +38,7 @@ def solution_or_none(solver: Solver, problem: Problem) -> Solution | None:
 
 
 def assert_solved_as_exhaustively(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     for name, solver in SOLVERS.items():
         found = solution_or_none(solver, problem)
         if best is None:
@@ -103,7 +104,7 @@ def test_no_table_needs_more_memory_than_there_may_be() -> None:
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     if best is not None:
         assert exact(problem, memory_limit_bytes=1) == replace(best, solver="exact", states=ANY)
 
@@ -111,7 +112,7 @@ def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EXACT, "MOST_ROWS", 0.5)
         if best is None:
@@ -220,13 +221,12 @@ def test_exhaustive_search_refuses_what_would_take_too_long() -> None:
     states: dict[Row, float] = {(f"s{i}",): 0.0 for i in range(10)}
     problem = Problem(tuple(Factor(f"f{v}", (f"v{v}",), states) for v in range(7)))
     with pytest.raises(ProblemError, match="10,000,000"):
-        ORACLE(problem)
+        brute_force(problem)
 
 
-def test_there_are_exact_solvers_and_a_baseline() -> None:
+def test_there_is_an_exact_solver_and_there_are_baselines() -> None:
     assert {name: solver.exact for name, solver in SOLVERS.items()} == {
         "exact": True,
         "shortest_path": False,
         "greedy": False,
-        "brute_force": True,
     }

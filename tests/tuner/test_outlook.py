@@ -8,10 +8,10 @@ import pytest
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
 from autotuner.solve.problem import Factor, Problem
-from autotuner.solve.problem.synthetic import synthetic_problem
 from autotuner.tuner.estimates import COVERAGE, groups_of, learned_us
 from autotuner.tuner.outlook import gap, look
 from autotuner.tuner.puzzle import ProblemPuzzle, SpacePuzzle
+from scripts.bench.synthetic import synthetic_problem
 from tests.tuner.conftest import Recorded
 
 CHOICE = Problem((Factor("x", ("x",), {("a",): 10.0, ("b",): 8.0, ("c",): 30.0}),))

@@ -14,7 +14,7 @@ from autotuner.solve.problem.factors import Factor, Problem, Solution
 from autotuner.solve.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.solve.problem.offered import Offered, Place, collected
 from autotuner.solve.problem.ordering import forward_chain, order_steps
-from autotuner.solve.problem.rules import acyclic, handed, not_together, tokens
+from autotuner.solve.problem.rules import acyclic, not_together, tokens
 from autotuner.solve.problem.size import check_rows
 from autotuner.solve.problem.states import Lies, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
@@ -102,20 +102,18 @@ def formulate(
     costs_us: Mapping[str, float],
     *,
     saving: bool = False,
-    workspace_bytes: Mapping[str, int] | None = None,
 ) -> Formulation:
     """Build the problem of a space from the costs of its calls, in microseconds; calls without a cost are left out.
 
     Args:
         saving: let backward repeat forward operators, to save memory.
-        workspace_bytes: what calls need while they run, by key; what is not there needs none.
 
     Raises:
         InfeasibleError: some operator has no choice with a cost; the message names it.
         ProblemError: it is too large.
     """
     graph = space.graph
-    offered = collected(space, costs_us, saving=saving, workspace_bytes=workspace_bytes or {})
+    offered = collected(space, costs_us, saving=saving)
     tables = {table.variable.removeprefix("tensor "): table for table in made_and_read(offered)}
     held = dict(saved(offered, tables))
     # Tensors come before operators: so the paper's strategy, which goes in this order, lets operators follow forms.
@@ -133,7 +131,6 @@ def formulate(
         links(offered, tables, held),
         repeated_links(offered, tables, held),
         tokens(offered),
-        handed(graph, tables, space.given),
         acyclic(offered),
     ):
         rows += len(factor.table)

@@ -26,7 +26,6 @@ class Offered:
 
     Args:
         saving: whether backward may also repeat forward operators, to save what they make.
-        workspace_bytes: of calls, by key; what is not there needs none.
     """
 
     space: Space
@@ -34,7 +33,6 @@ class Offered:
     choices: Mapping[State, Choice]
     conversions: Mapping[Place, Conversion]
     saving: bool
-    workspace_bytes: Mapping[str, int]
 
     @property
     def graph(self) -> Graph:
@@ -114,9 +112,7 @@ class Offered:
         return form_bytes(self.graph, tensor, form)
 
 
-def collected(
-    space: Space, costs_us: Mapping[str, float], *, saving: bool, workspace_bytes: Mapping[str, int]
-) -> Offered:
+def collected(space: Space, costs_us: Mapping[str, float], *, saving: bool) -> Offered:
     """Return the fastest of what does the same; calls without a cost are left out.
 
     Raises:
@@ -139,7 +135,7 @@ def collected(
         if cost is not None and (place not in conversions or cost < costs_us[conversions[place].call.key]):
             conversions[place] = conversion
     choices = {state_of(choice): choice for choice in cells.values()}
-    offered = Offered(space, costs_us, choices, conversions, saving, workspace_bytes)
+    offered = Offered(space, costs_us, choices, conversions, saving)
     missing = [name for name, stated in offered.by_operator.items() if not stated]
     if missing:
         raise InfeasibleError(f"no measured candidate computes operator {missing[0]!r}")

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotuner.database import Database, Filter, Job, Patience, open_database, opening
+from autotuner.database import WORKING, Database, Filter, Job, Timeouts, open_database
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
@@ -86,10 +87,7 @@ def midway(progress: Progress) -> bool:
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(
-    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "BUSY_S", 0.05)
+def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(small: Model, path: Path, database: Database) -> None:
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     release = threading.Timer(1.0, other.execute, ["ROLLBACK"])
 
@@ -99,7 +97,7 @@ def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(
             release.start()
 
     number = enqueue(database, small).id
-    with open_database(path) as opened:
+    with open_database(path, timeouts=replace(WORKING, busy_s=0.05)) as opened:
         run_next(opened, lock)
     release.join()
     other.close()
@@ -200,7 +198,7 @@ def test_a_job_that_is_told_to_end_while_its_database_is_locked_ends_soon_and_by
 def test_a_database_that_closes_while_the_end_of_an_attended_job_is_stored_keeps_the_answer(
     small: Model, measured: dict[str, Measurement], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_database(path, patience=Patience(1.0, 0.0, 0.0)) as database:
+    with open_database(path, timeouts=Timeouts(1.0, 0.0, 0.0)) as database:
         finish = database.queue.finish
 
         def lost(*arguments: Any, **named: Any) -> Job:

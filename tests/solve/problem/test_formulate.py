@@ -20,6 +20,7 @@ from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate, order_steps
 from autotuner.space import Choice, Space, SpaceFile, build_space, load_space
 from autotuner.tuner import build_configuration
+from scripts.bench.brute_force import brute_force
 from tests.solve.problem.walking import contradictions
 
 UNIT = 60
@@ -134,7 +135,7 @@ def test_the_exact_solver_equals_exhaustive_search(tmp_path: Path, text: str, se
     costs = {key: float(UNIT * draw.randint(1, 9)) for key in space.calls if draw.random() < 0.9}
     problem = formulate(thinned, costs)
     try:
-        expected = SOLVERS["brute_force"](problem.problem)
+        expected = brute_force(problem.problem)
     except InfeasibleError:
         with pytest.raises(InfeasibleError):
             SOLVERS["exact"](problem.problem)

@@ -55,8 +55,7 @@ def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: in
     solution = with_dear_bytes(formulation.problem)
     found = steps(formulation, solution, costs)
     assert contradictions(space.graph, space.given, found) == []
-    memory = formulation.problem.memory(solution.states)
-    assert memory.held_bytes == bytes_of(space, held(space, found))
+    assert formulation.problem.held_bytes(solution.states) == bytes_of(space, held(space, found))
     assert any(step.again for step in found)
     assert sum(step.predicted_us for step in found) == formulation.problem.cost_us(solution.states)
 
@@ -69,7 +68,7 @@ def test_repeating_costs_time_and_saves_bytes() -> None:
     assert SOLVERS["exact"](saving.problem).total_us == fastest.total_us
     smallest = with_dear_bytes(saving.problem)
     without = with_dear_bytes(plain.problem)
-    kept = [saving.problem.memory(smallest.states).held_bytes, plain.problem.memory(without.states).held_bytes]
+    kept = [saving.problem.held_bytes(smallest.states), plain.problem.held_bytes(without.states)]
     assert kept[0] < 0.6 * kept[1]
     assert saving.problem.cost_us(smallest.states) > fastest.total_us
 
