@@ -4,8 +4,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import fsum
 
-from autotuner.plan.configuration import Alternative, Configuration, Step
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.phrases import SHOWN, call_words, counted, form_words, listed, more_us, some, us
+from autotuner.plan.step import Alternative, Step
 
 
 @dataclass(frozen=True)

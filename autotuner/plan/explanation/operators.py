@@ -6,10 +6,11 @@ from typing import Any
 
 from autotuner.errors import NotFoundError
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Fusion, Step, tensor_of
+from autotuner.plan.configuration import Configuration, Fusion
 from autotuner.plan.explanation.alternatives import Weighed, balance_words, computing, weigh
 from autotuner.plan.explanation.phrases import TOLD, call_words, counted, form_words, interval_us, near, some, us
 from autotuner.plan.explanation.prices import Price, conversion_prices
+from autotuner.plan.step import Step, tensor_of
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from autotuner.plan.configuration import Configuration, tensor_of
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.phrases import form_words, us
+from autotuner.plan.step import tensor_of
 
 
 @dataclass(frozen=True)

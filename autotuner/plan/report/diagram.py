@@ -7,7 +7,8 @@ from typing import Literal
 
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import OperatorClass, kind_of
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.step import Step, tensor_of
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")

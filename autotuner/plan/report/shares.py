@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from autotuner.ir.cost import Cost, moved_bytes, operator_flop
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.report.diagram import STEP_CLASSES, StepClass, step_class
+from autotuner.plan.step import Step, tensor_of
 
 CONVERSION = "conversion"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotuner.errors import ConfigurationError
 from autotuner.ir.cost import Cost
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import Weighed, weigh
 from autotuner.plan.report.compare import Row, Timed
 from autotuner.plan.report.diagram import Box
@@ -14,6 +14,7 @@ from autotuner.plan.report.drawing import form_text
 from autotuner.plan.report.scale import Range
 from autotuner.plan.report.shares import cost_of
 from autotuner.plan.report.units import MISSING, TIMES, binary, change, duration, microseconds, percent, span
+from autotuner.plan.step import Step, tensor_of
 
 GB_PER_S = 1e3
 """Bytes per microsecond in a gigabyte per second; flop per microsecond in a gigaflop per second as well."""

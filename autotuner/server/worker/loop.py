@@ -34,7 +34,7 @@ def run(
 
     Args:
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
-        device: device type: "cpu" or "cuda".
+        device: device type, such as "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         once: end when no job waits.
