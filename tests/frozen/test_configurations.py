@@ -52,6 +52,7 @@ def explains_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "EXPLAINING_S", 1000.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_sweep_gives_the_configuration_that_it_gave(name: str) -> None:
     found, expected = solved(name).to_json(), golden(f"configuration_{name}.json.gz")

@@ -16,6 +16,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "PASSES", 1)
 
 
+@pytest.mark.slow
 def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for() -> None:
     found = measuring.measure_ceilings(CpuTiming(POLICY), 1 << 30, ["float32", "bfloat16"])
     assert [amount for amount, _ in found.moved.rungs] == [1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14]
@@ -27,6 +28,7 @@ def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for
     assert not found.links, "a CPU's memory is the host's"
 
 
+@pytest.mark.slow
 def test_no_rung_takes_more_than_its_part_of_memory() -> None:
     found = measuring.measure_ceilings(CpuTiming(POLICY), measuring.BYTES_HELD_SHARE << 12, [])
     assert found.moved.rungs[-1][0] == 1 << 12

@@ -16,6 +16,8 @@ from autotuner.runtime import encoder_layer
 from tests.runtime.layers import batch, tuned
 from tests.runtime.plans import configuration, model
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 STEPS = 4
 

@@ -16,6 +16,8 @@ from scripts.bench.all_peers import TakesTurns, add_jax
 from scripts.bench.jax_layer import PLAIN, WITHOUT_DROPOUT, JaxSide, arguments, imported, jax_names, training_step
 from tests.runtime.plans import MASKED, SITES, model
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 P = 0.25
 

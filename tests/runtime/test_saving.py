@@ -17,6 +17,8 @@ from tests.runtime.plans import WITH_DROPOUT, configuration, model
 from tests.solve.problem.test_formulate import CPU, costs_of
 from tests.solve.problem.test_saving import with_dear_bytes
 
+pytestmark = pytest.mark.slow
+
 COMPILED = ("inductor", "inductor_threefry")
 
 

@@ -13,6 +13,8 @@ import pytest
 from autotuner.database import Storage, open_database
 from autotuner.ir.records import Call, Environment, Measurement
 
+pytestmark = pytest.mark.slow
+
 STORING = Path(__file__).with_name("storing.py")
 
 

@@ -18,6 +18,8 @@ from autotuner.tuner import Replay
 from tests.made_up import HERE, LAYER, small_model, space_of, times
 from tests.server.client.served import PATIENCE_S, Served
 
+pytestmark = pytest.mark.slow
+
 
 class Device(Replay):
     def __enter__(self) -> Self:

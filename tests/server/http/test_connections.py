@@ -25,6 +25,8 @@ from autotuner.server.http.serving import Server
 from tests.server.http.filled import enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 
+pytestmark = pytest.mark.slow
+
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 

@@ -15,6 +15,8 @@ from autotuner.database import Database, this_process
 from tests.server.http.filled import ending_jobs
 from tests.server.http.listening import listening
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 30
 LIMIT_S = 250
 

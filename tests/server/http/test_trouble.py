@@ -16,6 +16,8 @@ from tests.server.http.filled import HERE, enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 from tests.silent import on, silent
 
+pytestmark = pytest.mark.slow
+
 HASTY = Timeouts(answer_s=1.0, locked_s=1.0, away_s=0.0)
 FAR = "elsewhere/1:1:1"
 SUBMISSION = {"model": "bert-encoder:tiny"}

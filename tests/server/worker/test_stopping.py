@@ -23,6 +23,8 @@ from autotuner.tuner import Progress, Replay, Spent, answer, cells, explaining, 
 from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, made_up_configuration, small_model, space_of, times
 
+pytestmark = pytest.mark.slow
+
 WORKER = "elsewhere/1:1:1"
 PATIENCE_S = 60.0
 

@@ -26,6 +26,8 @@ from autotuner.tuner import Progress, Replay, measuring
 from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, small_model, space_of, times
 
+pytestmark = pytest.mark.slow
+
 WORKER = "elsewhere/1:1:1"
 NAME = environment("cpu").device_name
 END_S = 15.0
