@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotuner.cli.plain import plain
-from autotuner.cli.printing import STAGES, Lines, err, progress_bars
+from autotuner.cli.printing import STAGES, ProgressLines, err, progress_bars
 
 if TYPE_CHECKING:
     from autotuner.server.wire import JobView, ProgressView
@@ -22,7 +22,7 @@ class Followed:
         self._live = err.is_terminal and not quiet
         self._context = self.bars if self._live else nullcontext()
         self._task: Any = None
-        self._lines = Lines()
+        self._lines = ProgressLines()
 
     def __enter__(self) -> "Followed":
         self._context.__enter__()

@@ -1,4 +1,4 @@
-"""What several commands take: arguments and options, and the model that they name together."""
+"""Arguments and options that several commands share, and the values that they stand for."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -55,7 +55,7 @@ def progress_bars() -> Progress:
     )  # fmt: skip
 
 
-class Lines:
+class ProgressLines:
     """Progress where standard error is no terminal: a line when a stage begins, and every few seconds meanwhile."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -82,7 +82,7 @@ class Shown:
     """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._lines = None if quiet or err.is_terminal else Lines()
+        self._lines = None if quiet or err.is_terminal else ProgressLines()
         self.bars = progress_bars()
         self.context = nullcontext() if quiet or self._lines else self.bars
         self.tasks: dict[str, Any] = {}

@@ -46,7 +46,7 @@ def test_off_a_terminal_progress_is_lines_one_for_each_stage_and_then_one_every_
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(printing, "Lines", partial(printing.Lines, lambda: now_s))
+    monkeypatch.setattr(printing, "ProgressLines", partial(printing.ProgressLines, lambda: now_s))
     with printing.Shown(quiet=False) as shown:
         shown(Progress("space", 0, 0))
         for done in range(100):

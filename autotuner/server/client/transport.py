@@ -12,7 +12,7 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
-from autotuner.server.wire import Problem
+from autotuner.server.wire import ProblemDetails
 from autotuner.settings import server_url
 
 FIRST_PAUSE_S = 0.25
@@ -194,7 +194,7 @@ class Transport:
         """Return what a response that is no success means: the service's own sentence, as an error of the tree."""
         status = response.status_code
         try:
-            problem = Problem.model_validate_json(response.text)
+            problem = ProblemDetails.model_validate_json(response.text)
         except ValidationError:
             if status in PASSING:
                 return ServiceError(f"the service at {self.shown} cannot answer now (status {status})", passing=True)
@@ -227,7 +227,7 @@ class Transport:
         )
 
 
-def _fields(problem: Problem) -> Iterator[str]:
+def _fields(problem: ProblemDetails) -> Iterator[str]:
     """Yield which fields of a request are not valid, those that the detail does not name itself."""
     for error in problem.errors or ():
         name, text = str(error.get("field", error.get("loc", ""))), str(error.get("message", error.get("msg", "")))
