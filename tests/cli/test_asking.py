@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from autotuner.cli.following import Followed, note_of, stage_of
+from autotuner.cli.progress import Followed, note_of, stage_of
 from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.server.client import Client
 from autotuner.server.wire import JobView
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_the_waiting_and_not_the_job(run: Run, service: Preten
 
 
 def test_progress_on_a_terminal_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.cli.printing.err._force_terminal", True)
+    monkeypatch.setattr("autotuner.cli.console.err._force_terminal", True)
     shown = Followed(quiet=False)
     for told in (job(), job(state="running", progress=PROGRESS, revision=2)):
         shown(JobView.model_validate(told))

@@ -21,6 +21,7 @@ EXAMPLES = 30
 LIMIT_S = 250
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_what_the_document_says_is_true(filled: Database, tmp_path: Path) -> None:
     """All checks, of all operations, in all phases; jobs that are submitted end, so that their events do."""

@@ -33,6 +33,7 @@ def is_problem(response: httpx2.Response) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> None:
     with (
         silent(welcomes=True) as url,
