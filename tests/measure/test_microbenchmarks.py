@@ -1,5 +1,7 @@
 """Roofline, measured on this device: ladders that rise, and no call of the plainest kernels below them."""
 
+import pytest
+
 from autotuner.measure import microbenchmarks as measuring
 from autotuner.measure.devices.cpu_sampling import CpuTimer
 from autotuner.measure.policy import CpuPolicy
