@@ -16,7 +16,8 @@ from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 
 KIND = "conversion"
 
-_IMPLEMENTATION = "autotuner.kernels.torch.conversion"
+_COPY = "autotuner.kernels.torch.elementwise:copy"
+_MASKS = "autotuner.kernels.inductor.conversion"
 
 PACKED = (("raw", "bit"), ("byte", "bit"))
 UNPACKED = (("bit", "raw"), ("bit", "byte"))
@@ -89,8 +90,8 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Refuses:
     return refuses
 
 
-KERNELS.add(Kernel("torch_copy", (KIND,), f"{_IMPLEMENTATION}:copy", refuses=nothing_to_convert,
+KERNELS.add(Kernel("torch_copy", (KIND,), _COPY, refuses=nothing_to_convert,
                    version=2, pitched=True))  # fmt: skip
 for _name, _pairs in (("pack", PACKED), ("unpack", UNPACKED), ("expand", EXPANDED), ("cast", CAST)):
-    KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_IMPLEMENTATION}:{_name}", refuses=_only(_pairs),
+    KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_MASKS}:{_name}", refuses=_only(_pairs),
                        compiles=True, flat=() if _pairs is CAST else SAVING))  # fmt: skip

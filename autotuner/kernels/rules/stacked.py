@@ -17,6 +17,7 @@ from autotuner.kernels.geometry import (
     operand_letters,
     unit_stride,
 )
+from autotuner.kernels.patterns import Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
 
 _IMPLEMENTATION = "autotuner.kernels.torch.stacked"
@@ -146,26 +147,15 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-for _name, _function in (
-    ("torch_stacked_matmul", "matmul"),
-    ("torch_stacked_matmul_bias", "matmul"),
-    ("cublas_stacked_matmul", "matmul"),
-    ("cublas_stacked_matmul_bias", "matmul_row_bias"),
+_PRODUCT, _BIASED = Siblings(("contraction",)), Siblings(("contraction", "bias"))
+for _name, _function, _siblings in (
+    ("torch_stacked_matmul", "matmul", _PRODUCT),
+    ("torch_stacked_matmul_bias", "matmul", _BIASED),
+    ("cublas_stacked_matmul", "matmul", _PRODUCT),
+    ("cublas_stacked_matmul_bias", "matmul_row_bias", _BIASED),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=stacked_product_layouts, anchors=True, merges=False))  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "torch_stacked_bias", (), f"{_IMPLEMENTATION}:bias", layouts=stacked_vector_layouts, anchors=True, merges=False
-    )
-)
-KERNELS.add(
-    Kernel(
-        "torch_stacked_bias_grad",
-        (),
-        f"{_IMPLEMENTATION}:bias_grad",
-        layouts=stacked_vector_layouts,
-        anchors=True,
-        merges=False,
-    )
-)
+                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(_siblings,)))  # fmt: skip
+for _kind in ("bias", "bias_grad"):
+    KERNELS.add(Kernel(f"torch_stacked_{_kind}", (), f"{_IMPLEMENTATION}:{_kind}", layouts=stacked_vector_layouts,
+                       anchors=True, merges=False, patterns=(Siblings((_kind,)),)))  # fmt: skip
