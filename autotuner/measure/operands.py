@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.ir.form import LIBRARIES, Form, Stored
+from autotuner.ir.form import GENERATOR_STATES, Form, Stored
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Call, Subgraph, TensorType
 from autotuner.kernels.registry import load
@@ -63,7 +63,7 @@ class Values:
             case "bit":
                 axes = self.subgraph.tensors[number].axes
                 return bits_of(value.permute([axes.index(axis) for axis in form.layout.axes]))
-            case storage if storage in LIBRARIES:
+            case storage if storage in GENERATOR_STATES:
                 return library_seed(storage, self.subgraph, number).to(self.device)
             case "seed":
                 return torch.tensor([int(self.subgraph.signature[15:30], 16) + number], device=self.device)
