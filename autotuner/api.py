@@ -1,4 +1,4 @@
-"""What `import autotuner` offers: the walk with a real measurer, and its result as a module that trains."""
+"""The public API: tune a model on this machine, and run the configuration as a module that trains."""
 
 import shlex
 import warnings

@@ -173,8 +173,7 @@ def test_where_none_is_known_the_command_that_tunes_one_is_said() -> None:
     assert "activation=" not in command, "what the model file says by default is not repeated"
 
 
-def test_a_service_that_cannot_be_reached_leaves_the_module_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
+def test_a_service_that_cannot_be_reached_leaves_the_module_as_it_is() -> None:
     stays(layer(), "http://127.0.0.1:9", "no service answers at http://127.0.0.1:9")
 
 

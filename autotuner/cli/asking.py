@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from autotuner.cli.following import Followed
+from autotuner.cli.console import emit, err, out
 from autotuner.cli.options import (
     Budget,
     Dtype,
@@ -14,6 +14,7 @@ from autotuner.cli.options import (
     Json,
     Option,
     Output,
+    check_output,
     effort,
     given_bytes,
     given_extents,
@@ -21,8 +22,8 @@ from autotuner.cli.options import (
     repetition,
     with_tuning,
 )
-from autotuner.cli.outputs import check_output
-from autotuner.cli.printing import emit, err, out, print_configuration
+from autotuner.cli.printing import print_configuration
+from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
 from autotuner.settings import TuneKeywords
 

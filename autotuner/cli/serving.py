@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autotuner.cli.console import err
 from autotuner.cli.options import DatabaseOption, Threads
-from autotuner.cli.printing import err
 
 commands = typer.Typer()
 

@@ -21,11 +21,12 @@ from autotuner.kernels.reference import evaluate
 from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.device import device_of
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.port import Port
+from autotuner.plan.memory_planner import Port
 from autotuner.runtime.adapters import adapter_for
+from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
-from autotuner.runtime.module import TunedModule, apply
+from autotuner.runtime.module import TunedModule
 
 # Largest error of a whole layer, forward or backward, as a share of the tensor's largest element. A layer is a chain of
 # about ten roundings per element; sums run over up to 4096 terms of random sign, whose error grows with the root of
@@ -70,7 +71,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every error is within the tolerance (a NaN is not) and every mask plausible."""
+        """True where every error is within the tolerance (a NaN is not) and every mask plausible."""
         within = all(error <= self.tolerance for error in self.errors.values())
         return within and not self.fallbacks and all(mask.ok for mask in self.masks.values())
 

@@ -13,8 +13,9 @@ from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import fused_bytes, moved_bytes
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
-from autotuner.plan.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
-from autotuner.plan.placement import StepMemory, memory, plan_steps
+from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
+from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
+from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.solve import SOLVERS, exact
 from autotuner.solve.default import default_us
 from autotuner.solve.problem import Solution

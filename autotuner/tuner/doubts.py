@@ -7,7 +7,7 @@ from statistics import median
 
 from autotuner.ir.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.plan.configuration import Step
+from autotuner.plan.step import Step
 from autotuner.tuner.estimates import groups_of
 
 OUTLIER_FACTOR = 4.0

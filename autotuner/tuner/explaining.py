@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import Alternative, Step
+from autotuner.plan.step import Alternative, Step
 from autotuner.solve import Alternatives, alternatives
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, order_steps

@@ -7,7 +7,7 @@ from typing import Any
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import Candidate, Measurement
-from autotuner.plan.configuration import AGAIN, Step
+from autotuner.plan.step import AGAIN, Step
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, order_steps
 from autotuner.space import Choice, Conversion

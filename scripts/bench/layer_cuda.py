@@ -9,7 +9,8 @@ import torch
 
 from autotuner.ir.cost import moved_bytes, operator_flop, reduction
 from autotuner.measure.roofline import Ceilings, Ladder
-from autotuner.plan.configuration import Configuration, save_configuration, tensor_of
+from autotuner.plan.configuration import Configuration, save_configuration
+from autotuner.plan.step import tensor_of
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
 from scripts.bench import layer_cuda_dram
 from scripts.bench.all_peers import SideTiming, time_all_peers

@@ -223,8 +223,8 @@ def layer_of(side: str, found: Any) -> Any:
     """Return the layer of a side by its name, "torch.compile" of it where the name begins so."""
     import torch
 
+    from autotuner.runtime.drop_in import apply
     from autotuner.runtime.framework import encoder_layer
-    from autotuner.runtime.module import apply
     from autotuner.runtime.peers.stacked_layer import stacked_layer
 
     kind = side.removeprefix("torch.compile").strip()

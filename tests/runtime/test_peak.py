@@ -5,7 +5,7 @@ import torch
 
 from autotuner.ir.models import load_model
 from autotuner.measure.allocations import allocated_bytes
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
 from tests.runtime.plans import MASKED, SITES, configuration, model

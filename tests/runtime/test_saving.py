@@ -8,7 +8,7 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import check
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import build_space

@@ -6,10 +6,10 @@ from autotuner.ir.records import Call
 from autotuner.kernels import KERNELS
 from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
 from autotuner.measure.operands import Buffers, Values
-from autotuner.plan.placement import Plan
+from autotuner.plan.memory_planner import MemoryPlan
 
 
-def workspaces(plan: Plan, device_type: str = "cpu") -> dict[str, int]:
+def workspaces(plan: MemoryPlan, device_type: str = "cpu") -> dict[str, int]:
     """Return bytes by call key."""
     device = torch.device(device_type)
     with torch.no_grad():

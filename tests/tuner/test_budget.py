@@ -12,7 +12,7 @@ from autotuner.ir.models.model import ModelFile
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.space import Space, build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import CPU, FEED_FORWARD, HERE

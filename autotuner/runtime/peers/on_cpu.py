@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.drop_in import apply
+from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.module import apply
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
-from autotuner.runtime.tally import warn
 
 TURN_US = 20_000.0
 PLAN, COMPILED = "plan", "torch.compile"

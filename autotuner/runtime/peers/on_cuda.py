@@ -20,11 +20,12 @@ from torch import nn
 from autotuner.ir.models import Model
 from autotuner.measure.allocations import allocated_on_cuda_bytes
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.drop_in import apply
+from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.module import TunedModule, apply
+from autotuner.runtime.module import TunedModule
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
-from autotuner.runtime.tally import warn
 
 TURN_US = 20_000.0
 CAPTURED = ", captured"

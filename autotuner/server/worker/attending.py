@@ -22,7 +22,7 @@ from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.device import environment
 from autotuner.plan.configuration import Configuration
-from autotuner.server.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
+from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
@@ -104,7 +104,7 @@ def run_job(
         except CancelledError:
             _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
-        except LostError:
+        except JobLostError:
             log("job_lost", job=job.id)
             return None
         except Exception as error:

@@ -161,10 +161,8 @@ def test_what_is_known_is_listed(client: Client, reference: str, small: Model, w
     assert "bert-encoder" in {model.name for model in client.models()}
 
 
-def test_jobs_are_listed_page_after_page_and_cancelled(
-    client: Client, monkeypatch: pytest.MonkeyPatch, reference: str
-) -> None:
-    monkeypatch.setattr("autotuner.server.client.client.PAGE_MAX", 2)
+def test_jobs_are_listed_page_after_page_and_cancelled(client: Client, reference: str) -> None:
+    client.page_max = 2
     ids = [client.submit(reference).id for _ in range(5)]
     assert [job.id for job in client.jobs()] == ids[::-1]
     assert [job.id for job in client.jobs(limit=3)] == ids[:1:-1]

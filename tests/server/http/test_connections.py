@@ -116,7 +116,7 @@ def test_streams_of_events_outlive_the_time_of_requests(
 ) -> None:
     for name in ("HEADERS_S", "BODY_S"):
         monkeypatch.setattr(connections, name, 0.2)
-    monkeypatch.setattr("autotuner.server.http.watching.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("autotuner.server.http.events.HEARTBEAT_S", 0.1)
     job = enqueue(database)
     with httpx2.stream("GET", f"{served.url}/v1/jobs/{job.id}/events", timeout=PATIENCE_S) as response:
         lines = response.iter_lines()

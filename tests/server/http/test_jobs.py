@@ -9,7 +9,7 @@ from autotuner.database import Database
 from autotuner.ir.models import load_model
 from autotuner.ir.models.bounds import ELEMENTS_MAX
 from autotuner.server.http.examples import SMALL_MODEL, SUBMISSIONS
-from autotuner.server.http.submitted import OPERATORS_MAX
+from autotuner.server.http.submissions import OPERATORS_MAX
 from autotuner.tuner.request import Request
 from tests.server.http.filled import PROGRESS, TINY, enqueue
 

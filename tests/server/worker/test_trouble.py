@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,68 +17,25 @@ from autotuner.database import WORKING, Database, Filter, Job, Timeouts, open_da
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
-from autotuner.measure.device import environment
-from autotuner.server.worker import attending, loop, run, tune_attended
-from autotuner.server.worker.attending import run_job
+from autotuner.server.worker import loop, run, tune_attended
 from autotuner.settings import Settings
-from autotuner.tuner import Progress, Replay, measuring
+from autotuner.tuner import Progress, measuring
 from autotuner.tuner.request import Request
-from tests.made_up import CPU, HERE, small_model, space_of, times
+from tests.made_up import CPU, HERE, space_of
+from tests.server.worker.device import enqueue, run_taken, taken
 
-WORKER = "elsewhere/1:1:1"
-NAME = environment("cpu").device_name
 END_S = 15.0
 """The claim is 10 s; a machine that is busy takes its time to end a process."""
 
 
-class Device(Replay):
-    """A replay with what the worker asks of a measurer."""
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-    def start(self) -> None:
-        pass
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Model:
-    return small_model(tmp_path)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.sqlite"
-
-
-@pytest.fixture
-def database(path: Path) -> Iterator[Database]:
-    with open_database(path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measurement]:
-    """What the device will answer; each result is stored as it comes."""
-    known = times(space_of(small).calls)
-    for module in (attending, loop):
-        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
-    monkeypatch.setattr(loop, "LOOK_S", 0.01)
+@pytest.fixture(autouse=True)
+def stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each result stored as it comes."""
     monkeypatch.setattr(measuring, "STORE_AFTER_RESULTS", 1)
-    return known
-
-
-def enqueue(database: Database, model: Model) -> Job:
-    return database.queue.enqueue(model=model.reference, request=Request(model).to_json(), device_type="cpu")
 
 
 def run_next(database: Database, watch: Any) -> object:
-    job = database.queue.claim(WORKER, "cpu", NAME)
-    assert job is not None
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+    return run_taken(taken(database), database, watch)
 
 
 def midway(progress: Progress) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from autotuner.ir.cost import form_bytes
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import AGAIN, Step, tensor_of
+from autotuner.plan.step import AGAIN, Step, tensor_of
 from autotuner.solve import SOLVERS
 from autotuner.solve.problem import Factor, Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, formulate

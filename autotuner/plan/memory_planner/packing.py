@@ -1,4 +1,4 @@
-"""Blocks that are needed for a while, packed into one arena."""
+"""Packing of live ranges into one arena."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ REPAIRS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """So many bytes, needed from one tick to another, both included."""
+class LiveRange:
+    """The live range of so many bytes: from one tick to another, both included."""
 
     size_bytes: int
     first: int
@@ -19,18 +19,18 @@ class Block:
     def padded_bytes(self) -> int:
         return -(-self.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
-    def meets(self, other: "Block") -> bool:
+    def meets(self, other: "LiveRange") -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
-def needed_bytes(blocks: Sequence[Block]) -> int:
+def needed_bytes(blocks: Sequence[LiveRange]) -> int:
     """Return the most bytes that are needed at one time: no arena is smaller."""
     return max(
         (sum(b.padded_bytes for b in blocks if b.first <= t <= b.last) for t in {b.first for b in blocks}), default=0
     )
 
 
-def pack(blocks: Sequence[Block]) -> tuple[tuple[int, ...], int]:
+def pack(blocks: Sequence[LiveRange]) -> tuple[tuple[int, ...], int]:
     """Return where each block starts, and the arena's bytes. Blocks that are needed at one time share no byte.
 
     Several orders are tried, each with each block in the tightest gap that is free while it lives, and with it in the
@@ -68,8 +68,8 @@ def pack(blocks: Sequence[Block]) -> tuple[tuple[int, ...], int]:
     return tuple(best[1]), best[0]
 
 
-def _orders(blocks: Sequence[Block]) -> Iterator[list[int]]:
-    keys: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+def _orders(blocks: Sequence[LiveRange]) -> Iterator[list[int]]:
+    keys: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
         lambda b: (-b.padded_bytes, b.first),
         lambda b: (-b.padded_bytes * (b.last - b.first + 1), b.first),
         lambda b: (b.first - b.last, -b.padded_bytes),
@@ -81,7 +81,7 @@ def _orders(blocks: Sequence[Block]) -> Iterator[list[int]]:
 
 
 def _placed(
-    blocks: Sequence[Block], rivals: Sequence[Sequence[int]], order: Sequence[int], tightest: bool
+    blocks: Sequence[LiveRange], rivals: Sequence[Sequence[int]], order: Sequence[int], tightest: bool
 ) -> tuple[list[int], int]:
     """Return starts and end of blocks that are placed one after the other, in the tightest gap or in the lowest."""
     starts = [-1] * len(blocks)

@@ -1,9 +1,11 @@
-"""Plain text: what comes from outside is printed as it is, never as markup, and never moves the cursor.
+"""Consoles and JSON. What comes from outside is printed as it is, never as markup, and never moves the cursor.
 
 Names of models, presets and workers, messages and paths come from files, databases and services that anybody may have
 written. Styles are given beside a text, not inside it.
 """
 
+import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -31,3 +33,12 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Return the text that a string is shown as, also in the cells and titles of tables."""
         return super().render_str(plain(text), **{**options, "markup": False, "emoji": False})
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
+
+
+def emit(value: Any) -> None:
+    """Print JSON for programs: on standard output, never wrapped or coloured."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")

@@ -4,8 +4,7 @@ from itertools import combinations
 import pytest
 
 from autotuner.errors import ConfigurationError
-from autotuner.plan.placement.planning import make_plan
-from autotuner.plan.placement.port import Port
+from autotuner.plan.memory_planner import Port, make_plan
 from tests.runtime.plans import WITH_DROPOUT, configuration, model, space
 
 TOGETHER = (("query_weight", "key_weight", "value_weight"), ("query_bias", "key_bias", "value_bias"))

@@ -1,20 +1,12 @@
-"""Counts of calls that ran a configuration and of those that fell back, and their summary."""
+"""Fallbacks: reasons why a configuration does not cover a call, counts of such calls, and their summary."""
 
 import atexit
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from torch import nn
-
-from autotuner.errors import stacklevel
-from autotuner.runtime.reason import TunedWarning
-
-if TYPE_CHECKING:
-    pass
+from autotuner.errors import TunedWarning, stacklevel
 
 Shape = tuple[int, ...]
 Key = tuple[str, str, Shape]
@@ -39,21 +31,17 @@ _REMEDIES = {
 }
 
 
-@dataclass
-class Tally:
-    """Calls that ran a configuration, and those that fell back to the original."""
+@dataclass(frozen=True)
+class Reason:
+    """The reason for which a configuration does not cover a call: a key to count by, and a sentence."""
 
-    calls: int = 0
-    fallbacks: Counter[Key] = field(default_factory=Counter)
-
-
-TALLY = Tally()
-"""Of all tuned modules of this process."""
+    key: str
+    sentence: str
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How the calls of tuned modules ran; `str` gives sentences.
+    """Counts of the calls of tuned modules; `str` gives sentences.
 
     Args:
         calls: those that ran a configuration.
@@ -86,17 +74,19 @@ class Summary:
         return "\n".join(lines)
 
 
-def summary(module: nn.Module | None = None) -> Summary:
-    """Return how the calls of the tuned layers in a model ran; without a model, of all in this process."""
-    if module is None:
-        return Summary(TALLY.calls, Counter(TALLY.fallbacks))
-    from autotuner.runtime.module import TunedModule
+@dataclass
+class Tally:
+    """Calls that ran a configuration, and those that fell back to the original."""
 
-    found: Iterable[TunedModule] = [part for part in module.modules() if isinstance(part, TunedModule)]
-    fallbacks: Counter[Key] = Counter()
-    for part in found:
-        fallbacks.update(part.told)
-    return Summary(sum(part.calls for part in found), fallbacks)
+    calls: int = 0
+    fallbacks: Counter[Key] = field(default_factory=Counter)
+
+    def summary(self) -> Summary:
+        return Summary(self.calls, Counter(self.fallbacks))
+
+
+TALLY = Tally()
+"""Of all tuned modules of this process."""
 
 
 def count_fallback(counter: Counter[Key], key: Key) -> None:
@@ -113,7 +103,7 @@ def warn(message: str) -> None:
 @atexit.register
 def tell() -> None:
     """Warn where a notable share of this process's calls fell back; called when it ends."""
-    found = summary()
+    found = TALLY.summary()
     if found.tuned_share < 1 - TOLD_FROM:
         with suppress(TunedWarning):  # where warnings are errors, there is nobody left to catch it
             warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)

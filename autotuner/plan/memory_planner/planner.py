@@ -1,4 +1,4 @@
-"""A configuration -> where every tensor lies. Nothing here runs.
+"""Memory planner: liveness of every tensor of a configuration, shared buffers, and one arena. Nothing here runs.
 
 A place is a tensor in one form: a conversion makes a second place of the same tensor. Places that must lie one behind
 the other, or as slices of one stack, share a buffer. Buffers that nobody sees from outside share one arena, and there
@@ -14,16 +14,25 @@ from autotuner.errors import ConfigurationError
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph, Tensor
 from autotuner.kernels.canonical import canonical
-from autotuner.plan.configuration import Configuration, Step, tensor_of
-from autotuner.plan.placement.packing import Block, pack
-from autotuner.plan.placement.plan import Buffer, Place, Plan, PlannedStep, Role, stored, tick_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.memory_planner.memory_plan import (
+    MemoryPlan,
+    Place,
+    PlannedBuffer,
+    PlannedStep,
+    Role,
+    stored,
+    tick_of,
+)
+from autotuner.plan.memory_planner.packing import LiveRange, pack
+from autotuner.plan.step import Step, tensor_of
 
 # By device type, a multiple of what `packing` aligns everything to. On CUDA as torch's own allocations are used by
 # libraries, which choose kernels by the alignment of their operands: the copy engine of Hopper wants 128 bytes.
 ALIGNMENTS_BYTES = {"cuda": 256}
 
 
-def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> Plan:
+def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> MemoryPlan:
     """Decide where every tensor lies.
 
     Args:
@@ -39,7 +48,7 @@ def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] 
 
 def plan_steps(
     graph: Graph, steps: Sequence[Step], together: Iterable[tuple[str, ...]] = (), device_type: str = "cpu"
-) -> Plan:
+) -> MemoryPlan:
     """Decide the same for steps of a training graph that are no configuration yet, on a device of some type.
 
     Raises:
@@ -59,7 +68,7 @@ class _Planning:
         self.forward = sum(step.phase == "forward" for step in steps)
         self.followers: dict[Place, Place] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> MemoryPlan:
         phases = [step.phase for step in self.steps]
         if phases != sorted(phases, reverse=True):
             raise ConfigurationError("a forward step comes after a backward one; forward steps come first")
@@ -73,7 +82,7 @@ class _Planning:
         lives = self._lives(steps, made)
         buffers, arena_bytes = self._buffers(lives, set(outputs.values()), set(parameters.values()))
         outside = [name for name, tensor in self.graph.tensors.items() if tensor.role == "input"]
-        return Plan(
+        return MemoryPlan(
             self.graph,
             steps,
             buffers,
@@ -233,8 +242,8 @@ class _Planning:
 
     def _buffers(
         self, lives: Mapping[Place, tuple[int, int]], outputs: Collection[Place], parameters: Collection[Place]
-    ) -> tuple[tuple[Buffer, ...], int]:
-        buffers: list[Buffer] = []
+    ) -> tuple[tuple[PlannedBuffer, ...], int]:
+        buffers: list[PlannedBuffer] = []
         for offsets, elements in self._groups(lives):
             names = [place[0] for place in offsets]
             dtypes = {stored(self.graph, place).dtype for place in offsets}
@@ -246,11 +255,11 @@ class _Planning:
                 raise ConfigurationError(f"{names} share a buffer, but come from different sides of the graph")
             role: Role = "parameter" if all(outside) else "output" if phases else "arena"
             first, last = min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)
-            buffers.append(Buffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
+            buffers.append(PlannedBuffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
         arena = [number for number, buffer in enumerate(buffers) if buffer.role == "arena"]
         # Blocks start at 0 or where others end, so what they are padded to is what they are aligned to.
         blocks = [
-            Block(
+            LiveRange(
                 -(-buffers[i].size_bytes // self.alignment_bytes) * self.alignment_bytes,
                 buffers[i].first,
                 buffers[i].last,
