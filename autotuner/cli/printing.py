@@ -154,7 +154,7 @@ def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 
 def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
-    from autotuner.plan.explanation import binary
+    from autotuner.plan.phrases import binary
 
     memory = found.memory
     if memory is not None:
@@ -171,7 +171,7 @@ def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 def _statistics_words(statistics: Mapping[str, float]) -> str:
     """Write what solving took; what a solver counts under another name is written with that name."""
-    from autotuner.plan.explanation import binary, counted
+    from autotuner.plan.phrases import binary, counted
 
     known = {
         "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autotuner.plan.configuration import Configuration
-    from autotuner.plan.report import Row
+    from autotuner.plan.report import StepComparison
     from autotuner.solve.problem import Problem, Solution
 
 commands = typer.Typer()
@@ -315,7 +315,7 @@ def report(
 
 def _stored_rows(
     found: "Configuration", database: str, space: Path | None
-) -> "tuple[Sequence[Row], Mapping[str, int]]":
+) -> "tuple[Sequence[StepComparison], Mapping[str, int]]":
     """Return what a database holds of a configuration's search space, measured in its environment."""
     from autotuner.database import open_database
     from autotuner.plan.report import compare, tally

@@ -1,4 +1,4 @@
-"""The fastest plan whose memory, as it would really be allocated, stays within a budget."""
+"""Memory budget: the fastest plan whose peak of memory, simulated by the memory planner, stays within it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def within_budget(
     first = exact(problem, time_limit_s=None if ends_at is None else max(0.0, ends_at - monotonic()))
     if peak_bytes(first) <= budget_bytes:
         return first
-    search = _Search(problem, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
+    search = _BudgetSearch(problem, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
     try:
         loosest = search.solved(max(0, budget_bytes - base_bytes))
     except BudgetError as error:
@@ -71,7 +71,7 @@ def within_budget(
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
 
 
-class _Search:
+class _BudgetSearch:
     """Plans within limits of what is held, each simulated; the fastest that fits is kept."""
 
     def __init__(

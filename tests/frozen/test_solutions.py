@@ -15,7 +15,7 @@ from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
-from autotuner.tuner import measuring, tune
+from autotuner.tuner import TuningPolicy, tune
 from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 from tests.frozen.golden import assert_same, golden, write_golden
@@ -27,6 +27,8 @@ METHODS = ("exact", "shortest_path", "greedy")
 SHARES = (0.25, 0.6)
 """Of what the fastest plan holds more than the plan that holds least."""
 GAPS = (0.1,)
+LOOKS_ALWAYS = TuningPolicy(few_calls=0, solutions=0, explaining_s=1000.0)
+"""Measures lazily and explains whatever that costs: else the machine's speed decides."""
 
 
 def told(formulation: Formulation, solution: Solution) -> dict[str, Any]:
@@ -72,10 +74,9 @@ def within_budgets() -> dict[str, Any]:
 def asked(gap: float, file: Path) -> dict[str, Any]:
     """Return what tuning asks to be measured where it looks after every race at what could still matter."""
     asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
+    request = Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False))
     with open_database(file) as database:
-        found = tune(
-            Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False)), TINY.file, database, asking
-        ).configuration
+        found = tune(request, TINY.file, database, asking, policy=LOOKS_ALWAYS).configuration
     return {
         "asked": len(asking.asked),
         "calls": hashlib.sha256("\n".join(sorted(asking.asked)).encode()).hexdigest(),
@@ -86,19 +87,12 @@ def asked(gap: float, file: Path) -> dict[str, Any]:
     }
 
 
-def looks_always(patch: pytest.MonkeyPatch) -> None:
-    """Have tuning look whatever that costs: else it depends on the machine's speed how often it does."""
-    patch.setattr(measuring, "FEW", 0)
-    patch.setattr(measuring, "pays", lambda *_: True)
-
-
 def write() -> None:
     """Write the golden values of this module anew."""
     for name in NAMES:
         write_golden(f"solutions_{name}.json", solved(name))
     write_golden("solutions_budget.json", within_budgets())
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        looks_always(patch)
+    with TemporaryDirectory() as folder:
         write_golden("asked.json", {str(gap): asked(gap, Path(folder) / f"{gap}.sqlite") for gap in GAPS})
 
 
@@ -112,6 +106,5 @@ def test_within_a_budget_they_choose_what_they_chose() -> None:
 
 
 @pytest.mark.parametrize("gap", GAPS)
-def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks_always(monkeypatch)
+def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path) -> None:
     assert_same(asked(gap, tmp_path / "lazy.sqlite"), golden("asked.json")[str(gap)])

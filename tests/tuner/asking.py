@@ -1,4 +1,4 @@
-"""A measurer for tests of the walk: answers from made-up or recorded measurements, and keeps what it was asked."""
+"""A measurer for tests of tuning runs: answers from made-up or recorded measurements, and keeps what it was asked."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from autotuner.measure.roofline import NO_CEILINGS, Ceilings
 from autotuner.plan.configuration import Configuration
 from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
-from autotuner.tuner import Asked, Replay, Watch
+from autotuner.tuner import MeasurerProtocol, Replay, TuningPolicy, Watch
 from autotuner.tuner.request import Request
 from tests.made_up import HERE
 
@@ -49,7 +49,16 @@ class Asking(Replay):
 
 
 def tune(
-    model: Model, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None, **asked: Any
+    model: Model,
+    file: SpaceFile,
+    database: Database,
+    measurer: MeasurerProtocol,
+    *,
+    watch: Watch = lambda _: None,
+    policy: TuningPolicy | None = None,
+    **asked: Any,
 ) -> Configuration:
-    """Run the walk; what is asked beside the model is given by name, as in `Request`."""
-    return tuner.tune(Request(model, options=TuneOptions(**asked)), file, database, measurer, watch=watch).configuration
+    """Tune; what is asked beside the model is given by name, as in `TuneOptions`."""
+    policy = policy or TuningPolicy()
+    request = Request(model, options=TuneOptions(**asked))
+    return tuner.tune(request, file, database, measurer, watch=watch, policy=policy).configuration

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the walk: a small model, a database, and what was recorded of an encoder layer."""
+"""Fixtures for tests of tuning runs: a small model, a database, and what was recorded of an encoder layer."""
 
 import gzip
 import json

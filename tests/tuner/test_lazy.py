@@ -1,7 +1,8 @@
-"""The walk that measures what could matter: its answer is that of measuring everything, with less of it."""
+"""Lazy measuring: its answer is that of measuring everything, with fewer measurements."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,22 @@ from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
 from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
-from autotuner.tuner import Progress, Replay, measuring
-from autotuner.tuner.races import openers
+from autotuner.tuner import Progress, Replay, TuningPolicy
+from autotuner.tuner.runner import openers
 from tests.made_up import CPU, HERE, space_of, times
-from tests.tuner.asking import Asking, tune
+from tests.tuner import asking as tuning
+from tests.tuner.asking import Asking
 from tests.tuner.conftest import Recorded
 
 TWENTY = Ceilings(20.0, Ladder(((1.0, 20.0),)))
 """Every call takes 20 us at least: with times of 1 to 100 us a fifth of them show otherwise."""
 
 
-@pytest.fixture(autouse=True)
-def looking_always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "FEW", 0)
-    monkeypatch.setattr(measuring, "pays", lambda *_: True)
+LAZY = TuningPolicy(few_calls=0, solutions=0)
+PATIENT = TuningPolicy(few_calls=0, solutions=float("inf"))
+"""Solving always pays, and never."""
+
+tune = partial(tuning.tune, policy=LAZY)
 
 
 def slower(model: Model) -> dict[str, Measurement]:
@@ -129,21 +132,17 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     [(1000, 0.15, 0.8, False), (1000, 3.0, 0.8, True), (10, 3.0, 0.8, False), (1000, 0.0, 0.0, False)],
 )
 def test_looking_pays_where_there_are_many_calls_or_slow_ones(
-    left: int, alone_s: float, look_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+    left: int, alone_s: float, look_s: float, pays: bool
 ) -> None:
-    monkeypatch.undo()
-    assert measuring.pays(left, alone_s, look_s) == pays
+    assert TuningPolicy().lazy_pays(left, alone_s, look_s) == pays
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "ceilings"), [("pays", lambda *_: False, TWENTY), ("FEW", 10_000, NO_CEILINGS)]
-)
+@pytest.mark.parametrize(("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_CEILINGS)])
 def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_ceilings_at_the_end(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: object, ceilings: Ceilings
+    small: Model, database: Database, policy: TuningPolicy, ceilings: Ceilings
 ) -> None:
-    monkeypatch.setattr(measuring, name, value)
     asking, seen = Asking(slower(small), ceilings=TWENTY), list[Progress]()
-    tune(small, CPU, database, asking, watch=seen.append)
+    tune(small, CPU, database, asking, watch=seen.append, policy=policy)
     assert sorted(asking.asked) == sorted(space_of(small).calls)
     assert Ceilings.from_facts(database.facts(HERE.key)) == ceilings
     stages = [progress.stage for progress in seen]
@@ -244,17 +243,14 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
     assert found.counts["reused"] == 5
 
 
-def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
     """Whatever it would decide now, and also where another model has left ceilings."""
-    monkeypatch.setattr(measuring, "pays", lambda *_: False)
     known = slower(small)
+    stopped = Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY)
     with pytest.raises(KeyboardInterrupt):
-        tune(small, CPU, database, Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY))
+        tune(small, CPU, database, stopped, policy=PATIENT)
     for name, us in TWENTY.to_facts().items():
         database.set_fact(HERE.key, name, us)
-    monkeypatch.setattr(measuring, "pays", lambda *_: True)
     found = tune(small, CPU, database, Asking(known, ceilings=TWENTY))
     assert found.counts["unknown"] == 0
 

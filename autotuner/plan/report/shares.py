@@ -1,4 +1,4 @@
-"""Where the time goes: the predicted time of the steps by class of operator, by kind and by kernel."""
+"""Shares of the time: the predicted time of the steps by class of operator, by kind and by kernel."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class ClassShare:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much time one kind of operator or one kernel takes; `number` is of operators or of steps."""
+    """Time that one kind of operator or one kernel takes; `number` is of operators or of steps."""
 
     name: str
     number: int

@@ -26,7 +26,8 @@ from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
-from autotuner.tuner import Spent, Tuned, Watch
+from autotuner.tuner import Spent, Tuned, TuningPolicy, Watch
+from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.request import Request
 
 END_TO_END_SAMPLES = 30
@@ -43,6 +44,7 @@ def tune_attended(
     settings: Settings,
     *,
     watch: Watch = lambda _: None,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration:
     """Run a job of one's own here and now, and return its answer. Arguments as those of `run_job`.
 
@@ -56,7 +58,7 @@ def tune_attended(
         model=request.model.reference, request=request.to_json(), device_type=here.device_type,
         device_name=here.device_name, worker=worker,
     )  # fmt: skip
-    found = run_job(job, request, database, file, settings, worker=worker, watch=watch)
+    found = run_job(job, request, database, file, settings, worker=worker, watch=watch, policy=policy)
     if found is None:
         raise JobStateError(
             f"job {job.id} was cancelled; what was measured is kept, the same command goes on from there"
@@ -75,6 +77,7 @@ def run_job(
     watch: Watch = lambda _: None,
     also: Callable[[], None] = lambda: None,
     log: Log = silent,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration | None:
     """Run a job that this worker has taken, and store how it ended.
 
@@ -83,6 +86,7 @@ def run_job(
         watch: called with the progress.
         also: called every few seconds, on a thread of its own.
         log: called with an event and facts.
+        policy: thresholds of the tuning run.
 
     Returns:
         The answer; None where the job was cancelled, or was given to another worker.
@@ -97,7 +101,7 @@ def run_job(
         reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
-                tuned = _tuned(request, database, file, settings, reporter, Spent.of(job.progress))
+                tuned = _tuned(request, database, file, settings, reporter, Spent.of(job.progress), policy)
         except CancelledError:
             _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
@@ -172,6 +176,7 @@ def _tuned(
     settings: Settings,
     reporter: Reporter,
     spent: Spent,
+    policy: TuningPolicy,
 ) -> Tuned:
     began = monotonic()
     with Measurer(
@@ -182,7 +187,9 @@ def _tuned(
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
         timed = request.options.end_to_end and _has_peers(request.model)
-        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
+        tuned = tuner.tune(
+            request, file, database, measurer, watch=reporter, spent=spent, provisional=timed, policy=policy
+        )
     if not timed or tuned.configuration.measured is not None:
         return tuned
     reporter.stage("end_to_end", END_TO_END_SAMPLES)

@@ -6,20 +6,20 @@ I made again". A choice that keeps a tensor inside gives it a state of its own, 
 the cover; siblings that share no such tensor agree through a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from autotuner.solve.problem.factors import Factor, Problem, Solution
 from autotuner.solve.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.solve.problem.offered import Offered, Place, collected
-from autotuner.solve.problem.ordering import forward_chain, order_steps
+from autotuner.solve.problem.ordering import CircleError, forward_chain, order_steps
 from autotuner.solve.problem.rules import acyclic, not_together, tokens
 from autotuner.solve.problem.size import check_rows
 from autotuner.solve.problem.states import Lies, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
-__all__ = ["Formulation", "Lies", "formulate", "order_steps"]
+__all__ = ["Formulation", "Lies", "formulate", "order_steps", "solve_in_order"]
 
 
 @dataclass(frozen=True)
@@ -140,3 +140,15 @@ def formulate(
     ahead = tuple(name for name in forward_chain(graph) if name in names)
     base_bytes = sum(offered.bytes_of(name, space.given[name][0]) for name in graph.outputs)
     return Formulation(Problem(tuple(factors), ahead), offered, base_bytes)
+
+
+def solve_in_order(formulation: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
+    """Solve, and again without the covers that were chosen, where these depend on each other in a circle."""
+    while True:
+        solution = solve(formulation)
+        try:
+            order_steps(formulation.offered.graph, formulation.chosen(solution))
+        except CircleError as error:
+            formulation = formulation.without(error.covers)
+        else:
+            return formulation, solution

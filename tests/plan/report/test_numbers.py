@@ -3,9 +3,9 @@
 import pytest
 
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import binary, change, duration, microseconds, moment, percent, ratio, span
 from autotuner.plan.report import shares
-from autotuner.plan.report.scale import MOST_TICKS, Range, Scale
-from autotuner.plan.report.units import binary, change, duration, microseconds, moment, percent, ratio, span
+from autotuner.plan.report.steps import MOST_TICKS, Range, Scale
 
 
 @pytest.mark.parametrize(

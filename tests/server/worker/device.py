@@ -8,7 +8,8 @@ from autotuner.measure.device import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings, TuneOptions
-from autotuner.tuner import Replay
+from autotuner.tuner import Replay, TuningPolicy
+from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.request import Request
 from tests.made_up import CPU
 
@@ -41,5 +42,8 @@ def taken(database: Database) -> Job:
     return job
 
 
-def run_taken(job: Job, database: Database, watch: Any = lambda _: None) -> Configuration | None:
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+def run_taken(
+    job: Job, database: Database, watch: Any = lambda _: None, policy: TuningPolicy = DEFAULT_POLICY
+) -> Configuration | None:
+    request = Request.from_json(job.request)
+    return run_job(job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=policy)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,24 @@ from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.space import build_space, size
-from autotuner.tuner import Progress, Spent, answer, cells, explaining, measuring, standing, walk
+from autotuner.tuner import (
+    Progress,
+    Spent,
+    TuningPolicy,
+    answer,
+    cell_search,
+    explanation,
+    measuring,
+    relaxation,
+    tuning,
+)
 from autotuner.tuner.request import Request
 from tests.made_up import HERE, made_up_configuration, space_of, times
-from tests.server.worker.device import WORKER, Device, enqueue, run_taken, taken
+from tests.server.worker import device as device_tests
+from tests.server.worker.device import WORKER, Device, enqueue, taken
 
 PATIENCE_S = 60.0
+LAZY = TuningPolicy(few_calls=0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +44,11 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(attending, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", lambda *_: Measured(50.0, 5.0, {"eager": 100.0}, 30))
-    monkeypatch.setattr(measuring, "FEW", 0)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
     return found
+
+
+run_taken = partial(device_tests.run_taken, policy=LAZY)
 
 
 def submitted(database: Database, model: Model, **asked: Any) -> Job:
@@ -43,17 +58,17 @@ def submitted(database: Database, model: Model, **asked: Any) -> Job:
 
 
 STAGES: dict[str, tuple[object, str]] = {
-    "space": (walk, "build_space"),
-    "search": (walk, "search_cells"),
+    "space": (tuning, "build_space"),
+    "search": (tuning, "search_cells"),
     "ceilings": (Device, "ceilings"),
     "compile": (Device, "prepare"),
     "measure": (Device, "measure"),
-    "look": (standing, "look"),
+    "look": (relaxation, "bounds"),
     "confirm": (measuring, "solved"),
     "noise": (Device, "noise_floor"),
     "solve": (answer, "solved"),
-    "explain": (explaining, "alternatives"),
-    "baseline": (answer, "order_steps"),
+    "explain": (explanation, "alternatives"),
+    "baseline": (answer, "solve_in_order"),
     "end_to_end": (attending, "time_apart"),
 }
 """What is done in each stage."""
@@ -89,7 +104,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    real, search = getattr(*STAGES[stage]), cells.search_cells
+    real, search = getattr(*STAGES[stage]), cell_search.search_cells
     has_opened = False
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -105,7 +120,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
 
     owner, name = STAGES[stage]
     monkeypatch.setattr(owner, name, slow)
-    monkeypatch.setattr(walk, "search_cells", searched)
+    monkeypatch.setattr(tuning, "search_cells", searched)
     expected: AbstractContextManager[Any] = nullcontext()
     if stage == "end_to_end":
         expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 3 s was reached")
@@ -121,10 +136,10 @@ def test_a_space_has_a_limit_of_its_own(small: Model, database: Database, monkey
             checkpoint()
         pytest.fail("nobody ended it")
 
-    monkeypatch.setattr(walk, "SPACE_S", 0.5)
-    monkeypatch.setattr(walk, "build_space", endless)
+    monkeypatch.setattr(tuning, "build_space", endless)
+    job = submitted(database, small, limits=Limits(seconds=0.1))
     with pytest.raises(InfeasibleError, match=r"the space was not enumerated within 0\.5 s"):
-        run_taken(submitted(database, small, limits=Limits(seconds=0.1)), database)
+        run_taken(job, database, policy=TuningPolicy(space_s=0.5))
 
 
 def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
@@ -192,7 +207,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
         assert Spent.of(database.queue.job(job.id).progress).seconds >= 0.2
         return real(*given, **named)
 
-    monkeypatch.setattr(walk, "build_space", silent)
+    monkeypatch.setattr(tuning, "build_space", silent)
     assert run_taken(job, database) is not None
 
 

@@ -19,23 +19,18 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
 from autotuner.server.worker import loop, run, tune_attended
 from autotuner.settings import Settings
-from autotuner.tuner import Progress, measuring
+from autotuner.tuner import Progress, TuningPolicy
 from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of
 from tests.server.worker.device import enqueue, run_taken, taken
 
+STORES_AT_ONCE = TuningPolicy(store_after_results=1)
 END_S = 15.0
 """The claim is 10 s; a machine that is busy takes its time to end a process."""
 
 
-@pytest.fixture(autouse=True)
-def stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each result stored as it comes."""
-    monkeypatch.setattr(measuring, "STORE_AFTER_RESULTS", 1)
-
-
 def run_next(database: Database, watch: Any) -> object:
-    return run_taken(taken(database), database, watch)
+    return run_taken(taken(database), database, watch, policy=STORES_AT_ONCE)
 
 
 def midway(progress: Progress) -> bool:
@@ -111,16 +106,13 @@ def test_a_tuning_whose_file_is_deleted_says_so_and_what_it_costs(small: Model, 
             path.unlink()
 
     with pytest.raises(DatabaseError, match="was deleted while it was in use, and what was stored is gone with it"):
-        tune_attended(Request(small), database, CPU, Settings(), watch=delete)
+        tune_attended(Request(small), database, CPU, Settings(), watch=delete, policy=STORES_AT_ONCE)
     assert not path.exists()
 
 
 @pytest.mark.usefixtures("measured")
-def test_results_that_the_replaced_file_lacks_are_counted(
-    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "STORE_AFTER_RESULTS", 1000)
-    monkeypatch.setattr(measuring, "STORE_AFTER_S", 1e9)
+def test_results_that_the_replaced_file_lacks_are_counted(small: Model, path: Path, database: Database) -> None:
+    policy = TuningPolicy(store_after_results=1000, store_after_s=1e9)
 
     def replace(progress: Progress) -> None:
         if midway(progress):
@@ -129,7 +121,7 @@ def test_results_that_the_replaced_file_lacks_are_counted(
             other.replace(path)
 
     with pytest.raises(DatabaseError, match=r"was replaced by .*; 2\d results that were measured are not stored$"):
-        tune_attended(Request(small), database, CPU, Settings(), watch=replace)
+        tune_attended(Request(small), database, CPU, Settings(), watch=replace, policy=policy)
 
 
 @pytest.mark.usefixtures("measured")
@@ -162,7 +154,7 @@ def test_a_database_that_closes_while_the_end_of_an_attended_job_is_stored_keeps
             raise UnavailableError("the connection was lost before the commit was confirmed")
 
         monkeypatch.setattr(database.queue, "finish", lost)
-        found = tune_attended(Request(small), database, CPU, Settings())
+        found = tune_attended(Request(small), database, CPU, Settings(), policy=STORES_AT_ONCE)
         assert found.counts["measured"] == len(measured)
         assert database.queue.jobs()[0].state == "finished"
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 
@@ -12,10 +11,9 @@ from autotuner.solve import min_marginals
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation
 from autotuner.tuner.answer import solved
-from autotuner.tuner.explaining import Explanation, explained
+from autotuner.tuner.explanation import Explanation, explained
 from tests.made_up import space_of, times
 
-EXPLAINING = import_module("autotuner.tuner.explaining")
 Solved = tuple[Formulation, Solution, Mapping[str, Measurement]]
 
 
@@ -27,12 +25,12 @@ def plain(small: Model) -> Solved:
     return *solved(space, known, "exact"), known
 
 
-def widened(given: Solved, key: str, low_us: float = 0.0, high_us: float = 0.0) -> Explanation:
+def widened(given: Solved, key: str, low_us: float = 0.0, high_us: float = 0.0, **asked: int) -> Explanation:
     """Return the explanation where one call may take so much less, and so much more."""
     formulation, solution, known = given
     median_us = known[key].median_us or pytest.fail("it has a time")
     measured = replace(known[key], low_us=median_us - low_us, high_us=median_us + high_us)
-    return explained(formulation, solution, {**known, key: measured})
+    return explained(formulation, solution, {**known, key: measured}, **asked)
 
 
 def test_the_best_other_way_takes_what_the_marginals_say(plain: Solved) -> None:
@@ -92,15 +90,12 @@ def test_a_call_that_may_take_less_could_overtake_where_it_is_not_chosen_yet(pla
     assert checked
 
 
-def test_of_many_that_could_overtake_the_likeliest_are_listed_and_all_are_counted(
-    plain: Solved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_that_could_overtake_the_likeliest_are_listed_and_all_are_counted(plain: Solved) -> None:
     formulation, solution, _ = plain
     key = formulation.chosen(solution)[0].call.key
     whole = widened(plain, key, high_us=1000.0)
     assert whole.overtaking_count == len(whole.overtaking) > 1
-    monkeypatch.setattr(EXPLAINING, "MOST_OVERTAKING", 1)
-    cut = widened(plain, key, high_us=1000.0)
+    cut = widened(plain, key, high_us=1000.0, overtaking_max=1)
     assert cut.overtaking == whole.overtaking[:1]
     assert cut.overtaking_count == whole.overtaking_count
 

@@ -1,4 +1,4 @@
-"""Learned costs: what calls take that are not measured, told from how far others lie above their optimistic cost."""
+"""Learned costs: estimates of calls that are not measured, from the ratio of measured to optimistic costs."""
 
 from bisect import insort
 from collections import defaultdict
@@ -12,7 +12,7 @@ COVERAGE = 0.9
 """The share of calls that take at least as long as their learned cost."""
 
 Groups = Mapping[str, Sequence[Hashable]]
-"""By call key: what a call is like, the closest likeness first."""
+"""By call key: the groups of similar calls that a call belongs to, the closest first."""
 
 
 def groups_of(calls: Mapping[str, Call]) -> Groups:

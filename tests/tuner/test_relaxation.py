@@ -8,9 +8,10 @@ import pytest
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
 from autotuner.solve.problem import Factor, Problem
-from autotuner.tuner.estimates import COVERAGE, groups_of, learned_us
-from autotuner.tuner.outlook import gap, look
-from autotuner.tuner.puzzle import ProblemPuzzle, SpacePuzzle
+from autotuner.tuner.learned_costs import COVERAGE, groups_of, learned_us
+from autotuner.tuner.progress import gap
+from autotuner.tuner.relaxation import RelaxedProblem, bounds
+from scripts.bench.plain_problem import PlainProblem
 from scripts.bench.synthetic import synthetic_problem
 from tests.tuner.conftest import Recorded
 
@@ -19,35 +20,35 @@ A, B, C = "x: a", "x: b", "x: c"
 
 
 def test_what_the_cheapest_optimistic_plan_is_made_of_is_wanted_first() -> None:
-    found = look(ProblemPuzzle(CHOICE), {A: 10.0}, {B: 5.0, C: 9.0})
+    found = bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 5.0, C: 9.0})
     assert (found.best_us, found.bound_us) == (10.0, 5.0)
     assert (found.wanted, found.first) == ((B, C), 1)
     assert found.proven_gap == 1.0
 
 
 def test_what_cannot_be_part_of_a_better_plan_is_not_wanted() -> None:
-    found = look(ProblemPuzzle(CHOICE), {A: 10.0}, {B: 5.0, C: 20.0})
+    found = bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 5.0, C: 20.0})
     assert found.wanted == (B,)
-    proven = look(ProblemPuzzle(CHOICE), {A: 10.0, B: 8.0}, {C: 20.0})
+    proven = bounds(PlainProblem(CHOICE).solve, {A: 10.0, B: 8.0}, {C: 20.0})
     assert (proven.wanted, proven.proven_gap) == ((), 0.0)
 
 
 def test_nothing_is_wanted_once_the_gap_is_small_enough() -> None:
-    assert look(ProblemPuzzle(CHOICE), {A: 10.0}, {B: 8.0}, enough=0.2).wanted == (B,)
-    assert look(ProblemPuzzle(CHOICE), {A: 10.0}, {B: 8.0}, enough=0.25).wanted == ()
+    assert bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 8.0}, enough=0.2).wanted == (B,)
+    assert bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 8.0}, enough=0.25).wanted == ()
 
 
 def test_learned_costs_give_a_second_gap_and_never_a_lower_bound() -> None:
-    found = look(ProblemPuzzle(CHOICE), {A: 10.0}, {B: 5.0, C: 5.0}, {B: 8.0, C: 25.0})
+    found = bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 5.0, C: 5.0}, {B: 8.0, C: 25.0})
     assert (found.bound_us, found.estimated_us) == (5.0, 8.0)
     assert (found.proven_gap, found.estimated_gap) == (1.0, 0.25)
 
 
 def test_without_a_plan_of_measured_calls_there_is_a_bound_and_no_gap() -> None:
-    found = look(ProblemPuzzle(CHOICE), {}, {A: 5.0, B: 4.0})
+    found = bounds(PlainProblem(CHOICE).solve, {}, {A: 5.0, B: 4.0})
     assert (found.best_us, found.bound_us, found.proven_gap) == (None, 4.0, None)
     with pytest.raises(InfeasibleError):
-        look(ProblemPuzzle(CHOICE), {}, {})
+        bounds(PlainProblem(CHOICE).solve, {}, {})
 
 
 def test_a_gap_of_rounding_is_none() -> None:
@@ -58,25 +59,25 @@ def test_a_gap_of_rounding_is_none() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_loop_ends_at_the_optimum_and_no_bound_is_above_it(seed: int) -> None:
-    puzzle, draw = ProblemPuzzle(synthetic_problem(12, 3, seed)), random.Random(seed)
-    optimistic = {key: us * draw.uniform(0.2, 1.0) for key, us in puzzle.calls.items()}
-    best_us = puzzle.solved(puzzle.calls).total_us
+    problem, draw = PlainProblem(synthetic_problem(12, 3, seed)), random.Random(seed)
+    optimistic = {key: us * draw.uniform(0.2, 1.0) for key, us in problem.calls.items()}
+    best_us = problem.solve(problem.calls).total_us
     measured: dict[str, float] = {}
     while True:
-        found = look(puzzle, measured, left(optimistic, measured))
+        found = bounds(problem.solve, measured, left(optimistic, measured))
         assert found.bound_us <= best_us + 1e-6
         assert found.best_us is None or found.best_us >= best_us - 1e-6
         if not found.wanted:
             break
-        measured |= {key: puzzle.calls[key] for key in found.wanted[: found.first]}
+        measured |= {key: problem.calls[key] for key in found.wanted[: found.first]}
     assert found.best_us == pytest.approx(best_us)
-    assert len(measured) < len(puzzle.calls)
+    assert len(measured) < len(problem.calls)
 
 
 def test_no_plan_with_a_call_takes_less_than_is_said_of_it(recorded: Recorded) -> None:
     """Of the optimum's own calls it is the optimum at most; near it, fewer others can be part of as good a plan."""
     costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
-    found = SpacePuzzle(recorded.space).solved(costs)
+    found = RelaxedProblem(recorded.space).solve(costs)
     through_us = found.through_us(float("inf"))
     near_us = found.through_us(found.total_us * 1.001)
     assert through_us.keys() == costs.keys()

@@ -1,4 +1,4 @@
-"""Sampled cells: what is proposed, what races tell the sampler, and how a walk uses it."""
+"""Sampled cells: proposals, results that races give the sampler, and its use in a tuning run."""
 
 import subprocess
 import sys
@@ -21,12 +21,12 @@ from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.measure.child import load_modules
 from autotuner.plan.configuration import Configuration
-from autotuner.settings import Limits
+from autotuner.settings import Limits, TuneOptions
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
 from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
-from autotuner.tuner.asked import Result
-from autotuner.tuner.cells import BATCH, CellSearch, search_cells
-from autotuner.tuner.standing import Standing
+from autotuner.tuner.cell_search import BATCH, CellSearch, search_cells
+from autotuner.tuner.progress import Result
+from autotuner.tuner.state import TuningState
 from tests.made_up import HERE, times
 from tests.tuner.asking import tune
 
@@ -128,8 +128,8 @@ class Racing(Replay):
         return times([call.key])[call.key].median_us or 0.0
 
 
-def standing(space: Space, limits: Limits | None = None) -> Standing:
-    return Standing(space, lambda _: None, limits=limits or Limits())
+def state_of(space: Space, limits: Limits | None = None) -> TuningState:
+    return TuningState(space, lambda _: None, TuneOptions(limits=limits or Limits()))
 
 
 def tried_of(space: Space) -> set[str]:
@@ -240,7 +240,7 @@ def test_the_space_holds_what_was_tried_and_the_rest_stays_unknown(
 ) -> None:
     database.remember(HERE)
     racing = Racing(planted)
-    state = standing(space)
+    state = state_of(space)
     found = search_cells(space, database, racing, state)
     assert len(tried_of(found.space)) == len(found.fresh) == state.measured == TRIALS
     assert found.fresh == set(database.find(HERE.key, tuple(found.space.calls)))
@@ -254,7 +254,7 @@ def test_the_space_holds_what_was_tried_and_the_rest_stays_unknown(
 def test_proposals_race_against_the_best_so_far(planted: Any, space: Space, database: Database) -> None:
     database.remember(HERE)
     racing = Racing(planted)
-    search_cells(space, database, racing, standing(space))
+    search_cells(space, database, racing, state_of(space))
     assert [len(race) for race in racing.races] == [BATCH] + [1 + BATCH] * (TRIALS // BATCH - 1)
     best = racing.races[0][0]
     for earlier, later in zip(racing.races, racing.races[1:], strict=False):
@@ -268,8 +268,8 @@ def test_a_second_search_measures_nothing_and_finds_the_same_space(
     planted: Any, space: Space, database: Database
 ) -> None:
     database.remember(HERE)
-    first = search_cells(space, database, Racing(planted), standing(space))
-    silent, state = Racing(planted), standing(space)
+    first = search_cells(space, database, Racing(planted), state_of(space))
+    silent, state = Racing(planted), state_of(space)
     again = search_cells(space, database, silent, state)
     assert (silent.races, again.fresh, state.reused) == ([], frozenset(), TRIALS)
     assert tried_of(again.space) == tried_of(first.space)
@@ -278,18 +278,18 @@ def test_a_second_search_measures_nothing_and_finds_the_same_space(
 
 def test_what_another_environment_knows_does_not_count(planted: Any, space: Space, database: Database) -> None:
     database.remember(HERE)
-    search_cells(space, database, Racing(planted), standing(space))
+    search_cells(space, database, Racing(planted), state_of(space))
     elsewhere = Racing(planted)
     elsewhere.environment = replace(HERE, facts=(("threads", 2),))
     database.remember(elsewhere.environment)
-    assert len(search_cells(space, database, elsewhere, standing(space)).fresh) == TRIALS
+    assert len(search_cells(space, database, elsewhere, state_of(space)).fresh) == TRIALS
 
 
 def test_values_that_are_listed_no_more_are_not_in_the_space(
     planted: Any, linear: Model, file: SpaceFile, space: Space, database: Database
 ) -> None:
     database.remember(HERE)
-    search_cells(space, database, Racing(planted), standing(space))
+    search_cells(space, database, Racing(planted), state_of(space))
     file.kernels["planted_tiled"].params = dict(planted.LISTS) | {"stages": [1, 2, 4]}
     fewer = with_known_calls(build_space(training_graph(linear.graph()), file), database, HERE.key)
     stages = {dict(call.candidate.params).get("stages") for call in fewer.calls.values()} - {None}
@@ -301,10 +301,10 @@ def test_an_interrupted_search_keeps_its_results_and_goes_on(planted: Any, space
     broken = Racing(planted)
     broken.stop_after = 11
     with pytest.raises(KeyboardInterrupt):
-        search_cells(space, database, broken, standing(space))
+        search_cells(space, database, broken, state_of(space))
     kept = {row.call.key for row in database.measurements(Filter(HERE.key))}
     assert len(kept) == 2 * BATCH
-    rest = search_cells(space, database, Racing(planted), standing(space))
+    rest = search_cells(space, database, Racing(planted), state_of(space))
     assert len(rest.fresh) == TRIALS - len(kept)
     assert not rest.fresh & kept
     assert len(tried_of(rest.space)) == TRIALS
@@ -317,13 +317,13 @@ def test_what_fails_counts_as_tried_and_stays_out_of_later_races(
     (cell,) = space.cells
     wrong = cell.called(cell.starts[0])
     racing = Racing(planted, {str(wrong.candidate): Measurement("wrong", message="planted")})
-    state = standing(space)
+    state = state_of(space)
     found = search_cells(space, database, racing, state)
     assert (state.measured, state.failed) == (TRIALS, 1)
     assert [call.key for call in racing.asked].count(wrong.key) == 1
     assert wrong.key in found.fresh
     silent = Racing(planted)
-    search_cells(space, database, silent, standing(space))
+    search_cells(space, database, silent, state_of(space))
     assert silent.races == []
 
 
@@ -333,7 +333,7 @@ def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, 
     theirs = cell.called(cell.starts[0])
     database.claim_calls(HERE.key, "elsewhere/1:1:1", [theirs.key])
     racing = Racing(planted)
-    found = search_cells(space, database, racing, standing(space))
+    found = search_cells(space, database, racing, state_of(space))
     assert theirs.key not in {call.key for call in racing.asked}
     assert theirs.key in found.space.calls
     assert len(found.fresh) == TRIALS - 1
@@ -341,7 +341,7 @@ def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, 
 
 def test_limits_leave_half_to_the_rest_of_the_walk(planted: Any, space: Space, database: Database) -> None:
     database.remember(HERE)
-    found = search_cells(space, database, Racing(planted), standing(space, Limits(measurements=16)))
+    found = search_cells(space, database, Racing(planted), state_of(space, Limits(measurements=16)))
     assert len(found.fresh) == 8
 
 
@@ -359,7 +359,7 @@ def test_proposals_that_compile_are_compiled_first_and_what_does_not_is_not_time
                 yield call, Measurement("error", message="no such instruction") if failed else None
 
     racing = Compiling(planted)
-    found = search_cells(space, database, racing, standing(space))
+    found = search_cells(space, database, racing, state_of(space))
     orders = Counter(dict(call.candidate.params)["order"] for call in racing.asked)
     statuses = Counter(m.status for m in database.find(HERE.key, tuple(found.space.calls)).values())
     assert orders["hilbert"] == 0
@@ -441,7 +441,7 @@ def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFil
     space = build_space(training_graph(linear.graph()), file)
     assert space.cells
     database.remember(HERE)
-    standing = Standing(space, lambda _: None, limits=Limits(seconds=1.0))
-    searched = search_cells(space, database, Endless(HERE, {}), standing)
+    state = TuningState(space, lambda _: None, TuneOptions(limits=Limits(seconds=1.0)))
+    searched = search_cells(space, database, Endless(HERE, {}), state)
     assert searched.fresh == frozenset()
-    assert standing.is_over("search")
+    assert state.is_over("search")

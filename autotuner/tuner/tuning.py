@@ -1,4 +1,4 @@
-"""The walk itself: model, graph, space, what is known, measure the rest, problem, solution, configuration."""
+"""Tuning run: from a model to its configuration, through graph, space, measurements and solution."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,15 +16,14 @@ from autotuner.plan.configuration import Configuration
 from autotuner.settings import Limits
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
-from autotuner.tuner.asked import NOTHING_SPENT, Asked, Progress, Spent, Watch
-from autotuner.tuner.cells import search_cells
+from autotuner.tuner.cell_search import search_cells
 from autotuner.tuner.measuring import measure_missing, open_plan
+from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
+from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
 from autotuner.tuner.request import Request, family_key
-from autotuner.tuner.standing import Standing
+from autotuner.tuner.state import TuningState
 
 NOISE_FLOOR = "noise_floor"
-SPACE_S = 60.0
-"""Without a space there is no plan, so a job with a lower limit may take so long for it all the same."""
 OF_THE_WHOLE = ("wide", "end_to_end")
 """Doubts for which every call of a plan is measured again; the others are of single calls, which the database marks."""
 
@@ -37,7 +36,7 @@ def request_key(request: Request, file: SpaceFile) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A configuration, its id in the database, and whether all that could matter was measured, and measured well."""
+    """A stored configuration and its id; `complete` if all that could matter was measured, and measured well."""
 
     configuration: Configuration
     id: int
@@ -48,11 +47,12 @@ def tune(
     request: Request,
     file: SpaceFile,
     database: Database,
-    measurer: Asked,
+    measurer: MeasurerProtocol,
     *,
     watch: Watch = lambda _: None,
     spent: Spent = NOTHING_SPENT,
     provisional: bool = False,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
 
@@ -61,10 +61,10 @@ def tune(
         file: what to try.
         database: where measurements and the answer are kept; an equal request is answered from it.
         measurer: measures calls, one after another.
-        watch: called with the progress; an error that it raises ends the walk, and what was measured is kept.
-        spent: of the request's limits, by those who worked on it before.
-        provisional: whether what follows may make the answer doubtful: it is stored as one that is not complete, and
-            the caller stores another.
+        watch: called with the progress; an error that it raises ends the run, and what was measured is kept.
+        spent: of the request's limits, by earlier runs.
+        provisional: the answer is stored as incomplete, because the caller checks it and stores another.
+        policy: thresholds of the run.
 
     Returns:
         The configuration; its `measured` is None unless the stored one had been timed end to end.
@@ -86,7 +86,7 @@ def tune(
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
-    limit_s = inf if options.limits.seconds is None else max(SPACE_S, options.limits.seconds - spent.seconds)
+    limit_s = inf if options.limits.seconds is None else max(policy.space_s, options.limits.seconds - spent.seconds)
     try:
         with until(lambda: monotonic() - began > limit_s):
             space = build_space(training_graph(model.graph()), file, saving=options.budget_bytes is not None)
@@ -94,35 +94,32 @@ def tune(
         raise InfeasibleError(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
-    standing = Standing(space, watch, options.gap, options.limits, options.estimated_gap, spent=spent.and_since(began))
-    standing.waited_s = lambda: measurer.waited_s
-    measurer.hear(standing.wait)
-    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, standing)
-    searched = search_cells(space, database, measurer, standing)
+    state = TuningState(
+        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
+    )  # fmt: skip
+    measurer.hear(state.wait)
+    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state)
+    searched = search_cells(space, database, measurer, state)
     searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
-    everything = options.exhaustive or options.budget_bytes is not None
     doubted = _doubted(database, key, environment.key)
-    known = measure_missing(
-        space, database, measurer, standing, retry=options.retry, remeasure=options.remeasure, exhaustive=everything,
-        unconfirmed=searched.fresh, doubted=doubted, budget_bytes=options.budget_bytes,
-    )  # fmt: skip
+    known = measure_missing(space, database, measurer, state, unconfirmed=searched.fresh, doubted=doubted)
     known = searched.counted(known)
     if known.fresh:
-        with suppress(OverError), standing.within("confirm"):
+        with suppress(OverError), state.within("confirm"):
             database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
-    standing.tell(Progress("solve", 0, 0))
+    state.tell(Progress("solve", 0, 0))
     noise_floor = database.fact(environment.key, NOISE_FLOOR)
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
-        lower_bound_us=standing.bound_us, estimated_us=standing.estimated_us, budget_bytes=options.budget_bytes,
-        left_s=standing.left_s,
-        fresh=None if doubted is None else known.fresh,
+        lower_bound_us=state.bound_us, estimated_us=state.estimated_us, budget_bytes=options.budget_bytes,
+        left_s=state.left_s,
+        fresh=None if doubted is None else known.fresh, policy=policy,
     )  # fmt: skip
-    standing.settle(found.certificate.predicted_us, found.certificate.lower_bound_us)
+    state.settle(found.certificate.predicted_us, found.certificate.lower_bound_us)
     complete = known.complete and not found.doubts
     number = save(database, found, key, complete=complete and not provisional)
-    standing.tell(Progress("done", len(known.fresh), len(known.fresh)))
+    state.tell(Progress("done", len(known.fresh), len(known.fresh)))
     return Tuned(found, number, complete)
 
 

@@ -1,4 +1,4 @@
-"""Sampled cells: which launch parameters are tried where there are too many to try all; Optuna proposes them."""
+"""Search of sampled cells: Optuna proposes launch parameters where there are too many combinations to try all."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from autotuner.database import Database, Filter, this_process
 from autotuner.ir.records import Attributes, Call, Measurement, Scalar
 from autotuner.kernels import KERNELS
 from autotuner.space import Cell, Space, without_params
-from autotuner.tuner.asked import Asked, Progress, Result
-from autotuner.tuner.measuring import Known
-from autotuner.tuner.standing import Standing
+from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
+from autotuner.tuner.runner import Known
+from autotuner.tuner.state import TuningState
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -47,7 +47,7 @@ class Searched:
         return replace(known, fresh=fresh, counts={**known.counts, **counts})
 
 
-def search_cells(space: Space, database: Database, measurer: Asked, standing: Standing) -> Searched:
+def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Searched:
     """Search the sampled cells of a space, one after another, and add what was tried to its choices.
 
     What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
@@ -57,14 +57,14 @@ def search_cells(space: Space, database: Database, measurer: Asked, standing: St
         return Searched(space, frozenset())
     searches: list[CellSearch] = []
     fresh: set[str] = set()
-    with suppress(OverError), standing.within("search"):
+    with suppress(OverError), state.within("search"):
         known = _known_by_cell(space, database, measurer.environment.key)
         for cell in space.cells:
             searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
-        _Searching(database, measurer, standing, searches, fresh).run()
+        _Searching(database, measurer, state, searches, fresh).run()
     tried = [call for search in searches for call in search.tried.values()]
-    standing.space = space.with_calls(tried)
-    return Searched(standing.space, frozenset(fresh))
+    state.space = space.with_calls(tried)
+    return Searched(state.space, frozenset(fresh))
 
 
 def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
@@ -116,12 +116,12 @@ def _is_listed(cell: Cell, params: Attributes) -> bool:
     )
 
 
-def _samples_min(measurer: Asked) -> int:
+def _samples_min(measurer: MeasurerProtocol) -> int:
     return int(dict(measurer.environment.policy).get("samples_min", SAMPLES_MIN))
 
 
 class CellSearch:
-    """What is tried in one cell: proposals of a sampler that learns from what the earlier ones took.
+    """Search of one cell: proposals of a sampler that learns from the times of the earlier ones.
 
     No combination is proposed twice, and none that the kernel refuses: the nearest free one takes its place.
 
@@ -151,7 +151,7 @@ class CellSearch:
 
     @property
     def left(self) -> int:
-        """How many proposals there will be at most."""
+        """The number of proposals that are left at most."""
         return max(0, min(self._cell.trials - len(self.tried), int(self._free.sum())))
 
     def propose(self, count: int) -> list[Call]:
@@ -288,30 +288,30 @@ def _is_ordered(values: Sequence[Scalar]) -> bool:
 
 
 class _Searching:
-    """One walk through the sampled cells; what it measures is added to `fresh`."""
+    """Run of all cell searches; the keys of what it measures are added to `fresh`."""
 
     def __init__(
         self,
         database: Database,
-        measurer: Asked,
-        standing: Standing,
+        measurer: MeasurerProtocol,
+        state: TuningState,
         searches: Sequence[CellSearch],
         fresh: set[str],
     ) -> None:
         self._fresh = fresh
         self._owner = f"{this_process()}#{uuid4().hex[:8]}"
-        self._database, self._measurer, self._standing = database, measurer, standing
+        self._database, self._measurer, self._state = database, measurer, state
         self._environment = measurer.environment.key
         self._searches = searches
         self._done, self._total = 0, sum(search.left for search in searches)
-        standing.reused = sum(len(search.tried) for search in searches)
+        state.reused = sum(len(search.tried) for search in searches)
 
     def run(self) -> None:
         """Search cell after cell until their trials are used up, or it is enough."""
-        self._standing.tell(Progress("search", 0, self._total))
+        self._state.tell(Progress("search", 0, self._total))
         try:
             for search in self._searches:
-                while search.left and not self._standing.enough("search"):
+                while search.left and not self._state.enough("search"):
                     self._race(search)
         finally:
             self._database.release_calls(self._owner)
@@ -322,7 +322,7 @@ class _Searching:
         mine = self._database.claim_calls(self._environment, self._owner, list(proposed))
         found = self._database.find(self._environment, mine)
         results = [(proposed[key], measurement) for key, measurement in found.items()]
-        self._standing.reused += len(found)
+        self._state.reused += len(found)
         calls = [call for key, call in proposed.items() if key in mine and key not in found]
         new: list[Result] = []
         again: list[Result] = []
@@ -342,7 +342,7 @@ class _Searching:
             self._store(new, again)
         search.tell(results + again + new)
         self._done += len(proposed)
-        self._standing.tell(Progress("search", self._done, self._total))
+        self._state.tell(Progress("search", self._done, self._total))
 
     def _prepared(self, calls: Sequence[Call]) -> list[Result]:
         """Compile calls whose kernels compile, and return those that cannot be."""
@@ -351,8 +351,8 @@ class _Searching:
         return [(call, problem) for call, problem in prepared if problem is not None]
 
     def _count(self, measurement: Measurement) -> None:
-        self._standing.measured += 1
-        self._standing.failed += measurement.status != "ok"
+        self._state.measured += 1
+        self._state.failed += measurement.status != "ok"
 
     def _store(self, new: Sequence[Result], again: Sequence[Result]) -> None:
         """Store results; an incumbent's newer timing replaces the older one, by which it was chosen for its luck."""

@@ -1,4 +1,4 @@
-"""The walk without a device, on a small model with made-up times."""
+"""Tuning runs without a device, on a small model with made-up times."""
 
 import gzip
 import json
@@ -16,12 +16,13 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.settings import TuneOptions
-from autotuner.tuner import STORE_AFTER_RESULTS, Progress, request_key, save, walk
+from autotuner.tuner import Progress, TuningPolicy, request_key, save, tuning
 from autotuner.tuner.request import Request
-from autotuner.tuner.walk import reads_parameters_as_declared
+from autotuner.tuner.tuning import reads_parameters_as_declared
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 
+STORED_TOGETHER = TuningPolicy().store_after_results
 INTERLEAVED = Path(__file__).parents[1] / "data" / "configuration_interleaved_weights.json.gz"
 
 
@@ -57,13 +58,13 @@ def test_an_answer_whose_parameters_have_other_strides_is_no_answer(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune(small, CPU, database, Asking(times(space_of(small).calls)))
-    monkeypatch.setattr(walk, "reads_parameters_as_declared", lambda _: False)
+    monkeypatch.setattr(tuning, "reads_parameters_as_declared", lambda _: False)
     stages: list[Progress] = []
     tune(small, CPU, database, Asking({}), watch=stages.append)
     assert {"space", "solve"} <= {progress.stage for progress in stages}
 
 
-@pytest.mark.parametrize("results", [1, STORE_AFTER_RESULTS, STORE_AFTER_RESULTS + 5])
+@pytest.mark.parametrize("results", [1, STORED_TOGETHER, STORED_TOGETHER + 5])
 def test_an_interrupted_tuning_keeps_its_results_and_goes_on_with_the_rest(
     small: Model, database: Database, results: int
 ) -> None:

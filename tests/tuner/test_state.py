@@ -1,6 +1,9 @@
-"""How a walk stands: the best so far, the bound, and when it is enough."""
+"""Tuning state: the best so far, the bound, and the stop rule."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -10,21 +13,20 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.settings import Limits, TuneOptions
-from autotuner.tuner import Progress, measuring, standing
+from autotuner.tuner import Progress, TuningPolicy, state
 from autotuner.tuner.request import Request
-from autotuner.tuner.standing import Standing
+from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, space_of, times
-from tests.tuner.asking import Asking, tune
+from tests.tuner import asking
+from tests.tuner.asking import Asking
+
+ALWAYS_SOLVING = TuningPolicy(solve_after_s=0.0, solve_share=float("inf"))
+"""Solves after every race, as if much time had passed."""
+
+tune = partial(asking.tune, policy=ALWAYS_SOLVING)
 
 
-@pytest.fixture(autouse=True)
-def always_solving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look after every race, as if much time had passed."""
-    monkeypatch.setattr(standing, "SOLVE_AFTER_S", 0.0)
-    monkeypatch.setattr(standing, "SOLVE_SHARE", float("inf"))
-
-
-def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: object) -> list[Progress]:
+def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: Any) -> list[Progress]:
     seen: list[Progress] = []
     tune(model, CPU, database, measurer or Asking(times(space_of(model).calls)), watch=seen.append, **asked)
     return seen
@@ -48,9 +50,9 @@ def test_there_is_a_plan_after_one_call_for_each_operator(small: Model, database
 
 def test_when_all_is_measured_the_gap_is_proven_to_be_none(small: Model) -> None:
     space = space_of(small)
-    state = Standing(space, lambda _: None, gap=0.0)
+    state = TuningState(space, lambda _: None, TuneOptions(gap=0.0))
     assert not state.enough()
-    state.look(times(space.calls), now=True)
+    state.solve(times(space.calls), now=True)
     assert state.best_us == pytest.approx(state.bound_us)
     assert state.enough()
 
@@ -77,13 +79,10 @@ def test_a_partial_answer_is_not_taken_for_a_whole_one(small: Model, database: D
     assert again[-1].reused == seen[-1].measured
 
 
-def test_a_limit_that_ends_before_there_is_a_plan_says_so(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database: Database) -> None:
     """Which takes an opening that was given up as well."""
-    monkeypatch.setattr(measuring, "OPENING_S", -1.0)
     with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
-        walked(small, database, limits=Limits(measurements=1))
+        walked(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
 
 
 def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed(
@@ -91,7 +90,7 @@ def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed
 ) -> None:
     """On a clock that each compilation moves on by ten seconds."""
     now = [0.0]
-    monkeypatch.setattr(standing, "monotonic", lambda: now[0])
+    monkeypatch.setattr(state, "monotonic", lambda: now[0])
 
     class Compiling(Asking):
         def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:

@@ -1,4 +1,4 @@
-"""Why a plan is what it is: what the best other way for each operator costs in all, and what might be faster yet."""
+"""Explanation of a plan: for each operator the cost of the best other plan, and plans that could be faster yet."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ from autotuner.solve import Alternatives, alternatives
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, order_steps
 from autotuner.solve.problem.ordering import CircleError
+from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.steps import interval_us
 
 OPERATOR = "operator "
-MOST_OVERTAKING = 50
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known about other plans than the chosen one.
+    """Other plans than the chosen one.
 
     Args:
         by_operator: operator -> the best other way to compute it: any choice but the chosen one, whose cover, kernel or
             forms differ. Operators without another way are left out, and those that the time did not suffice for.
         overtaking: what could be better than the chosen plan within the intervals, the lowest `extra_low_us` first;
-            `MOST_OVERTAKING` at most.
+            as many as were asked for.
         overtaking_count: how many there are.
         looked_at_us: every candidate whose best plan takes up to so much more than the chosen one was looked at, and
             besides the best other way for each operator: a dearer one with wide intervals may be missing.
@@ -58,8 +58,9 @@ def explained(
     known: Mapping[str, Measurement],
     *,
     time_limit_s: float | None = None,
+    overtaking_max: int = DEFAULT_POLICY.overtaking_max,
 ) -> Explanation:
-    """Say what the best plan with each other choice takes more than an optimal one.
+    """Return what the best plan with each other choice takes more than an optimal one.
 
     `extra_us` compares medians. `extra_low_us` compares the same two plans at the ends of their calls' 95 % intervals
     that suit the other one: what it executes more often at its low end, what it executes less often at its high end. A
@@ -70,6 +71,7 @@ def explained(
         solution: optimal, of the formulation's problem.
         known: what was measured, by call key.
         time_limit_s: when to stop looking; what was not found until then is left out.
+        overtaking_max: plans listed in `Explanation.overtaking`.
     """
     ends_at = None if time_limit_s is None else monotonic() + time_limit_s
     while True:
@@ -78,7 +80,7 @@ def explained(
         found = alternatives(formulation.problem, solution, names, time_limit_s=left_s)
         circle = _circle(formulation, found)
         if circle is None:
-            return _explanation(formulation, solution, known, found)
+            return _explanation(formulation, solution, known, found, overtaking_max)
         formulation = formulation.without(circle)
 
 
@@ -95,7 +97,11 @@ def _circle(formulation: Formulation, found: Alternatives) -> tuple[tuple[str, .
 
 
 def _explanation(
-    formulation: Formulation, solution: Solution, known: Mapping[str, Measurement], found: Alternatives
+    formulation: Formulation,
+    solution: Solution,
+    known: Mapping[str, Measurement],
+    found: Alternatives,
+    overtaking_max: int,
 ) -> Explanation:
     by_operator: dict[str, Alternative] = {}
     by_choice: dict[str, Alternative] = {}
@@ -113,7 +119,7 @@ def _explanation(
     )
     return Explanation(
         MappingProxyType(by_operator),
-        tuple(overtaking[:MOST_OVERTAKING]),
+        tuple(overtaking[:overtaking_max]),
         len(overtaking),
         max(0.0, found.complete_us - solution.total_us),
     )

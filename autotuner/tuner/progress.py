@@ -1,4 +1,4 @@
-"""What measures for the tuner, and how far a walk is."""
+"""Progress of a tuning run, and the protocol of the measurer that it uses."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,26 +7,29 @@ from typing import Any, Literal, Protocol
 
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_CEILINGS, Ceilings
-from autotuner.tuner.outlook import gap
 
 Result = tuple[Call, Measurement]
 
+ROUNDING = 1e-9
 
-class Asked(Protocol):
-    """What measures for the tuner; `autotuner.measure.Measurer` is one, `Replay` another."""
+
+class MeasurerProtocol(Protocol):
+    """Interface of a measurer, as `autotuner.measure.Measurer` and `Replay` implement it."""
 
     @property
     def environment(self) -> Environment: ...
 
     waited_s: float
-    """For how long it has waited for the device, which somebody else held."""
+    """Seconds spent waiting for a device that another process held."""
 
     def hear(self, tell: Callable[[str], None]) -> None:
-        """Have told who holds the device while that is waited for, and "" when that is over."""
+        """Have `tell` called with the holder of the device while it is waited for, and with "" when that is over."""
 
-    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]: ...
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        """Compile calls, and yield each with None, or with the measurement that says why it failed."""
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]: ...
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+        """Time calls race after race, and yield each result as it comes."""
 
     def noise_floor(self) -> float: ...
 
@@ -34,12 +37,12 @@ class Asked(Protocol):
 
 
 class Replay:
-    """Recorded measurements in place of a device: answers what it knows, and nothing else.
+    """A measurer that answers from recorded measurements, and leaves out what is not recorded.
 
     Args:
-        environment: where they were recorded.
+        environment: of the recording.
         recorded: measurements by call key.
-        ceilings: what that device can do at best; without them, a call that is not measured may cost nothing.
+        ceilings: the roofline of that device; without it, the bound of a call that is not measured is 0.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a job has used of its limits, by whoever ran it until now.
+    """The part of a job's limits that is used up, by every worker that ran it.
 
     Args:
         seconds: of working on it.
@@ -85,7 +88,7 @@ class Spent:
 
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> "Spent":
-        """Read what a job's progress says of it; nothing where it says nothing."""
+        """Read it from a job's progress; nothing is spent where that does not say."""
         return cls(float(progress.get("spent_s", 0.0)), int(progress.get("spent_measurements", 0)))
 
 
@@ -96,18 +99,18 @@ Stage = Literal["space", "search", "ceilings", "compile", "measure", "confirm", 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a walk is, after each change.
+    """Progress of a tuning run, told after each change.
 
     Args:
-        stage: what happens now.
+        stage: the current one.
         done, total: calls of this stage.
-        measured, reused, failed: calls of the whole walk so far.
-        best_us: the best plan so far, predicted; None while there is none.
-        bound_us: no plan takes less, whatever the calls will take that are not measured yet.
+        measured, reused, failed: calls of the whole run so far.
+        best_us: predicted time of the best plan so far; None while there is none.
+        bound_us: proven: no plan takes less, however long the calls take that are not measured yet.
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
-        spent_s, spent_measurements: of the job's limits, those before it was taken once more included.
-        note: what is waited for now, and who has it; "" while nothing is.
+        spent_s, spent_measurements: of the job's limits, by every worker that ran it.
+        note: the holder of a device that is waited for; "" while none is.
     """
 
     stage: Stage
@@ -126,12 +129,12 @@ class Progress:
 
     @property
     def gap(self) -> float | None:
-        """By what share the best plan may be longer than the best there can be; None while that is not known."""
+        """The share by which the best plan may be longer than the optimum; None while that is not known."""
         return gap(self.best_us, self.bound_us)
 
     @property
     def estimated_gap(self) -> float | None:
-        """The same against what learned costs make of the best there can be: an expectation, no proof."""
+        """The same by learned costs: an expectation, no proof."""
         return gap(self.best_us, self.estimated_us)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,3 +142,11 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+
+
+def gap(best_us: float | None, bound_us: float | None) -> float | None:
+    """Return by what share one time lies above another, not less than 0; None where one is not known, or is 0."""
+    if best_us is None or not bound_us:
+        return None
+    above = best_us / bound_us - 1
+    return above if above > ROUNDING else 0.0
