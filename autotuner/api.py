@@ -12,7 +12,7 @@ from autotuner.database import open_database
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
 from autotuner.ir.models import Model, load_model, named_model
 from autotuner.ir.records import Scalar
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.server.worker import tune_attended
 from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, server_url

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, named_model
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 from autotuner.solve.problem import Problem
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space, SpaceFile, build_space, space_file
@@ -34,8 +34,8 @@ class Recording:
         return {key: us for key, (status, us, *_) in self.value["measurements"].items() if status == "ok"}
 
     @property
-    def ceilings(self) -> Ceilings:
-        return Ceilings.from_facts(self.value["ceilings"])
+    def ceilings(self) -> Roofline:
+        return Roofline.from_facts(self.value["ceilings"])
 
     @property
     def model(self) -> Model:

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 from scipy.sparse import coo_array  # type: ignore[import-untyped]
 
-from autotuner.measure.device import cpu_name
+from autotuner.measure.devices.cpu import cpu_name
 from autotuner.solve.problem import Problem
 from scripts.bench.integer_program import integer_program
 from scripts.pages import commit

@@ -14,7 +14,8 @@ from torch import nn
 import autotuner
 from autotuner.database import open_database
 from autotuner.errors import ConfigurationError, InputError, ModelError
-from autotuner.measure.device import cpu_name, environment
+from autotuner.measure.devices import environment
+from autotuner.measure.devices.cpu import cpu_name
 from autotuner.runtime import TunedModule, TunedWarning
 from autotuner.runtime.framework import encoder_layer
 from autotuner.server.client import Client

@@ -11,7 +11,7 @@ from autotuner.cli.console import emit, lines, out, plain
 
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition
-    from autotuner.measure.device import Device
+    from autotuner.measure.devices import Device
     from autotuner.plan.configuration import Configuration, Measured
     from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
     from autotuner.runtime import CheckReport

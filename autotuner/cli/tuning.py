@@ -156,7 +156,7 @@ def devices(as_json: Json = False) -> None:
     """List what can be tuned on this machine."""
     from dataclasses import asdict
 
-    from autotuner.measure.device import devices as found
+    from autotuner.measure.devices import devices as found
 
     if as_json:
         emit([asdict(device) for device in found()])
@@ -218,7 +218,7 @@ def solve(
     from autotuner.database import open_database
     from autotuner.ir.autodiff import training_graph
     from autotuner.measure import policy_for, rotate_bytes
-    from autotuner.measure.device import environment
+    from autotuner.measure.devices import environment
     from autotuner.plan.configuration import save_configuration
     from autotuner.settings import Settings
     from autotuner.solve.problem.formulate import formulate

@@ -1,4 +1,4 @@
-"""Whether a kernel computes what its subgraph says: checked before it is timed, against a float64 reference."""
+"""Verification of a kernel against a float64 reference, before it is timed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import CUDA
 from autotuner.ir.form import FLAT, Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
@@ -97,7 +98,7 @@ def fault(
         run()
         return [None if output is None else output.clone() for output in outputs]
 
-    if values.device.type == "cuda" and passes_at_once(call, kernel, run, values, references, inputs, outputs):
+    if values.device.type == CUDA and passes_at_once(call, kernel, run, values, references, inputs, outputs):
         return None
     first = results(SEED, False)
     reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
@@ -166,7 +167,7 @@ def passes_at_once(
 
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the generator from which kernels on a device draw."""
-    if device.type == "cuda":
+    if device.type == CUDA:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)

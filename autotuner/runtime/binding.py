@@ -11,8 +11,9 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
+from autotuner.ir.device import alignment_bytes
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.memory_planner import ALIGNMENTS_BYTES, Geometry, Port, Ports, make_plan
+from autotuner.plan.memory_planner import Geometry, Port, Ports, make_plan
 from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import Reason
@@ -270,7 +271,7 @@ class Binding:
         found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
         for lies, parameter in zip(self._lying, current, strict=True):
             found[lies.buffer].append((lies, parameter))
-        aligned = ALIGNMENTS_BYTES.get(self._device.type, 1)
+        aligned = alignment_bytes(self._device.type)
         return frozenset(
             number for number, members in found.items()
             if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned

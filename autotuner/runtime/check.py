@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
+from autotuner.ir.device import CUDA
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.torch.masks import decoded
-from autotuner.measure.device import device_of
+from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.adapters import adapter_for
@@ -97,12 +98,12 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     wide = copy.deepcopy(layer).double()
     tuned = apply(layer, configuration)
     assert isinstance(tuned, TunedModule)
-    on_cuda = device == "cuda"
+    on_cuda = device == CUDA
     for _ in range(STEPS_BEFORE if on_cuda else 0):
         torch.autograd.backward(tuned(call.x, src_key_padding_mask=call.padding), call.grad_y)
         for leaf in (call.x, *tuned.parameters()):
             leaf.grad = None
-    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type="cuda"):
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type=CUDA):
         torch.manual_seed(seed)
         y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
     masks = drawn_masks(y, configuration) if tuned.calls else {}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
@@ -76,7 +77,7 @@ class Workspace:
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
         """
         self.plan, self.ports, self.device = plan, ports, device
-        self._cuda = Cuda(device) if device.type == "cuda" else None
+        self._cuda = Cuda(device) if has_graphs(device.type) else None
         self._graphs = Graphs(self._cuda, graphs) if self._cuda is not None and graphs is not None else None
         self._stream: tuple[int, torch.cuda.Stream] | None = None
         self.in_capture = False  # a caller's graph writes here whenever it is replayed

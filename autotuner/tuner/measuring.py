@@ -10,7 +10,7 @@ from autotuner.database import Database
 from autotuner.errors import InfeasibleError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
-from autotuner.measure.roofline import Ceilings, work_of
+from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
 from autotuner.solve.default import is_declared
 from autotuner.space import Space
@@ -118,7 +118,7 @@ class _Strategy:
     def run(self) -> None:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
         runner, state = self._runner, self._state
-        known = Ceilings.from_facts(self._database.facts(self._environment))
+        known = Roofline.from_facts(self._database.facts(self._environment))
         everything = state.options.exhaustive or state.options.budget_bytes is not None
         lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
@@ -168,7 +168,7 @@ class _Strategy:
         self._database.set_fact(self._environment, name, lazy)
         return lazy
 
-    def _with_ceilings(self, known: Ceilings) -> Ceilings:
+    def _with_ceilings(self, known: Roofline) -> Roofline:
         """Return the roofline of the database, with what it lacks measured and stored."""
         lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
         if known.moved.rungs and not lacking:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, Literal, Protocol
 
 from autotuner.ir.records import Call, Environment, Measurement
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 
 Result = tuple[Call, Measurement]
 
@@ -33,7 +33,7 @@ class MeasurerProtocol(Protocol):
 
     def noise_floor(self) -> float: ...
 
-    def ceilings(self, dtypes: Collection[str]) -> Ceilings: ...
+    def ceilings(self, dtypes: Collection[str]) -> Roofline: ...
 
 
 class Replay:
@@ -46,7 +46,7 @@ class Replay:
     """
 
     def __init__(
-        self, environment: Environment, recorded: Mapping[str, Measurement], ceilings: Ceilings = NO_CEILINGS
+        self, environment: Environment, recorded: Mapping[str, Measurement], ceilings: Roofline = NO_ROOFLINE
     ) -> None:
         self.environment = environment
         self.recorded = recorded
@@ -66,7 +66,7 @@ class Replay:
     def noise_floor(self) -> float:
         return 0.0
 
-    def ceilings(self, dtypes: Collection[str]) -> Ceilings:  # noqa: ARG002
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:  # noqa: ARG002
         return self.recorded_ceilings
 
 

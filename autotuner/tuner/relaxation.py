@@ -17,7 +17,7 @@ from typing import TypeVar
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.ir.records import Measurement
-from autotuner.measure.roofline import Ceilings, Work, work_of
+from autotuner.measure.roofline import Roofline, Work, work_of
 from autotuner.solve import exact, least_through, min_marginals
 from autotuner.solve.problem import Factor, Problem, Row
 from autotuner.solve.problem.formulate import Lies, formulate, solve_in_order
@@ -163,7 +163,7 @@ class Relaxation:
         """
         return RelaxedProblem(self.space)
 
-    def bounds(self, known: Mapping[str, Measurement], ceilings: Ceilings, enough: float) -> Bounds | None:
+    def bounds(self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float) -> Bounds | None:
         """Solve; return None where there is no plan, whatever will be measured."""
         calls = self._works
         measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}

@@ -7,7 +7,7 @@ from time import monotonic
 
 from autotuner.checkpoint import OverError, until
 from autotuner.ir.records import Measurement
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
 from autotuner.space import Space
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
@@ -37,7 +37,7 @@ class TuningState:
     space: Space
     watch: Watch
     options: TuneOptions = field(default_factory=TuneOptions)
-    ceilings: Ceilings = NO_CEILINGS
+    ceilings: Roofline = NO_ROOFLINE
     reused: int = 0
     measured: int = 0
     failed: int = 0

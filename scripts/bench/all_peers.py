@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from autotuner.ir.models import Model
-from autotuner.measure.device import Management, cuda_uuid
+from autotuner.measure.devices.nvml import Nvml, cuda_uuid
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers import as_measured
@@ -81,7 +81,7 @@ def time_all_peers(
     of_torch = sides_on_cuda(configuration)
     add_compiled(of_torch, model, max_autotune)
     clocks_mhz: dict[str, list[int]] = {name: [] for name in of_torch}
-    management, uuid = Management(), cuda_uuid(torch.cuda.current_device())
+    management, uuid = Nvml(), cuda_uuid(torch.cuda.current_device())
 
     def read_clock(name: str) -> None:
         found = management.sm_clock_mhz(uuid)

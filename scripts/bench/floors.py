@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotuner.measure.roofline import Ceilings, Work
+from autotuner.measure.roofline import Roofline, Work
 
 
-def measured_ceilings(known: Ceilings, dtypes: Iterable[str], cache_dir: Path) -> Ceilings:
+def measured_ceilings(known: Roofline, dtypes: Iterable[str], cache_dir: Path) -> Roofline:
     """Return ceilings of the CUDA device with products of some element types, measured where these are not known."""
     from autotuner.measure import Measurer
 
@@ -18,7 +18,7 @@ def measured_ceilings(known: Ceilings, dtypes: Iterable[str], cache_dir: Path) -
         return known.with_products(measurer.ceilings(lacking))
 
 
-def with_floors(cases: Iterable[Mapping[str, Any]], ceilings: Ceilings) -> list[dict[str, Any]]:
+def with_floors(cases: Iterable[Mapping[str, Any]], ceilings: Roofline) -> list[dict[str, Any]]:
     """Return cases with what each of their steps takes at least, in microseconds, and each case's sums of that.
 
     The least is for the step's products, for the bytes that it reads and writes, and for the greater of both. A step
@@ -29,10 +29,10 @@ def with_floors(cases: Iterable[Mapping[str, Any]], ceilings: Ceilings) -> list[
     return [_with_floors(row, lowered) for row in rows]
 
 
-def _with_floors(row: Mapping[str, Any], ceilings: Ceilings) -> dict[str, Any]:
+def _with_floors(row: Mapping[str, Any], ceilings: Roofline) -> dict[str, Any]:
     alone = {
-        "compute_floor_us": Ceilings(products=ceilings.products),
-        "bytes_floor_us": Ceilings(moved=ceilings.moved),
+        "compute_floor_us": Roofline(products=ceilings.products),
+        "bytes_floor_us": Roofline(moved=ceilings.moved),
         "floor_us": ceilings,
     }
     steps = [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autotuner.ir.cost import moved_bytes, operator_flop, reduction
-from autotuner.measure.roofline import Ceilings, Ladder
+from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.plan.configuration import Configuration, save_configuration
 from autotuner.plan.step import tensor_of
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
@@ -218,7 +218,7 @@ def mhz(clock: float | None) -> str:
 
 def rates(facts: dict[str, float]) -> str:
     """Return the rates of ceilings at their largest amounts."""
-    ceilings = Ceilings.from_facts(facts)
+    ceilings = Roofline.from_facts(facts)
     products = (f"{dtype} {last_rate(ladder) / 1e6:.0f} TFLOP/s" for dtype, ladder in sorted(ceilings.products.items()))
     return ", ".join([*products, f"bytes {last_rate(ceilings.moved) / 1e3:.0f} GB/s"])
 

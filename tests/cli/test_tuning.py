@@ -21,7 +21,7 @@ from tests.plan.explained import explained_configuration
 @pytest.fixture
 def measured(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     """A database that knows every call of the small model in this environment, and the model's reference."""
-    monkeypatch.setattr("autotuner.measure.device.environment", lambda *_, **__: HERE)
+    monkeypatch.setattr("autotuner.measure.devices.environment", lambda *_, **__: HERE)
     small_model(tmp_path)
     space = space_of(model)
     with open_database(tmp_path / "full.sqlite") as database:

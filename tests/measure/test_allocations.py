@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.devices.cpu_sampling import allocated_bytes
 
 KIBI = 1024
 

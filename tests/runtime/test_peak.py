@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotuner.ir.models import load_model
-from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.devices.cpu_sampling import allocated_bytes
 from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall

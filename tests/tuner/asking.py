@@ -7,7 +7,7 @@ from autotuner import tuner
 from autotuner.database import Database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Environment, Measurement
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.plan.configuration import Configuration
 from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
@@ -24,7 +24,7 @@ class Asking(Replay):
         recorded: Mapping[str, Measurement],
         environment: Environment = HERE,
         stop_after: int | None = None,
-        ceilings: Ceilings = NO_CEILINGS,
+        ceilings: Roofline = NO_ROOFLINE,
     ) -> None:
         super().__init__(environment, recorded, ceilings)
         self.compiled: list[str] = []

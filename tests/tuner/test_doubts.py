@@ -13,7 +13,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import NO_COMPILER, Call, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.measure.roofline import Ceilings, Ladder
+from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
 from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import request_key
@@ -293,7 +293,7 @@ def test_what_is_doubtful_and_proven_to_make_no_difference_does_not_keep_an_answ
     known = times(space_of(small).calls)
     busy = {key: replace(m, median_us=100.0 + (m.median_us or 0), marks=("contended",)) for key, m in known.items()}
     tune(small, CPU, database, Asking(busy))
-    twenty = Ceilings(call_us=20.0, moved=Ladder(((1.0, 20.0),)))
+    twenty = Roofline(call_us=20.0, moved=Ladder(((1.0, 20.0),)))
     slower = {key: replace(m, median_us=20.0 + (m.median_us or 0)) for key, m in known.items()}
     for name, us in twenty.to_facts().items():
         database.set_fact(HERE.key, name, us)

@@ -12,7 +12,7 @@ from autotuner.errors import MeasureError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
+from autotuner.measure.roofline import NO_ROOFLINE, Ladder, Roofline
 from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
@@ -23,7 +23,7 @@ from tests.tuner import asking as tuning
 from tests.tuner.asking import Asking
 from tests.tuner.conftest import Recorded
 
-TWENTY = Ceilings(20.0, Ladder(((1.0, 20.0),)))
+TWENTY = Roofline(20.0, Ladder(((1.0, 20.0),)))
 """Every call takes 20 us at least: with times of 1 to 100 us a fifth of them show otherwise."""
 
 
@@ -114,7 +114,7 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     class Counting(Asking):
         times = 0
 
-        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+        def ceilings(self, dtypes: Collection[str]) -> Roofline:
             assert list(dtypes) == ["float32"]
             self.times += 1
             return replace(TWENTY, products={"float32": Ladder(((1e12, 1.0),))})
@@ -124,7 +124,7 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     tune(small, CPU, database, first, limits=Limits(measurements=3 + len(space_of(small).graph.operators)))
     tune(small, CPU, database, second)
     assert (first.times, second.times) == (1, 0)
-    assert Ceilings.from_facts(database.facts(HERE.key)).call_us == 20.0
+    assert Roofline.from_facts(database.facts(HERE.key)).call_us == 20.0
 
 
 @pytest.mark.parametrize(
@@ -137,23 +137,23 @@ def test_looking_pays_where_there_are_many_calls_or_slow_ones(
     assert TuningPolicy().lazy_pays(left, alone_s, look_s) == pays
 
 
-@pytest.mark.parametrize(("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_CEILINGS)])
+@pytest.mark.parametrize(("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_ROOFLINE)])
 def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_ceilings_at_the_end(
-    small: Model, database: Database, policy: TuningPolicy, ceilings: Ceilings
+    small: Model, database: Database, policy: TuningPolicy, ceilings: Roofline
 ) -> None:
     asking, seen = Asking(slower(small), ceilings=TWENTY), list[Progress]()
     tune(small, CPU, database, asking, watch=seen.append, policy=policy)
     assert sorted(asking.asked) == sorted(space_of(small).calls)
-    assert Ceilings.from_facts(database.facts(HERE.key)) == ceilings
+    assert Roofline.from_facts(database.facts(HERE.key)) == ceilings
     stages = [progress.stage for progress in seen]
     last = max(place for place, stage in enumerate(stages) if stage == "measure")
     assert "ceilings" not in stages[:last]
-    assert ("ceilings" in stages) == (ceilings != NO_CEILINGS)
+    assert ("ceilings" in stages) == (ceilings != NO_ROOFLINE)
 
 
 def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Model, database: Database) -> None:
     class Lost(Asking):
-        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+        def ceilings(self, dtypes: Collection[str]) -> Roofline:
             raise MeasureError(f"lost at {dtypes}")
 
     with pytest.warns(UserWarning, match=r"ceilings were not measured: lost at \['float32'\]"):
@@ -164,7 +164,7 @@ def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Mo
 def test_a_walk_that_stopped_at_its_limits_measures_no_ceilings_at_its_end(small: Model, database: Database) -> None:
     limits = Limits(measurements=3 + len(space_of(small).graph.operators))
     tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY), exhaustive=True, limits=limits)
-    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
+    assert Roofline.from_facts(database.facts(HERE.key)) == NO_ROOFLINE
 
 
 def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database: Database) -> None:

@@ -11,10 +11,9 @@ from autotuner.plan.memory_planner.memory_plan import (
     StepMemory,
     memory,
 )
-from autotuner.plan.memory_planner.planner import ALIGNMENTS_BYTES, make_plan, plan_steps
+from autotuner.plan.memory_planner.planner import make_plan, plan_steps
 
 __all__ = [
-    "ALIGNMENTS_BYTES",
     "Geometry",
     "MemoryPlan",
     "Place",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from autotuner.errors import ConfigurationError
+from autotuner.ir.device import alignment_bytes
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph, Tensor
 from autotuner.kernels.canonical import canonical
@@ -26,10 +27,6 @@ from autotuner.plan.memory_planner.memory_plan import (
 )
 from autotuner.plan.memory_planner.packing import LiveRange, pack
 from autotuner.plan.step import Step, tensor_of
-
-# By device type, a multiple of what `packing` aligns everything to. On CUDA as torch's own allocations are used by
-# libraries, which choose kernels by the alignment of their operands: the copy engine of Hopper wants 128 bytes.
-ALIGNMENTS_BYTES = {"cuda": 256}
 
 
 def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> MemoryPlan:
@@ -54,7 +51,7 @@ def plan_steps(
     Raises:
         ConfigurationError: as `make_plan`.
     """
-    return _Planning(graph, tuple(steps), tuple(together), ALIGNMENTS_BYTES.get(device_type, 1)).plan()
+    return _Planning(graph, tuple(steps), tuple(together), alignment_bytes(device_type)).plan()
 
 
 class _Planning:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from autotuner.ir.device import CUDA
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.peers.on_cpu import time_on_cpu
 from autotuner.runtime.peers.on_cuda import OURS, time_on_cuda
@@ -26,7 +27,7 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
     """
-    if configuration.environment["device_type"] == "cuda":
+    if configuration.environment["device_type"] == CUDA:
         return as_measured(*time_on_cuda(configuration, samples))
     return as_measured(*time_on_cpu(configuration, samples, threads))
 

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
-from autotuner.measure.allocations import allocated_on_cuda_bytes
+from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
@@ -88,8 +89,8 @@ def sides_on_cuda(configuration: Configuration) -> dict[str, TimedStep]:
         ConfigurationError: the framework has no layer for the configuration's model.
     """
     model = configuration.model
-    call = partial(MadeUpCall.of, model, device="cuda")
-    layer = partial(encoder_layer, model, device="cuda")
+    call = partial(MadeUpCall.of, model, device=CUDA)
+    layer = partial(encoder_layer, model, device=CUDA)
     sides: dict[str, TimedStep] = {}
     add(sides, PLAN, lambda: apply(layer(), configuration, graphs=False), call)
     add(sides, GRAPHS, lambda: apply(layer(), configuration), call, captures=False)
@@ -146,7 +147,7 @@ def captured(loop: TrainingLoop, *, anew: bool = True) -> TimedStep:
         with torch.cuda.graph(graph):
             loop.step()
 
-    found = allocated_on_cuda_bytes(capture)
+    found = device_of(CUDA, torch.cuda.current_device()).allocated_bytes(capture)
     written = loop, [leaf.grad for leaf in loop.leaves]
     loop.drop()
     return TimedStep(graph.replay, found, written)
@@ -176,8 +177,8 @@ def warn_of_missing(name: str, error: Exception) -> None:
 
 def overhead_us(configuration: Configuration, samples: int) -> float:
     """Return what a configuration's captured step takes beside its kernels: copies in, what autograd adds."""
-    layer = apply(encoder_layer(configuration.model, device="cuda"), configuration, graphs=False)
-    loop = TrainingLoop(layer, MadeUpCall.of(configuration.model, device="cuda"))
+    layer = apply(encoder_layer(configuration.model, device=CUDA), configuration, graphs=False)
+    loop = TrainingLoop(layer, MadeUpCall.of(configuration.model, device=CUDA))
     loop.skip_kernels()
     side = captured(loop, anew=False)
     return median(side.turn_us() for _ in range(samples))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
+from autotuner.measure.devices import device_of
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule
@@ -51,7 +51,8 @@ class TrainingLoop:
         if isinstance(self.layer, TunedModule):
             self.layer.bind()
         self.drop()
-        found = allocated_on_cuda_bytes(steps) if self._call.x.is_cuda else allocated_bytes(steps)
+        device = self._call.x.device
+        found = device_of(device.type, device.index or 0).allocated_bytes(steps)
         self.drop()
         return found
 

@@ -20,7 +20,7 @@ from autotuner.errors import (
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart

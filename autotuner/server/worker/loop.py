@@ -8,7 +8,7 @@ from pathlib import Path
 from autotuner.database import Database, Job, open_database, this_process
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
-from autotuner.measure.device import check_torch, environment
+from autotuner.measure.devices import check_torch, environment
 from autotuner.server.worker.attending import run_job, silent, told
 from autotuner.server.worker.reporting import Log
 from autotuner.settings import Settings
@@ -35,7 +35,7 @@ def run(
 
     Args:
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
-        device: device type: "cpu" or "cuda".
+        device: device type, such as "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         once: end when no job waits.

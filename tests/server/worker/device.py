@@ -4,7 +4,7 @@ from typing import Any
 
 from autotuner.database import Database, Job
 from autotuner.ir.models import Model
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings, TuneOptions

@@ -1,15 +1,17 @@
 """One sample on the CPU: a timed loop of calls that rotates through operand sets."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil, inf
 from time import perf_counter_ns, sleep
 
 import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from autotuner.measure.allocations import allocated_bytes
-from autotuner.measure.policy import Policy
-from autotuner.measure.timing import Run
+from autotuner.measure.policy import CpuPolicy
+from autotuner.measure.timer import Run, Sweep
 
 THREADS = "/proc/self/task"
 CANARY_EXTENT = 160
@@ -22,16 +24,20 @@ PAUSE_S = 0.001
 WAIT_SHARE = 0.05
 CALLS_MAX = 20_000
 NEIGHBOUR_ROWS = 128
+ALLOCATION = "memory_alloc"
+BRIEF_SHARE = 0.1
+"""A brief sample is so much shorter: of the least of several, short ones are the more optimistic."""
+SWEEP = Sweep(bytes_max=1 << 27, extents=(16, 25, 40, 64, 102, 161, 256, 406, 645, 1024))
 
 
-class Sampler:
+class CpuSampler:
     """Times one candidate, built on one or more operand sets.
 
     Where `between` is given, short calls are timed one by one, each after it: a kernel that follows itself finds its
     own instructions and branches at hand, which in a training step it does not.
     """
 
-    def __init__(self, runs: Sequence[Run], policy: Policy, between: Run | None = None) -> None:
+    def __init__(self, runs: Sequence[Run], policy: CpuPolicy, between: Run | None = None) -> None:
         self._runs, self._policy, self._between = runs, policy, between
         self._turn = 0
         self.is_contended = False
@@ -147,23 +153,50 @@ def core_wait_us() -> float:
     return total_ns / 1e3
 
 
-class CpuTiming:
-    """How calls are timed on this machine's cores."""
+def allocated_bytes(run: Callable[[], object]) -> int:
+    """Return the most bytes that are allocated at any time while a function runs, beyond what was before it.
+
+    Counted is what the calling thread takes from torch's CPU allocator and gives back, in the sizes that it asks for; a
+    library's own memory (oneDNN's scratch) is not. Torch's older profiler reports these events at 2 us a recording,
+    the one in `torch.profiler` at 400 us, where each kernel that is measured has one.
+    """
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(config)
+    try:
+        run()
+    finally:
+        events = _disable_profiler_legacy()
+    now = most = 0
+    for thread in events:
+        for event in thread:
+            if event.kind() == ALLOCATION:  # type: ignore[comparison-overlap]  # torch's stub calls a name a number
+                now += event.cpu_memory_usage()
+                most = max(most, now)
+    return most
+
+
+class CpuTimer:
+    """Times calls on this machine's cores."""
 
     device = torch.device("cpu")
     canary_extent = CANARY_EXTENT
+    sweep = SWEEP
 
-    def __init__(self, policy: Policy, neighbours: Neighbours | None = None) -> None:
+    def __init__(self, policy: CpuPolicy, neighbours: Neighbours | None = None) -> None:
         self.policy = policy
         self.neighbours = neighbours or Neighbours()
 
-    def sampler(self, runs: Sequence[Run]) -> Sampler:
-        return Sampler(runs, self.policy, self.neighbours.run)
+    def sampler(self, runs: Sequence[Run]) -> CpuSampler:
+        return CpuSampler(runs, self.policy, self.neighbours.run)
 
-    def lone(self, run: Run) -> Sampler:
-        return Sampler([run], self.policy)
+    def brief(self) -> "CpuTimer":
+        """Return the same with shorter samples."""
+        return CpuTimer(replace(self.policy, sample_us=BRIEF_SHARE * self.policy.sample_us), self.neighbours)
 
-    def samples(self, samplers: Sequence[Sampler]) -> list[tuple[float, float]]:
+    def lone(self, run: Run) -> CpuSampler:
+        return CpuSampler([run], self.policy)
+
+    def samples(self, samplers: Sequence[CpuSampler]) -> list[tuple[float, float]]:
         """Take a sample of the first: here nothing can be queued."""
         return [samplers[0].sample()]
 

@@ -1,34 +1,26 @@
-"""Ceilings, measured on this device: ladders that rise, and no call of the plainest kernels below them."""
+"""Roofline, measured on this device: ladders that rise, and no call of the plainest kernels below them."""
 
-import pytest
+from autotuner.measure import microbenchmarks as measuring
+from autotuner.measure.devices.cpu_sampling import CpuTimer
+from autotuner.measure.policy import CpuPolicy
+from autotuner.measure.timer import Sweep
 
-from autotuner.measure import ceilings as measuring
-from autotuner.measure.policy import Policy
-from autotuner.measure.sampling import CpuTiming
-
-POLICY = Policy(1 << 16, sets=4, sample_us=50.0)
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "BYTES_MAX", 1 << 14)
-    monkeypatch.setattr(measuring, "PRODUCT_MAX", 64)
-    monkeypatch.setattr(measuring, "PASSES", 1)
+POLICY = CpuPolicy(1 << 16, sets=4, sample_us=50.0)
+SWEEP = Sweep(bytes_max=1 << 14, extents=(16, 25, 40, 64), passes=1)
 
 
 def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for() -> None:
-    found = measuring.measure_ceilings(CpuTiming(POLICY), 1 << 30, ["float32", "bfloat16"])
+    found = measuring.measure_roofline(CpuTimer(POLICY), 1 << 30, ["float32", "bfloat16"], SWEEP)
     assert [amount for amount, _ in found.moved.rungs] == [1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14]
     assert set(found.products) == {"float32", "bfloat16"}
     assert [amount for amount, _ in found.products["float32"].rungs] == [2 * n**3 for n in (16, 25, 40, 64)]
     assert 0 < found.call_us < float("inf")
     for ladder in (found.moved, *found.products.values()):
         assert all(0 < us < float("inf") for _, us in ladder.rungs)
-    assert not found.links, "a CPU's memory is the host's"
 
 
 def test_no_rung_takes_more_than_its_part_of_memory() -> None:
-    found = measuring.measure_ceilings(CpuTiming(POLICY), measuring.BYTES_HELD_SHARE << 12, [])
+    found = measuring.measure_roofline(CpuTimer(POLICY), measuring.BYTES_HELD_SHARE << 12, [], SWEEP)
     assert found.moved.rungs[-1][0] == 1 << 12
 
 

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from autotuner.measure import sampling
-from autotuner.measure.policy import Policy
-from autotuner.measure.sampling import Sampler
-from autotuner.measure.timing import Run
+from autotuner.measure.devices import cpu_sampling as sampling
+from autotuner.measure.devices.cpu_sampling import CpuSampler
+from autotuner.measure.policy import CpuPolicy
+from autotuner.measure.timer import Run
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def sampler(clock: Clock, call_us: float, sets: int, **policy: float) -> tuple[Sampler, list[int]]:
+def sampler(clock: Clock, call_us: float, sets: int, **policy: float) -> tuple[CpuSampler, list[int]]:
     """Return a sampler of calls that take exactly so long, and the list of which operand set each call used."""
     order: list[int] = []
 
@@ -41,7 +41,7 @@ def sampler(clock: Clock, call_us: float, sets: int, **policy: float) -> tuple[S
 
         return run
 
-    return Sampler([make(number) for number in range(sets)], Policy(0, **policy)), order  # type: ignore[arg-type]
+    return CpuSampler([make(number) for number in range(sets)], CpuPolicy(0, **policy)), order  # type: ignore[arg-type]
 
 
 def test_every_operand_set_is_called_before_the_first_sample(clock: Clock) -> None:
@@ -85,7 +85,7 @@ def test_short_calls_are_timed_after_other_operators_whose_time_does_not_count(c
         order.append("neighbours")
         clock.now_us += 2_000.0
 
-    made = Sampler([timed], Policy(0, sample_us=60.0), neighbours)
+    made = CpuSampler([timed], CpuPolicy(0, sample_us=60.0), neighbours)
     order.clear()
     assert made.sample() == (20.0, 3 * 2_020.0)
     assert order == ["neighbours", "call"] * 3
@@ -97,7 +97,7 @@ def test_a_look_is_the_least_of_two_samples(clock: Clock) -> None:
     def timed() -> None:
         clock.now_us += next(took_us)
 
-    assert Sampler([timed], Policy(0)).look() == 300.0
+    assert CpuSampler([timed], CpuPolicy(0)).look() == 300.0
     assert next(took_us, None) is None
 
 
@@ -116,7 +116,7 @@ def test_on_a_busy_machine_the_least_disturbed_sample_counts(clock: Clock, monke
     def timed() -> None:
         clock.now_us += next(took_us)
 
-    made = Sampler([timed], Policy(0))
+    made = CpuSampler([timed], CpuPolicy(0))
     waited = itertools.count(0.0, 1e6)
     monkeypatch.setattr(sampling, "core_wait_us", lambda: next(waited))
     assert made.sample() == (350.0, 900.0 + 700.0 + 350.0 + 800.0 * (sampling.ATTEMPTS - 3))

@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 
 from autotuner.errors import DeviceError
-from autotuner.measure import device
-from autotuner.measure.device import compiler, environment
+from autotuner.measure import devices
+from autotuner.measure.devices import cpu, environment
+from autotuner.measure.devices.cpu import compiler
+from autotuner.measure.devices.cuda import CudaDevice, computes_on_cuda
+from autotuner.measure.devices.nvml import Nvml
 
 
 def test_the_cpu_is_always_here_and_first() -> None:
-    first = device.devices()[0]
+    first = devices.devices()[0]
     assert first.device_type == "cpu"
     assert first.name
 
 
 def test_facts_are_sorted_and_say_what_makes_timings_comparable() -> None:
-    found = device.environment("cpu", threads=1, policy={"z": 1, "a": "x"})
+    found = devices.environment("cpu", threads=1, policy={"z": 1, "a": "x"})
     names = [name for name, _ in found.facts]
     assert names == sorted(names)
     assert {"cores", "flags", "libc", "microarchitecture", "python", "threads", "torch"} <= set(names)
@@ -31,31 +34,31 @@ def test_facts_are_sorted_and_say_what_makes_timings_comparable() -> None:
 
 
 def test_the_same_question_has_the_same_key_and_another_policy_another() -> None:
-    assert device.environment().key == device.environment().key
-    assert device.environment(policy={"name": "a"}).key != device.environment(policy={"name": "b"}).key
+    assert devices.environment().key == devices.environment().key
+    assert devices.environment(policy={"name": "a"}).key != devices.environment(policy={"name": "b"}).key
 
 
 def test_threads_default_to_the_cores_that_may_be_used() -> None:
-    assert dict(device.environment().facts)["threads"] == device.cores()
+    assert dict(devices.environment().facts)["threads"] == cpu.cores()
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])
 def test_more_threads_than_cores_or_none_are_refused(threads: int) -> None:
     with pytest.raises(DeviceError, match=f"{threads} threads asked for; this process may use"):
-        device.environment(threads=threads)
+        devices.environment(threads=threads)
 
 
 def test_a_missing_device_is_named_with_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_cuda_devices", list)
+    monkeypatch.setitem(devices.FOUND, "cuda", list)
     with pytest.raises(DeviceError, match=r"no device 'cuda' here; what is here: cpu \("):
-        device.environment("cuda")
+        devices.environment("cuda")
 
 
 def test_a_device_is_told_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_cuda_devices", lambda: [device.Device("cuda", "A", 0), device.Device("cuda", "B", 1)])
-    assert device.device_of("cuda", 1).name == "B"
+    monkeypatch.setitem(devices.FOUND, "cuda", lambda: [CudaDevice("cuda", "A", 0), CudaDevice("cuda", "B", 1)])
+    assert devices.device_of("cuda", 1).name == "B"
     with pytest.raises(DeviceError, match=r"no device 'cuda' with index 2 here; what is here: cpu .*, cuda \(B\)"):
-        device.device_of("cuda", 2)
+        devices.device_of("cuda", 2)
 
 
 def fake_library() -> Any:
@@ -84,7 +87,7 @@ def fake_library() -> Any:
 
 
 def test_the_driver_says_version_clock_and_processes() -> None:
-    management = device.Management()
+    management = Nvml()
     management._library = fake_library()
     assert management.driver() == "580.1"
     assert management.sm_clock_mhz("GPU-1") == 1980
@@ -98,7 +101,7 @@ def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.Monkey
         raise OSError("no such library")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    management = device.Management()
+    management = Nvml()
     assert management.driver() is None
     assert management.sm_clock_mhz("GPU-1") is None
     assert management.processes("GPU-1") is None
@@ -111,19 +114,19 @@ def test_a_process_computes_on_a_device_where_it_has_a_context(
     contexts = SimpleNamespace(_cuda_hasPrimaryContext=[False, True].__getitem__)
     torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: begun), _C=contexts)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert device.computes_on_cuda(index) is computes
+    assert computes_on_cuda(index) is computes
     monkeypatch.delitem(sys.modules, "torch")
-    assert not device.computes_on_cuda(index)
+    assert not computes_on_cuda(index)
 
 
 def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limits = tmp_path / "cpu.max"
-    monkeypatch.setattr(device, "_CPU_QUOTA", limits)
+    monkeypatch.setattr(cpu, "_CPU_QUOTA", limits)
     limits.write_text("50000 100000\n")
-    assert device.cores() == 1
-    assert dict(device.environment().facts)["cpu_quota"] == 0.5
+    assert cpu.cores() == 1
+    assert dict(devices.environment().facts)["cpu_quota"] == 0.5
     limits.write_text("max 100000\n")
-    assert "cpu_quota" not in dict(device.environment().facts)
+    assert "cpu_quota" not in dict(devices.environment().facts)
 
 
 def test_caches_are_read_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,18 +137,18 @@ def test_caches_are_read_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         place.mkdir()
         for name, text in (("level", level), ("type", kind), ("size", size)):
             (place / name).write_text(text + "\n")
-    monkeypatch.setattr(device, "_CACHES", tmp_path)
-    assert device.cache_bytes(1) == 48 << 10
-    assert device.cache_bytes(2) == 2 << 20
-    assert device.cache_bytes(3) is None
+    monkeypatch.setattr(cpu, "_CACHES", tmp_path)
+    assert cpu.cache_bytes(1) == 48 << 10
+    assert cpu.cache_bytes(2) == 2 << 20
+    assert cpu.cache_bytes(3) is None
 
 
 def test_a_machine_without_those_files_still_has_an_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("_CPUINFO", "_CACHES", "_CPU_QUOTA"):
-        monkeypatch.setattr(device, name, tmp_path / "absent")
-    found = device.environment()
+        monkeypatch.setattr(cpu, name, tmp_path / "absent")
+    found = devices.environment()
     assert found.device_name
     assert "l2_bytes" not in dict(found.facts)
 
@@ -168,6 +171,6 @@ def test_a_missing_compiler_is_another_environment_and_a_present_one_is_no_fact(
 
 def test_the_cpus_environment_does_not_import_torch() -> None:
     program = (
-        "import sys; from autotuner.measure.device import environment; environment(); sys.exit('torch' in sys.modules)"
+        "import sys; from autotuner.measure.devices import environment; environment(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,7 +1,7 @@
 """One sample on a CUDA device: a replay of a graph of calls, between two events that are part of it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
 from statistics import fmean
@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from autotuner.measure.allocations import allocated_on_cuda_bytes
-from autotuner.measure.device import Management, cuda_uuid
+from autotuner.ir.device import CUDA
+from autotuner.measure.devices.nvml import Nvml, SmClock, cuda_uuid, foreign
 from autotuner.measure.failure import LostError, RefusalError
 from autotuner.measure.policy import CudaPolicy
-from autotuner.measure.sm_clock import SmClock, foreign
-from autotuner.measure.timing import Run
+from autotuner.measure.timer import Run, Sweep
 
 CANARY_EXTENT = 1024
 LOOK_REPLAYS = 3
@@ -32,6 +31,13 @@ ROUND_US = 500_000.0
 ATTEMPTS = 6
 PAUSE_S = 0.05
 WARM_US = 50_000.0
+SWEEP = Sweep(
+    bytes_max=1 << 30,
+    extents=(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
+    full_waves=True,
+)
+"""Memory that moves 4 TB in a second still shows at 128 MiB how long starting a kernel takes. Matrix units are at their
+best where extents are multiples of theirs, and not before 4096."""
 
 Pool = Any  # what torch knows a pool of graphs' memory by; the type's name is its own
 
@@ -134,22 +140,32 @@ class _Pair:
         return float(1e3 * self._begun.elapsed_time(self._ended))
 
 
-class CudaTiming:
-    """How calls are timed on one CUDA device. Makes a stream of its own the current one: the default one cannot be
-    captured, and with one stream nothing has to wait for another."""
+def allocated_bytes(run: Callable[[], object]) -> int:
+    """Return the most bytes that torch allocates on the current CUDA device while a function runs, beyond before it."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
+class CudaTimer:
+    """Times calls on one CUDA device. Makes a stream of its own the current one: the default one cannot be captured,
+    and with one stream nothing has to wait for another."""
 
     canary_extent = CANARY_EXTENT
+    sweep = SWEEP
 
     def __init__(self, policy: CudaPolicy, device_index: int = 0, *, parent_computes: bool = False) -> None:
         torch.cuda.set_device(device_index)
         self._computing = 2 if parent_computes else 1
-        self.policy, self.device = policy, torch.device("cuda", device_index)
+        self.policy, self.device = policy, torch.device(CUDA, device_index)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
-        self._uuid, self._management, self._clock = cuda_uuid(device_index), Management(), SmClock()
+        self._uuid, self._nvml, self._clock = cuda_uuid(device_index), Nvml(), SmClock()
         self._pool = torch.cuda.graph_pool_handle()
         properties = torch.cuda.get_device_properties(device_index)
-        self._flushed = torch.empty(0 if policy.graphs else properties.L2_cache_size, dtype=torch.int8, device="cuda")
+        flushed_bytes = 0 if policy.graphs else properties.L2_cache_size
+        self._flushed = torch.empty(flushed_bytes, dtype=torch.int8, device=self.device)
         _warm_up(self.device)
 
     def sampler(self, runs: Sequence[Run]) -> GraphSampler | EventSampler:
@@ -161,6 +177,10 @@ class CudaTiming:
         if self.policy.graphs:
             return GraphSampler(runs, self.policy, self._pool)
         return EventSampler(runs, self.policy, self._flushed)
+
+    def brief(self) -> "CudaTimer":
+        """Return itself: starting a graph is part of a sample, so that none is shorter."""
+        return self
 
     def lone(self, run: Run) -> GraphSampler | EventSampler:
         return self.sampler([run])
@@ -182,7 +202,7 @@ class CudaTiming:
             sleep(PAUSE_S * attempt)
             for sampler in chosen:
                 sampler.queue()
-            clock_mhz = self._management.sm_clock_mhz(self._uuid)
+            clock_mhz = self._nvml.sm_clock_mhz(self._uuid)
             self._stream.synchronize()
             found = [(sampler.call_us(), sampler.sample_us) for sampler in chosen]
             if not self._clock.is_low(clock_mhz):
@@ -191,7 +211,7 @@ class CudaTiming:
 
     def allocated_bytes(self, run: Run) -> int:
         """Run a kernel and return the most bytes that it holds of torch's allocator meanwhile, beyond what was held."""
-        return allocated_on_cuda_bytes(run)
+        return allocated_bytes(run)
 
     def recover(self, error: BaseException) -> None:
         """Wait for the device; where memory ran out, give back what the allocator caches.
@@ -207,7 +227,7 @@ class CudaTiming:
             torch.cuda.empty_cache()
 
     def contended(self) -> str | None:
-        others = foreign(self._management.processes(self._uuid), {os.getpid(), os.getppid()}, self._computing)
+        others = foreign(self._nvml.processes(self._uuid), {os.getpid(), os.getppid()}, self._computing)
         if not others:
             return None
         who = "another process computes" if others == 1 else f"{others} other processes compute"

@@ -1,19 +1,38 @@
-"""What a race needs of a device. `sampling` has it for the CPU, `sampling_cuda` for CUDA devices."""
+"""Protocols of timing on a device, which a race uses, and the canary that notices when the device changes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
 import torch
 
-from autotuner.measure.policy import AnyPolicy
+from autotuner.measure.policy import Policy
 
 Run = Callable[[], Any]
 
 CANARY_SAMPLES = 5
 
 
-class Timed(Protocol):
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Amounts of work by which the roofline of a device is measured.
+
+    Args:
+        bytes_max: moved at most. Above that its own bandwidth counts: no more than a device's memory has, where it is
+            beyond every cache.
+        extents: of the cubes that are multiplied.
+        full_waves: whether a cube may leave most of the device idle in its last wave.
+        passes: over all amounts, one after the other: what disturbs one pass is over in the next. The least counts.
+    """
+
+    bytes_max: int
+    extents: tuple[int, ...]
+    full_waves: bool = False
+    passes: int = 2
+
+
+class Sampler(Protocol):
     """One candidate, built on its operand sets and ready to be timed."""
 
     is_contended: bool
@@ -23,11 +42,11 @@ class Timed(Protocol):
         """Return microseconds of one call: what decides whether it is timed any further."""
 
 
-class Timing(Protocol):
-    """How calls are timed on one device, under one policy."""
+class Timer(Protocol):
+    """Times calls on one device, under one policy."""
 
     @property
-    def policy(self) -> AnyPolicy: ...
+    def policy(self) -> Policy: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -36,10 +55,16 @@ class Timing(Protocol):
     def canary_extent(self) -> int:
         """Rows and columns of the matrices that the canary multiplies."""
 
-    def sampler(self, runs: Sequence[Run]) -> Timed:
+    @property
+    def sweep(self) -> Sweep: ...
+
+    def brief(self) -> "Timer":
+        """Return a timer with shorter samples, where these are no worse."""
+
+    def sampler(self, runs: Sequence[Run]) -> Sampler:
         """Make one candidate ready, which has a kernel for each operand set."""
 
-    def lone(self, run: Run) -> Timed:
+    def lone(self, run: Run) -> Sampler:
         """Make a kernel ready that is timed by itself: nothing else runs in between."""
 
     def samples(self, samplers: Sequence[Any]) -> list[tuple[float, float]]:
@@ -69,11 +94,11 @@ class Timing(Protocol):
 class Canary:
     """A small matrix product that should always take the same time: where it does not, the machine has changed."""
 
-    def __init__(self, timing: Timing) -> None:
-        extent, self._timing = timing.canary_extent, timing
-        self._a, self._b = torch.ones(2, extent, extent, device=timing.device)
-        self._out = torch.empty(extent, extent, device=timing.device)
-        self._sampler = timing.lone(self.run)
+    def __init__(self, timer: Timer) -> None:
+        extent, self._timer = timer.canary_extent, timer
+        self._a, self._b = torch.ones(2, extent, extent, device=timer.device)
+        self._out = torch.empty(extent, extent, device=timer.device)
+        self._sampler = timer.lone(self.run)
         self._reference_us = self._look()
 
     def run(self) -> None:
@@ -85,4 +110,4 @@ class Canary:
         return abs(self._reference_us / before_us - 1) > share
 
     def _look(self) -> float:
-        return median(self._timing.samples([self._sampler])[0][0] for _ in range(CANARY_SAMPLES))
+        return median(self._timer.samples([self._sampler])[0][0] for _ in range(CANARY_SAMPLES))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autotuner.measure import sampling_cuda
+from autotuner.measure.devices import cuda_sampling
+from autotuner.measure.devices.cuda_sampling import CudaTimer, GraphSampler, graph_calls
+from autotuner.measure.devices.nvml import SmClock, foreign
 from autotuner.measure.policy import CudaPolicy
-from autotuner.measure.sampling_cuda import CudaTiming, GraphSampler, graph_calls
-from autotuner.measure.sm_clock import SmClock, foreign
 
 POLICY = CudaPolicy(0)
 
@@ -68,11 +68,11 @@ class Fake:
 
 def timing(monkeypatch: pytest.MonkeyPatch, *clock_mhz: int) -> tuple[Any, list[str]]:
     done: list[str] = []
-    monkeypatch.setattr(sampling_cuda, "sleep", lambda seconds: done.append(f"pause {seconds:g}"))
+    monkeypatch.setattr(cuda_sampling, "sleep", lambda seconds: done.append(f"pause {seconds:g}"))
     readings = iter(clock_mhz)
-    made: Any = CudaTiming.__new__(CudaTiming)
+    made: Any = CudaTimer.__new__(CudaTimer)
     made._uuid, made._clock = "GPU-1", SmClock()
-    made._management = SimpleNamespace(sm_clock_mhz=lambda _uuid: next(readings, 1980))
+    made._nvml = SimpleNamespace(sm_clock_mhz=lambda _uuid: next(readings, 1980))
     made._stream = SimpleNamespace(synchronize=lambda: done.append("wait"))
     return made, done
 
@@ -102,7 +102,7 @@ def test_a_clock_that_stays_low_ends_in_the_last_sample(monkeypatch: pytest.Monk
     made.samples([Fake(200.0)])
     slow = Fake(400.0)
     assert made.samples([slow]) == [(40.0, 400.0)]
-    assert slow.queued == sampling_cuda.ATTEMPTS
+    assert slow.queued == cuda_sampling.ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_graph_that_turns_out_too_short_is_captured_anew(
         made.append(len(schedule) - 2)
         return SimpleNamespace(replay=lambda: None)
 
-    monkeypatch.setattr(sampling_cuda, "_Pair", FivePerCall)
-    monkeypatch.setattr(sampling_cuda, "_first_us", lambda _runs: first_us)
-    monkeypatch.setattr(sampling_cuda, "_captured", capture)
+    monkeypatch.setattr(cuda_sampling, "_Pair", FivePerCall)
+    monkeypatch.setattr(cuda_sampling, "_first_us", lambda _runs: first_us)
+    monkeypatch.setattr(cuda_sampling, "_captured", capture)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     sampler = GraphSampler([lambda: None], POLICY, None)
     assert made == captured

@@ -1,7 +1,6 @@
-"""Measures ceilings: the least times of plain work by amount, under the measuring policy, in the measuring process."""
+"""Microbenchmarks that measure a roofline: the least times of plain work by amount, under the measuring policy."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count, takewhile
 from math import ceil, inf
 
@@ -9,86 +8,58 @@ import torch
 from torch import Tensor
 
 from autotuner.measure.operands import dtype_of
-from autotuner.measure.policy import Policy
-from autotuner.measure.roofline import LINKS, Ceilings, Ladder
-from autotuner.measure.sampling import CpuTiming
-from autotuner.measure.timing import Run, Timing
-
-PASSES = 2
-"""Over all rungs, one after the other: what disturbs one pass is over in the next. The least counts."""
+from autotuner.measure.roofline import Ladder, Roofline
+from autotuner.measure.timer import Run, Sweep, Timer
 
 SAMPLES = 3
 """Of each kernel at each rung and in each pass; again, the least counts."""
 
-SAMPLE_SHARE = 0.1
-"""A sample is so much shorter than one of a candidate: of the least of several, short ones are the more optimistic.
-Not on CUDA devices, where starting a graph is part of a sample."""
-
 HOPELESS = 1.5
 """A kernel that takes so many times the best of its rung in its first sample gets no second one."""
 
-BYTES_MIN, BYTES_MAX = 1 << 10, 1 << 27
-"""Above the last rung its own bandwidth counts: no more than a device's memory has, where it is beyond every cache."""
-
-CUDA_BYTES_MAX = 1 << 30
-"""The same for memory that moves 4 TB in a second, where starting a kernel still shows at 128 MiB."""
+BYTES_MIN = 1 << 10
 
 BYTES_HELD_SHARE = 4
 """Of the memory that operand sets may take, one rung takes at most this part."""
 
-LINK_BYTES_MIN, LINK_BYTES_MAX, LINK_STEP = 1 << 12, 1 << 28, 4
-"""Copied at once over the host's link; page-locking more takes longer than it says anything new."""
-
-PRODUCT_MIN, PRODUCT_MAX = 16, 1024
-"""Extents of a cube, whose flop is four times as much from rung to rung."""
-
-CUDA_PRODUCTS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""The same: a GPU's matrix units are at their best where extents are multiples of theirs, and not before 4096."""
-
 Make = Callable[[], Run]
 
 
-def measure_ceilings(timing: Timing, held_bytes: int, dtypes: Iterable[str]) -> Ceilings:
-    """Return the ceilings of this device.
+def measure_roofline(timer: Timer, held_bytes: int, dtypes: Iterable[str], sweep: Sweep | None = None) -> Roofline:
+    """Return the roofline of this device.
 
     Args:
-        timing: as candidates are timed.
+        timer: as candidates are timed.
         held_bytes: what operand sets may take.
         dtypes: element types of which products are measured.
+        sweep: amounts of work; by default the timer's own.
 
     Raises:
         KernelError: torch has no such element type.
     """
-    bench, device = _Bench(timing), timing.device
-    most = min(CUDA_BYTES_MAX if device.type == "cuda" else BYTES_MAX, held_bytes // BYTES_HELD_SHARE)
+    bench, device, sweep = _Bench(timer), timer.device, sweep or timer.sweep
+    most = min(sweep.bytes_max, held_bytes // BYTES_HELD_SHARE)
     call_us, moved = inf, dict[float, float]()
     products: dict[str, dict[float, float]] = {dtype: {} for dtype in dtypes}
-    links: dict[str, dict[float, float]] = {name: {} for name in LINKS} if device.type == "cuda" else {}
-    for _ in range(PASSES):
+    for _ in range(sweep.passes):
         call_us = min(call_us, bench.least_us(_trifles(device), BYTES_MIN))
-        for amount in _amounts(most, BYTES_MIN, 2):
+        for amount in takewhile(lambda amount: amount <= most, (BYTES_MIN << number for number in count())):
             _lower(moved, amount, bench.least_us(_movers(amount, device), amount))
-        for name, rungs in links.items():
-            for amount in _amounts(min(most, LINK_BYTES_MAX), LINK_BYTES_MIN, LINK_STEP):
-                _lower(rungs, amount, bench.least_us([_over_link(name, amount, device)]))
         for dtype, rungs in products.items():
-            for flop, us in _products(bench, dtype_of(dtype), device):
+            for flop, us in _products(bench, sweep.extents, dtype_of(dtype), device):
                 _lower(rungs, flop, us)
     ladders = {}
     for dtype, rungs in products.items():
         rising = sorted(rungs.items())
-        ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if device.type == "cuda" else rising)))
-    return Ceilings(call_us, _ladder(moved), ladders, {name: _ladder(rungs) for name, rungs in links.items()})
+        ladders[dtype] = Ladder(tuple(_risen(_full_waves(rising) if sweep.full_waves else rising)))
+    return Roofline(call_us, Ladder(tuple(sorted(moved.items()))), ladders)
 
 
 class _Bench:
     """Times plain work as candidates are timed: in as many operand sets, each after other operators."""
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing, self._policy = timing, timing.policy
-        if isinstance(timing, CpuTiming):
-            brief: Policy = replace(timing.policy, sample_us=SAMPLE_SHARE * timing.policy.sample_us)
-            self._timing = CpuTiming(brief, timing.neighbours)
+    def __init__(self, timer: Timer) -> None:
+        self._timer, self._policy = timer.brief(), timer.policy
 
     def least_us(self, makes: Iterable[Make], set_bytes: float | None = None) -> float:
         """Return the least time of any of some kernels, in microseconds.
@@ -99,9 +70,9 @@ class _Bench:
         sets = 1 if set_bytes is None else min(self._policy.sets, ceil((self._policy.rotate_bytes + 1) / set_bytes))
         least = inf
         for make in makes:
-            sampler = self._timing.sampler([make() for _ in range(sets)])
+            sampler = self._timer.sampler([make() for _ in range(sets)])
             for _ in range(SAMPLES):
-                ((sample_us, _),) = self._timing.samples([sampler])
+                ((sample_us, _),) = self._timer.samples([sampler])
                 least = min(least, sample_us)
                 if sample_us > HOPELESS * least:
                     break
@@ -110,14 +81,6 @@ class _Bench:
 
 def _lower(rungs: dict[float, float], amount: float, us: float) -> None:
     rungs[amount] = min(us, rungs.get(amount, inf))
-
-
-def _ladder(rungs: dict[float, float]) -> Ladder:
-    return Ladder(tuple(sorted(rungs.items())))
-
-
-def _amounts(most: int, least: int, step: int) -> list[int]:
-    return list(takewhile(lambda amount: amount <= most, (least * step**number for number in count())))
 
 
 def _movers(amount: int, device: torch.device) -> Iterator[Make]:
@@ -157,26 +120,14 @@ def _trifles(device: torch.device) -> Iterator[Make]:
     yield from (write, copy)
 
 
-def _over_link(name: str, amount: int, device: torch.device) -> Make:
-    """Return a copy of so many bytes between page-locked memory of the host and the device's, one way."""
-
-    def make() -> Run:
-        here = torch.full((amount,), 3, dtype=torch.uint8, pin_memory=True)
-        there = torch.full((amount,), 5, dtype=torch.uint8, device=device)
-        source, target = (here, there) if name == "to_device" else (there, here)
-        return lambda: target.copy_(source, non_blocking=True)
-
-    return make
-
-
 def _filled(count: int, device: torch.device) -> Tensor:
     return torch.full((count,), 1.5, device=device)
 
 
-def _products(bench: _Bench, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[float, float]]:
+def _products(
+    bench: _Bench, extents: Iterable[int], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[float, float]]:
     """Yield the flop of a cube, the best shape for so much, and the least time for it in any order of its operands."""
-    rising = (round(PRODUCT_MIN * 4 ** (number / 3)) for number in count())
-    extents = CUDA_PRODUCTS if device.type == "cuda" else takewhile(lambda extent: extent <= PRODUCT_MAX, rising)
     for extent in extents:
         makes = [_multiplied(extent, one, other, dtype, device) for one in (False, True) for other in (False, True)]
         yield 2 * extent**3, bench.least_us(makes, 3 * extent**2 * dtype.itemsize)
