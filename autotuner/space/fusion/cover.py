@@ -25,7 +25,7 @@ class Cover:
 
 
 class Reach:
-    """Dependence of operators on each other, as bit sets over graph order."""
+    """Dependencies between operators, as bit sets over graph order."""
 
     def __init__(self, graph: Graph) -> None:
         self.index = {operator.name: i for i, operator in enumerate(graph.operators)}
