@@ -23,6 +23,8 @@ from tests.runtime.layers import assert_equal, batch, gradients
 from tests.runtime.plans import MASKED, TINY, configuration, model
 from tests.server.client.served import Served
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {axis: TINY[axis] for axis in "bl"}
 PLAIN = model()
 

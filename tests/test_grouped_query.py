@@ -15,6 +15,8 @@ from autotuner.tuner import TuningPolicy
 from tests.made_up import times, without_compilers
 from tests.tuner.asking import Asking, tune
 
+pytestmark = pytest.mark.slow
+
 GROUPED = """
 version: 1
 name: grouped-query

@@ -57,6 +57,7 @@ def test_devices_are_listed(run: Run) -> None:
 # What is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
@@ -154,6 +155,7 @@ def test_an_extent_that_is_given_twice_ends_with_2(run: Run) -> None:
     assert "--extent b is given twice, as 2 and 3: give it once" in ran.err
 
 
+@pytest.mark.slow
 def test_a_database_that_knows_nothing_leaves_no_plan(run: Run, tmp_path: Path) -> None:
     open_database(tmp_path / "empty.sqlite").close()
     ran = run("solve", "bert-encoder:tiny", "--database", tmp_path / "empty.sqlite")
@@ -193,6 +195,7 @@ def test_a_corrupt_problem_ends_with_2(run: Run, tmp_path: Path, text: str, sent
 # What is solved
 
 
+@pytest.mark.slow
 def test_berts_own_epsilon_is_a_number(run: Run, tmp_path: Path) -> None:
     open_database(tmp_path / "empty.sqlite").close()
     ran = run("solve", "bert-encoder:tiny", "--option", "epsilon=1e-12", "--database", tmp_path / "empty.sqlite")

@@ -54,6 +54,7 @@ def test_a_closed_database_is_one_file(tmp_path: Path, environment: Environment)
     assert [path.name for path in tmp_path.iterdir()] == ["timings.sqlite"]
 
 
+@pytest.mark.slow
 def test_a_migrated_database_opens_without_alembic(tmp_path: Path) -> None:
     file = tmp_path / "timings.sqlite"
     open_database(file).close()

@@ -48,6 +48,7 @@ def write() -> None:
         write_golden(f"configuration_{name}.json.gz", solved(name).to_json())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_sweep_gives_the_configuration_that_it_gave(name: str) -> None:
     found, expected = solved(name).to_json(), golden(f"configuration_{name}.json.gz")

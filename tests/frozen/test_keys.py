@@ -123,6 +123,7 @@ def test_every_preset_has_a_golden_space_and_no_other() -> None:
     assert sorted(golden("spaces.json")) == sorted(title(*case) for case in SPACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPACES, ids=lambda case: title(*case))
 def test_the_calls_of_a_space_have_the_keys_they_had(case: tuple[str, str, str | None, Attributes]) -> None:
     assert_same(space_keys(*case), golden("spaces.json")[title(*case)])

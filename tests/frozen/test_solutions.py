@@ -96,15 +96,18 @@ def write() -> None:
         write_golden("asked.json", {str(gap): asked(gap, Path(folder) / f"{gap}.sqlite") for gap in GAPS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_solvers_choose_what_they_chose(name: str) -> None:
     assert_same(solved(name), golden(f"solutions_{name}.json"))
 
 
+@pytest.mark.slow
 def test_within_a_budget_they_choose_what_they_chose() -> None:
     assert_same(within_budgets(), golden("solutions_budget.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", GAPS)
 def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path) -> None:
     assert_same(asked(gap, tmp_path / "lazy.sqlite"), golden("asked.json")[str(gap)])

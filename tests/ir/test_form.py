@@ -23,6 +23,7 @@ def forms(draw: st.DrawFn) -> Form:
     return Form(Layout(f"{axes[:place]}*{axes[place:]}"), storage, stack)
 
 
+@pytest.mark.slow
 @given(forms())
 def test_a_form_that_is_printed_and_parsed_is_the_same_form(form: Form) -> None:
     assert Form.parse(str(form)) == form

@@ -25,6 +25,7 @@ def raced(bench: Bench, *calls: Call) -> list[tuple[int, Measurement]]:
     return emitted
 
 
+@pytest.mark.slow
 def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> None:
     found = raced(
         Bench(CpuTimer(POLICY), 1 << 30), add("good"), add("wrong"), add("good", ("ba", "ba", "ba")), add("refused")
@@ -37,12 +38,14 @@ def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> N
     ]
 
 
+@pytest.mark.slow
 def test_what_a_call_allocates_while_it_runs_is_its_workspace(add: MakeCall) -> None:
     found = dict(raced(Bench(CpuTimer(POLICY), 1 << 30), add("good"), add("roomy")))
     assert found[0].workspace_bytes == 0
     assert found[1].workspace_bytes == 8 * 16 * 4
 
 
+@pytest.mark.slow
 def test_operand_sets_make_room_where_memory_is_short(add: MakeCall) -> None:
     found = raced(
         Bench(CpuTimer(POLICY), 1), add("good"), add("good", ("ba", "ba", "ba")), add("good", ("ab", "ab", "ba"))
@@ -50,6 +53,7 @@ def test_operand_sets_make_room_where_memory_is_short(add: MakeCall) -> None:
     assert [measured.status for _, measured in found] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_what_was_sampled_while_the_machine_drifted_is_taken_again_once(
     add: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +79,7 @@ def test_what_was_sampled_while_the_machine_drifted_is_taken_again_once(
     assert "drifted" in found[0][1].marks, "it drifted the second time as well"
 
 
+@pytest.mark.slow
 def test_two_identical_calls_differ_little_or_much_but_not_negatively() -> None:
     assert Bench(CpuTimer(POLICY), 1 << 30).noise_floor() >= 0
 
@@ -107,6 +112,7 @@ class Together(CpuTimer):
         return [sampler.sample() for sampler in samplers]
 
 
+@pytest.mark.slow
 def test_a_round_is_sampled_together_where_the_device_can(add: MakeCall) -> None:
     timing = Together()
     bench = Bench(timing, 1 << 30)
@@ -127,6 +133,7 @@ def test_a_device_that_is_lost_ends_the_race_with_what_the_device_said(
         raced(Bench(CpuTimer(POLICY), 1 << 30), add("good"), add("raises"))
 
 
+@pytest.mark.slow
 def test_references_make_room_where_memory_is_short(add: MakeCall) -> None:
     bench, small = Bench(CpuTimer(POLICY), 1), (TensorType((2, 3), "float32"),) * 3
     other = Call(Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), small, (0, 1), (2,)), add("good").candidate)
@@ -135,6 +142,7 @@ def test_references_make_room_where_memory_is_short(add: MakeCall) -> None:
     assert bench._references.held_bytes == 2 * 3 * 8
 
 
+@pytest.mark.slow
 def test_what_was_dropped_early_is_marked_and_has_the_least_of_at_least_two_looks(add: MakeCall) -> None:
     found = dict(raced(Bench(CpuTimer(POLICY), 1 << 30), add("good"), add("slow")))
     assert "eliminated" not in found[0].marks
@@ -143,6 +151,7 @@ def test_what_was_dropped_early_is_marked_and_has_the_least_of_at_least_two_look
     assert found[1].median_us == min(found[1].samples_us)
 
 
+@pytest.mark.slow
 def test_what_waited_for_a_core_all_the_time_is_marked_as_contended(
     add: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +163,7 @@ def test_what_waited_for_a_core_all_the_time_is_marked_as_contended(
     assert measured.is_doubtful
 
 
+@pytest.mark.slow
 def test_what_others_are_known_to_disturb_is_marked_as_contended(add: MakeCall) -> None:
     found: list[Measurement] = []
     bench = Bench(CpuTimer(POLICY), 1 << 30)
@@ -161,6 +171,7 @@ def test_what_others_are_known_to_disturb_is_marked_as_contended(add: MakeCall) 
     assert "contended" in found[0].marks
 
 
+@pytest.mark.slow
 def test_a_quiet_measurement_has_no_marks(add: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "core_wait_us", lambda: 0.0)
     monkeypatch.setattr(Canary, "drifted", lambda _canary, _share: False)

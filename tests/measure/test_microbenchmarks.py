@@ -1,5 +1,7 @@
 """Roofline, measured on this device: ladders that rise, and no call of the plainest kernels below them."""
 
+import pytest
+
 from autotuner.measure import microbenchmarks as measuring
 from autotuner.measure.devices.cpu_sampling import CpuTimer
 from autotuner.measure.policy import CpuPolicy
@@ -9,6 +11,7 @@ POLICY = CpuPolicy(1 << 16, sets=4, sample_us=50.0)
 SWEEP = Sweep(bytes_max=1 << 14, extents=(16, 25, 40, 64), passes=1)
 
 
+@pytest.mark.slow
 def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for() -> None:
     found = measuring.measure_roofline(CpuTimer(POLICY), 1 << 30, ["float32", "bfloat16"], SWEEP)
     assert [amount for amount, _ in found.moved.rungs] == [1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14]
@@ -19,6 +22,7 @@ def test_ladders_reach_from_the_least_to_the_most_and_time_all_that_is_asked_for
         assert all(0 < us < float("inf") for _, us in ladder.rungs)
 
 
+@pytest.mark.slow
 def test_no_rung_takes_more_than_its_part_of_memory() -> None:
     found = measuring.measure_roofline(CpuTimer(POLICY), measuring.BYTES_HELD_SHARE << 12, [], SWEEP)
     assert found.moved.rungs[-1][0] == 1 << 12

@@ -167,6 +167,7 @@ def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
     assert made.sequence_for(choices[0]) is made.sequence_for(choices[0])
 
 
+@pytest.mark.slow
 def test_a_configuration_of_another_device_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match=r"on cpu, and .* measured on cuda: move .* module.to\('cuda'\)"):
         apply(encoder_layer(model()), configuration(model(), 0, "cuda"))

@@ -16,6 +16,8 @@ from scripts.bench.all_peers import TakesTurns, add_jax
 from scripts.bench.jax_layer import PLAIN, WITHOUT_DROPOUT, JaxSide, arguments, imported, jax_names, training_step
 from tests.runtime.plans import MASKED, SITES, model
 
+pytestmark = pytest.mark.slow
+
 jax = pytest.importorskip("jax")
 P = 0.25
 
@@ -31,6 +33,7 @@ def stepped(of: Model, *seeds: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu_erf", "gelu_tanh"])
 def test_y_and_all_gradients_equal_the_frameworks(activation: str) -> None:
     of = model(dtype="float32", activation=activation)
@@ -52,6 +55,7 @@ def test_results_have_the_models_dtype(dtype: str) -> None:
     assert {str(value.dtype) for value in jax.tree.leaves(results)} == {dtype}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_each_site_drops_by_the_key_that_it_is_given(site: str) -> None:
     options: dict[str, Any] = {site: P}
@@ -80,6 +84,7 @@ def test_cudnns_attention_is_named_by_what_it_leaves_out() -> None:
     assert jax_names(model(p=P, attention_dropout=0.0)) == ("jax", "jax cudnn")
 
 
+@pytest.mark.slow
 def test_a_side_takes_turns_and_knows_the_memory_of_its_step() -> None:
     of = model(dtype="float32", p=P)
     side = JaxSide(PLAIN, of, 100.0, "cpu")
@@ -89,6 +94,7 @@ def test_a_side_takes_turns_and_knows_the_memory_of_its_step() -> None:
     assert side.peak_bytes >= results
 
 
+@pytest.mark.slow
 def test_sides_that_do_not_run_are_left_out_with_their_reason() -> None:
     sides: dict[str, TakesTurns] = {}
     with pytest.warns(TunedWarning, match="no dropout of weights is not among the sides"):

@@ -17,6 +17,8 @@ from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.layers import assert_equal, gradients
 from tests.runtime.plans import MASKED, model
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stacked_layer_equals_the_frameworks_with_the_same_parameters() -> None:
     stacked, layer = stacked_layer(MASKED, device="cpu"), encoder_layer(MASKED)

@@ -17,6 +17,8 @@ from tests.runtime.plans import WITH_DROPOUT, configuration, model
 from tests.solve.problem.test_formulate import CPU, costs_of
 from tests.solve.problem.test_saving import with_dear_bytes
 
+pytestmark = pytest.mark.slow
+
 COMPILED = ("inductor", "inductor_threefry")
 
 
@@ -31,6 +33,7 @@ def holding_little(of: Model, seed: int) -> Configuration:
     return replace(configuration(of), steps=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, seed", [(0.0, 0), (WITH_DROPOUT, 1)])
 def test_a_plan_that_holds_little_computes_what_the_framework_does(p: float, seed: int) -> None:
     of = model(p=p)

@@ -87,12 +87,14 @@ def assert_solved_as_exhaustively(problem: Problem, budget: int) -> Solution | N
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None, database=None)
 @given(problem=weighed_problems(), data=st.data())
 def test_the_least_time_within_a_budget_is_that_of_exhaustive_search(problem: Problem, data: st.DataObject) -> None:
     assert_solved_as_exhaustively(problem, budget_of(data, problem))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(problem=weighed_problems(), data=st.data())
 def test_the_same_holds_where_every_limit_is_reached(problem: Problem, data: st.DataObject) -> None:
@@ -108,6 +110,7 @@ def test_the_same_holds_where_every_limit_is_reached(problem: Problem, data: st.
         assert_solved_as_exhaustively(problem, budget_of(data, problem))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=weighed_problems(), data=st.data(), seed=st.integers(0, 99))
 def test_the_order_in_which_a_problem_is_written_changes_nothing(
@@ -119,6 +122,7 @@ def test_the_order_in_which_a_problem_is_written_changes_nothing(
         assert dict(budgeted(shuffled(problem, seed), budget).states) == dict(found.states)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(
     problem=weighed_problems(), data=st.data(), epsilon=st.sampled_from((0.0, 0.1)), time=st.sampled_from((0.0, None))

@@ -1,6 +1,7 @@
 """Labels: of rows with the same states, those stay that no other equals in time and held bytes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def beaten(row: Weights, others: list[Weights]) -> bool:
 rows_of_labels = st.lists(st.tuples(*(st.integers(0, most) for most in (2, 5, 4))), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(rows=rows_of_labels, byte=st.sampled_from((1, 64)))
 def test_the_rows_that_stay_are_those_that_no_other_equals(rows: list[Weights], byte: int) -> None:

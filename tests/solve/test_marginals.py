@@ -41,12 +41,14 @@ def test_each_state_of_a_chain_has_the_total_of_the_best_path_through_it() -> No
     assert min_marginals(CHAIN) == {"x": {AB: 5.0, BA: 12.0}, "y": {AB: 10.0, BA: 5.0}, "z": {AB: 5.0}}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_marginals_are_the_best_totals_of_all_assignments(problem: Problem) -> None:
     assert min_marginals(problem) == expected_marginals(problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), above=st.integers(0, 12))
 def test_marginals_up_to_a_total_are_the_same_and_infinite_above_it(problem: Problem, above: int) -> None:
@@ -63,6 +65,7 @@ def test_marginals_up_to_a_total_are_the_same_and_infinite_above_it(problem: Pro
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_wide_pairs_split_by_kinds_change_nothing(problem: Problem) -> None:

@@ -56,12 +56,14 @@ def assert_solved_as_exhaustively(problem: Problem) -> None:
         assert independent_bound_us(problem) <= best.total_us
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_exact_solvers_equal_exhaustive_search_and_baselines_are_feasible_and_never_better(problem: Problem) -> None:
     assert_solved_as_exhaustively(problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_the_same_holds_where_every_limit_is_reached(problem: Problem) -> None:
@@ -74,6 +76,7 @@ def test_the_same_holds_where_every_limit_is_reached(problem: Problem) -> None:
         assert_solved_as_exhaustively(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_and_cases_change_nothing_for_a_layer_of_a_transformer(
     monkeypatch: pytest.MonkeyPatch, seed: int
@@ -101,6 +104,7 @@ def test_no_table_needs_more_memory_than_there_may_be() -> None:
     assert tight.total_us == tight.lower_bound_us == wide.total_us
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
@@ -109,6 +113,7 @@ def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
         assert exact(problem, memory_limit_bytes=1) == replace(best, solver="exact", states=ANY)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Problem) -> None:
@@ -124,6 +129,7 @@ def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Proble
     assert found.lower_bound_us <= best.total_us <= found.total_us
 
 
+@pytest.mark.slow
 def test_a_layer_has_a_plan_before_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXACT, "MOST_ROWS", 30.0)
     problem = transformer_layer(0, rows=4)
@@ -141,6 +147,7 @@ def test_infeasible_problems_name_a_few_factors_that_contradict_each_other() -> 
         exact(Problem((*steps, *ends)))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), seed=st.integers(0, 2**32))
 def test_the_order_of_factors_variables_and_rows_does_not_change_the_solution(problem: Problem, seed: int) -> None:

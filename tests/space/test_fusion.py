@@ -325,6 +325,7 @@ def test_without_backward_attention_leaves_no_statistic() -> None:
     assert backward_of(forward) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.0, 0.1])
 @pytest.mark.parametrize("model", [encoder, decoder, partial(encoder, attention_mask=True)])
 def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(

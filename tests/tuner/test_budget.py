@@ -62,6 +62,7 @@ def test_the_peak_stays_within_the_budget_and_costs_time(share: float) -> None:
     assert plan(None).certificate.predicted_us <= certificate.lower_bound_us <= certificate.predicted_us
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_plan_keeps_is_refused_with_what_would_do() -> None:
     with pytest.raises(
         BudgetError, match=r"no plan fits into 1,000 bytes: the smallest that was found needs [\d,]+ "

@@ -136,6 +136,7 @@ def tried_of(space: Space) -> set[str]:
     return {key for key, call in space.calls.items() if call.candidate.kernel == "planted_tiled"}
 
 
+@pytest.mark.slow
 def test_forty_trials_of_928_find_what_random_draws_need_more_for(planted: Any) -> None:
     reached = []
     for rows in range(2, 11):
@@ -399,6 +400,7 @@ def test_the_incumbent_of_a_search_is_confirmed_as_all_that_is_new(
     assert step.params in alone
 
 
+@pytest.mark.slow
 def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
     planted: Any, linear: Model, file: SpaceFile, database: Database, tmp_path: Path
 ) -> None:
@@ -417,6 +419,7 @@ def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
     )
 
 
+@pytest.mark.slow
 def test_nothing_that_plans_or_serves_imports_the_sampler() -> None:
     rooms = "autotuner.tuner, autotuner.server.http, autotuner.solve, autotuner.space"
     code = f"import sys, {rooms}; sys.exit(any(name.split('.')[0] == 'optuna' for name in sys.modules))"

@@ -66,6 +66,7 @@ def test_an_environment_without_a_compiler_says_so_in_every_answer(small: Model,
     assert reasons(tune(small, CPU, database, again)) == ["no_compiler"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["contended", "drifted"])
 def test_what_was_measured_in_a_bad_moment_is_doubtful_and_measured_again_by_the_next_request(
     small: Model, database: Database, mark: Mark
@@ -274,6 +275,7 @@ def test_waiting_for_the_device_does_not_count_against_the_limits_and_is_told(sm
     assert notes[-1] == ""
 
 
+@pytest.mark.slow
 def test_what_is_doubtful_and_was_not_measured_again_for_the_limits_is_left_to_a_later_request(
     small: Model, database: Database
 ) -> None:

@@ -40,6 +40,7 @@ def slower(model: Model) -> dict[str, Measurement]:
     return {key: replace(m, median_us=19.0 + (m.median_us or 0.0)) for key, m in found.items()}
 
 
+@pytest.mark.slow
 def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: Model, tmp_path: Path) -> None:
     known = slower(small)
     lazy, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -56,6 +57,7 @@ def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: 
     assert (whole.counts["unknown"], whole.counts["unneeded"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_on_recorded_times_a_tenth_is_proven_with_11_of_20_calls(recorded: Recorded, database: Database) -> None:
     seen: list[Progress] = []
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
@@ -82,6 +84,7 @@ def test_a_complete_answer_is_not_measured_on(small: Model, database: Database) 
     assert again.counts["measured"] == 0
 
 
+@pytest.mark.slow
 def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small: Model, database: Database) -> None:
     known = slower(small)
     lazy, rest = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -90,6 +93,7 @@ def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small:
     assert sorted(lazy.asked + rest.asked) == sorted(known)
 
 
+@pytest.mark.slow
 def test_a_gap_ends_the_loop_earlier_and_a_later_job_goes_on(small: Model, database: Database) -> None:
     known = slower(small)
     hasty, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -102,6 +106,7 @@ def test_a_gap_ends_the_loop_earlier_and_a_later_job_goes_on(small: Model, datab
     assert second.certificate.predicted_us <= first.certificate.predicted_us
 
 
+@pytest.mark.slow
 def test_an_estimated_gap_ends_the_loop_without_a_proof(recorded: Recorded, database: Database) -> None:
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
     found = tune(recorded.model, recorded.file, database, replay, estimated_gap=0.1)
@@ -110,6 +115,7 @@ def test_an_estimated_gap_ends_the_loop_without_a_proof(recorded: Recorded, data
     assert found.certificate.estimated_gap <= 0.1 < (found.certificate.proven_gap or 0.0)
 
 
+@pytest.mark.slow
 def test_ceilings_are_measured_once_per_environment(small: Model, database: Database) -> None:
     class Counting(Asking):
         times = 0
@@ -174,6 +180,7 @@ def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database
     assert found.certificate.proven_gap == 0.0
 
 
+@pytest.mark.slow
 def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
     small: Model, database: Database
 ) -> None:
@@ -186,6 +193,7 @@ def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
     assert len(patient.compiled) == len(set(patient.compiled))
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slower(
     small: Model, database: Database
 ) -> None:
@@ -243,6 +251,7 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
     assert found.counts["reused"] == 5
 
 
+@pytest.mark.slow
 def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
     """Whatever it would decide now, and also where another model has left ceilings."""
     known = slower(small)

@@ -57,6 +57,7 @@ def test_a_gap_of_rounding_is_none() -> None:
     assert gap(100.0, 0.0) is gap(None, 100.0) is gap(100.0, None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_the_loop_ends_at_the_optimum_and_no_bound_is_above_it(seed: int) -> None:
     problem, draw = PlainProblem(synthetic_problem(12, 3, seed)), random.Random(seed)
@@ -74,6 +75,7 @@ def test_the_loop_ends_at_the_optimum_and_no_bound_is_above_it(seed: int) -> Non
     assert len(measured) < len(problem.calls)
 
 
+@pytest.mark.slow
 def test_no_plan_with_a_call_takes_less_than_is_said_of_it(recorded: Recorded) -> None:
     """Of the optimum's own calls it is the optimum at most; near it, fewer others can be part of as good a plan."""
     costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}

@@ -32,6 +32,7 @@ def walked(model: Model, database: Database, measurer: Asking | None = None, **a
     return seen
 
 
+@pytest.mark.slow
 def test_the_best_so_far_falls_and_the_bound_rises_until_they_meet(small: Model, database: Database) -> None:
     seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
     best = [p.best_us for p in seen if p.best_us is not None]
@@ -42,6 +43,7 @@ def test_the_best_so_far_falls_and_the_bound_rises_until_they_meet(small: Model,
     assert all(p.bound_us <= p.best_us for p in seen if p.best_us is not None and p.bound_us is not None)
 
 
+@pytest.mark.slow
 def test_there_is_a_plan_after_one_call_for_each_operator(small: Model, database: Database) -> None:
     operators = len(space_of(small).graph.operators)
     seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
@@ -57,6 +59,7 @@ def test_when_all_is_measured_the_gap_is_proven_to_be_none(small: Model) -> None
     assert state.enough()
 
 
+@pytest.mark.slow
 def test_a_limit_of_measurements_ends_with_a_plan_and_a_later_walk_measures_the_rest(
     small: Model, database: Database
 ) -> None:
@@ -85,6 +88,7 @@ def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database
         walked(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
 
 
+@pytest.mark.slow
 def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +113,7 @@ def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed
     assert found.counts["unknown"] == 1
 
 
+@pytest.mark.slow
 def test_a_gap_ends_the_walk_as_soon_as_it_is_proven(small: Model, database: Database) -> None:
     known: Mapping[str, Measurement] = times(space_of(small).calls)
     patient, hasty = Asking(known), Asking(known)

@@ -101,6 +101,7 @@ def test_failed_candidates_do_not_end_the_job_and_are_not_chosen(small: Model, d
     assert database.statistics(Filter(HERE.key)).statuses["wrong"] == len(products)
 
 
+@pytest.mark.slow
 def test_what_failed_is_measured_once_more_when_asked(small: Model, database: Database) -> None:
     calls = space_of(small).calls
     good = times(calls)

@@ -13,6 +13,8 @@ import pytest
 from autotuner.database import Storage, open_database
 from autotuner.ir.records import Call, Environment, Measurement
 
+pytestmark = pytest.mark.slow
+
 STORING = Path(__file__).with_name("storing.py")
 
 
@@ -21,6 +23,7 @@ def start_storing(url: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_that_make_one_database_and_store_the_same_calls_neither_fail_nor_duplicate(url: str) -> None:
     processes = [start_storing(url, 20, 10, order) for order in ("FORWARD", "REVERSED", "FORWARD", "REVERSED")]
     lines = [line.split() for process in processes for line in process.communicate(timeout=60)[0].splitlines()]
@@ -34,6 +37,7 @@ def test_processes_that_make_one_database_and_store_the_same_calls_neither_fail_
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.05])
 def test_what_was_committed_survives_a_kill_in_the_middle_of_storing(url: str, wait_s: float) -> None:
     with start_storing(url, 100_000, 200) as process:

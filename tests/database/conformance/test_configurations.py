@@ -73,6 +73,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(document=st.dictionaries(st.text(), json_values))
 def test_a_document_comes_back_exactly_as_it_was_saved(

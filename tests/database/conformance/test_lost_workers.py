@@ -31,6 +31,7 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().split()
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(queue: Queue, start_holding: StartHolding) -> None:
     job_id, next_id = enqueued(queue), enqueued(queue)
     process = start_holding("job")
@@ -47,6 +48,7 @@ def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(queue: Queue
         queue.finish(job_id, name, "finished")
 
 
+@pytest.mark.slow
 def test_a_job_whose_process_was_killed_is_lost_at_once_and_no_more_when_another_has_it(
     queue: Queue, start_holding: StartHolding
 ) -> None:
@@ -100,6 +102,7 @@ def test_what_was_left_behind_goes_before_what_was_asked_for_later_and_only_to_i
     assert claimed(queue, ME).id == left
 
 
+@pytest.mark.slow
 def test_threads_that_claim_at_once_never_get_the_same_job_that_was_left_behind(
     url: str, queue: Queue, expire: Callable[..., None]
 ) -> None:

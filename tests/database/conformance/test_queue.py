@@ -100,6 +100,7 @@ def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: Queu
     assert all(mine == sorted(mine) for mine in taken)
 
 
+@pytest.mark.slow
 def test_processes_that_claim_at_once_never_get_the_same_job(queue: Queue, start_holding: StartHolding) -> None:
     jobs = [enqueued(queue).id for _ in range(40)]
     processes = [start_holding("drain") for _ in range(2)]

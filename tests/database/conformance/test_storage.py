@@ -128,6 +128,7 @@ def test_only_the_calls_that_are_asked_for_are_found(
     assert database.find(environment.key, []) == {}
 
 
+@pytest.mark.slow
 def test_five_thousand_calls_are_found_in_one_look_up(
     database: Storage, environment: Environment, make_call: MakeCall
 ) -> None:

@@ -13,6 +13,7 @@ def plan() -> MemoryPlan:
     return make_plan(configuration(model(p=WITH_DROPOUT), 0))
 
 
+@pytest.mark.slow
 def test_the_arena_is_what_is_live_at_most_and_hardly_more(plan: MemoryPlan) -> None:
     needs = memory(plan)
     arena = [buffer for buffer in plan.buffers if buffer.role == "arena"]
@@ -27,6 +28,7 @@ def test_what_backward_reads_of_forward_is_held_once(plan: MemoryPlan) -> None:
     assert memory(plan).held_bytes == sum(plan.buffers[number].size_bytes for number in buffers) > 0
 
 
+@pytest.mark.slow
 def test_output_and_gradients_are_handed_out_beside_the_arena() -> None:
     found = make_plan(configuration(model(), 0))
     gradients = [name for name in found.outputs if name.startswith("grad_")]

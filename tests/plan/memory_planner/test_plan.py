@@ -10,6 +10,7 @@ from tests.runtime.plans import WITH_DROPOUT, configuration, model, space
 TOGETHER = (("query_weight", "key_weight", "value_weight"), ("query_bias", "key_bias", "value_bias"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_needed_at_the_same_time_never_shares_bytes(seed: int) -> None:
     plan = make_plan(configuration(model(p=WITH_DROPOUT), seed), TOGETHER)
@@ -44,6 +45,7 @@ def test_every_step_executes_a_call_that_the_space_measures() -> None:
     assert {step.call.key for step in plan.steps} <= set(space(of).calls)
 
 
+@pytest.mark.slow
 def test_what_the_framework_keeps_in_one_tensor_lies_in_one_buffer_and_so_does_its_gradient() -> None:
     plan = make_plan(configuration(model(), 4), TOGETHER)
     port = Port("in_proj_weight", TOGETHER[0], ("np", "h"))
@@ -52,6 +54,7 @@ def test_what_the_framework_keeps_in_one_tensor_lies_in_one_buffer_and_so_does_i
     assert lies.strides == gradient.strides
 
 
+@pytest.mark.slow
 def test_without_the_framework_a_parameter_has_a_buffer_of_its_own() -> None:
     plan = make_plan(configuration(model(), 1))
     with pytest.raises(ConfigurationError, match="several buffers"):
@@ -89,6 +92,7 @@ def test_tensors_that_two_steps_want_in_other_orders_are_refused() -> None:
         make_plan(replace(found, steps=(*found.steps[:number], step, *found.steps[number + 1 :])))
 
 
+@pytest.mark.slow
 def test_on_cuda_every_buffer_of_the_arena_starts_at_a_multiple_of_256_bytes() -> None:
     of = model(p=WITH_DROPOUT)
     for device_type, alignment_bytes in (("cpu", 64), ("cuda", 256)):

@@ -50,6 +50,7 @@ def test_best_and_worst_are_those_of_the_same_operators(space: Space, found: Con
         assert (row.candidates, row.measured, row.unknown, row.failures) == (len(own), len(own), 0, ())
 
 
+@pytest.mark.slow
 def test_on_what_was_recorded_the_best_is_the_steps_bound_and_defaults_add_up(
     recorded: Recorded, encoder: Configuration
 ) -> None:

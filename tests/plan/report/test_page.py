@@ -46,6 +46,7 @@ def cells(page: Page, number: int) -> list[str]:
 # By itself, and for everybody
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_other_file_and_no_script(page: Page, bare: Page) -> None:
     for one in (page, bare):
         assert not {element.tag for element in one.elements} & {"script", "link", "img", "iframe", "object", "use"}

@@ -16,6 +16,8 @@ from tests.server.http.filled import HERE, enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 from tests.silent import on, silent
 
+pytestmark = pytest.mark.slow
+
 HASTY = Timeouts(answer_s=1.0, locked_s=1.0, away_s=0.0)
 FAR = "elsewhere/1:1:1"
 SUBMISSION = {"model": "bert-encoder:tiny"}
@@ -31,6 +33,7 @@ def is_problem(response: httpx2.Response) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> None:
     with (
         silent(welcomes=True) as url,

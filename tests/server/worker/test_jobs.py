@@ -20,6 +20,7 @@ from tests.made_up import CPU, HERE, space_of, times
 from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_a_job_ends_with_a_configuration_that_is_found_as_the_best(
     small: Model, path: Path, database: Database

@@ -34,6 +34,8 @@ from tests.made_up import HERE, made_up_configuration, space_of, times
 from tests.server.worker import device as device_tests
 from tests.server.worker.device import WORKER, Device, enqueue, taken
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 LAZY = TuningPolicy(few_calls=0)
 

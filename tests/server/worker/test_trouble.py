@@ -24,6 +24,8 @@ from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of
 from tests.server.worker.device import enqueue, run_taken, taken
 
+pytestmark = pytest.mark.slow
+
 STORES_AT_ONCE = TuningPolicy(store_after_results=1)
 END_S = 15.0
 """The claim is 10 s; a machine that is busy takes its time to end a process."""

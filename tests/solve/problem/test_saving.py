@@ -47,6 +47,7 @@ def bytes_of(space: Space, places: Iterable[tuple[str, str]]) -> int:
     return sum(form_bytes(space.graph, name, form) for name, form in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, seed", [(0.1, 0), (0.0, 2)])
 def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: int) -> None:
     space = encoder(p)
@@ -60,6 +61,7 @@ def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: in
     assert sum(step.predicted_us for step in found) == formulation.problem.cost_us(solution.states)
 
 
+@pytest.mark.slow
 def test_repeating_costs_time_and_saves_bytes() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)
@@ -83,6 +85,7 @@ def test_what_is_made_from_something_held_anyway_is_made_again(tmp_path: Path) -
     assert {name for name, _ in held(space, steps(formulation, with_dear_bytes(formulation.problem), costs))} >= {"x"}
 
 
+@pytest.mark.slow
 def test_what_backward_makes_of_a_tensor_that_forward_had_so_is_another_instance() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)
