@@ -20,7 +20,7 @@ from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import Roofline, Work, work_of
 from autotuner.solve import exact, least_through, min_marginals
 from autotuner.solve.problem import Factor, Problem, Row
-from autotuner.solve.problem.formulate import Lies, formulate, solve_in_order
+from autotuner.solve.problem.formulate import TensorState, formulate, solve_in_order
 from autotuner.solve.problem.offered import Place, state_of
 from autotuner.space import Space
 from autotuner.tuner.learned_costs import Groups, groups_of, learned_us
@@ -202,7 +202,7 @@ class RelaxedProblem:
             self._conversions[place].append(conversion.call.key)
         self._lies = {
             (kind, tensor): {state: [(tensor, lies.form, target) for target in lies.targets]
-                             for (state,) in factor.table for lies in [Lies.parse(state)]}
+                             for (state,) in factor.table for lies in [TensorState.parse(state)]}
             for factor in self._factors if len(factor.variables) == 1
             for kind, _, tensor in [factor.variables[0].partition(" ")] if kind in TENSORS
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a solver gets and what it returns. Knows nothing of transformers, kernels or tensors."""
+"""Factors, problems and solutions, as plain values. Imports nothing of transformers, kernels or tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -186,7 +186,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far above the bound the total is, as a share of the bound; 0 when it is proven optimal."""
+        """The distance of the total above the bound, as a share of the bound; 0 when it is proven optimal."""
         if self.lower_bound_us <= 0:
             return 0.0 if self.total_us <= 0 else float("inf")
         return max(0.0, self.total_us / self.lower_bound_us - 1)

@@ -16,10 +16,10 @@ from autotuner.solve.problem.offered import Offered, Place, collected
 from autotuner.solve.problem.ordering import CircleError, forward_chain, order_steps
 from autotuner.solve.problem.rules import acyclic, not_together, tokens
 from autotuner.solve.problem.size import check_rows
-from autotuner.solve.problem.states import Lies, made_and_read, saved
+from autotuner.solve.problem.states import TensorState, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
-__all__ = ["Formulation", "Lies", "formulate", "order_steps", "solve_in_order"]
+__all__ = ["Formulation", "TensorState", "formulate", "order_steps", "solve_in_order"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Formulation:
             if name.startswith("repeated ") and state != NOT_REPEATED
         }
 
-    def lies(self, solution: Solution) -> Mapping[str, Lies]:
+    def lies(self, solution: Solution) -> Mapping[str, TensorState]:
         """Return how each tensor is made and what it is converted into, apart from what backward does with it."""
         return _told(solution, "tensor ")
 
-    def held(self, solution: Solution) -> Mapping[str, Lies]:
+    def held(self, solution: Solution) -> Mapping[str, TensorState]:
         """Return what backward has of each tensor of forward that it reads, and what it converts that into."""
         return _told(solution, "saved ")
 
@@ -89,9 +89,9 @@ class Formulation:
         return Formulation(Problem((*self.problem.factors, *more), self.problem.chain), self.offered, self.base_bytes)
 
 
-def _told(solution: Solution, prefix: str) -> dict[str, Lies]:
+def _told(solution: Solution, prefix: str) -> dict[str, TensorState]:
     return {
-        name.removeprefix(prefix): Lies.parse(state)
+        name.removeprefix(prefix): TensorState.parse(state)
         for name, state in solution.states.items()
         if name.startswith(prefix)
     }

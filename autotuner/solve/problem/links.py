@@ -1,4 +1,4 @@
-"""Which states of operators go with which states of their tensors."""
+"""Links: factors that allow the states of an operator with the states of its tensors."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from autotuner.checkpoint import checkpoint
 from autotuner.solve.problem.factors import Factor, Row
 from autotuner.solve.problem.offered import Offered
 from autotuner.solve.problem.size import check_rows
-from autotuner.solve.problem.states import Table, inside
+from autotuner.solve.problem.states import StateTable, inside
 
 NOT_REPEATED = "not repeated"
 
@@ -25,7 +25,7 @@ def operator_costs(offered: Offered) -> Iterator[Factor]:
         yield Factor(f"cost of repeating {name}", (f"repeated {name}",), costs)
 
 
-def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Table]) -> Iterator[Factor]:
+def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str, StateTable]) -> Iterator[Factor]:
     """Yield which states of an operator go with which states of each of its tensors."""
     graph = offered.graph
     for operator in graph.operators:
@@ -63,7 +63,9 @@ def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Tabl
         yield _kept(name, tables[name], table)
 
 
-def repeated_links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Table]) -> Iterator[Factor]:
+def repeated_links(
+    offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str, StateTable]
+) -> Iterator[Factor]:
     """Yield the same for forward operators that backward may repeat: all that one makes is made, or nothing."""
     for name, stated in offered.repeated.items():
         operator = offered.operators[name]
@@ -90,7 +92,7 @@ def repeated_links(offered: Offered, tables: Mapping[str, Table], held: Mapping[
             yield Factor(f"{name} repeated makes {tensor}", (f"repeated {name}", table.variable), rows)
 
 
-def _kept(name: str, made: Table, held: Table) -> Factor:
+def _kept(name: str, made: StateTable, held: StateTable) -> Factor:
     """Return which forms can be held: those that forward has. What is made again or not asked for may be anything."""
     rows: dict[Row, float] = {}
     for state, lies in held.lies.items():

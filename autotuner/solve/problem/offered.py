@@ -1,4 +1,4 @@
-"""What there is to choose from, of a space at measured costs: per operator, per conversion, per repetition."""
+"""Options of a problem: the fastest measured choices per operator, conversion and repetition."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
