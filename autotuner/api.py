@@ -4,6 +4,7 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -71,9 +72,10 @@ def tune(
     wanted = _as_model(model, extents, options, dtype, mode)
     request = Request(wanted, device, options=TuneOptions.of(**tuning))
     settings = Settings.from_environment()
+    settings = replace(settings, threads=threads if threads is not None else settings.threads)
     file = space_file(device, space)
     with open_database(database if database is not None else settings.database_url) as opened:
-        found = tune_attended(request, opened, file, settings, threads=threads, watch=watch)
+        found = tune_attended(request, opened, file, settings, watch=watch)
     if found.doubts:
         reasons = " ".join(doubt.sentence for doubt in found.doubts)
         warnings.warn(

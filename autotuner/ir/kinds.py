@@ -84,7 +84,7 @@ class Kind:
 
     @property
     def keeps_axes(self) -> bool:
-        """Whether an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
+        """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
         return not {"X", "M"}.isdisjoint(self.sides[1])
 
 

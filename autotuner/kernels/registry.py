@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
-from autotuner.ir.form import FLAT
+from autotuner.ir.form import is_flat
 from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.patterns import Operators, Pattern
 
@@ -42,11 +42,11 @@ def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 
 def _strided(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
     """Put before a rule that operands have strides, or a flat storage format that the kernel takes."""
-    suffixes = tuple(f":{storage}" for storage in FLAT if storage not in flat)
 
     def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
         for text in candidate.forms:
-            if text.endswith(suffixes):
+            _, colon, storage = text.rpartition(":")
+            if colon and is_flat(storage) and storage not in flat:
                 return f"{name} reads and writes tensors by their strides, and {text} has none"
         return refuses(subgraph, candidate)
 

@@ -152,7 +152,7 @@ class Bench:
         """Make the device usable after a call has failed.
 
         Raises:
-            LostError: it cannot be.
+            ContextLostError: it cannot be.
         """
         self._timer.recover(error)
 

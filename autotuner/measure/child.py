@@ -18,7 +18,7 @@ from typing import Any
 
 from autotuner.ir.records import Call, Measurement
 from autotuner.measure.devices import device_of
-from autotuner.measure.failure import LostError, failure
+from autotuner.measure.failure import ContextLostError, failure
 from autotuner.measure.lock import locked
 from autotuner.measure.policy import policy_of
 
@@ -74,7 +74,7 @@ def main(pipe: int, pulse: int, parent: int) -> None:
         serve(connection, Pulse(pulse))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)
-    except LostError as error:
+    except ContextLostError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(LOST_CODE)  # tidying up would wait for the device, or fail at it

@@ -84,7 +84,7 @@ class Timer(Protocol):
         """Make the device usable after a call has failed.
 
         Raises:
-            LostError: it cannot be.
+            ContextLostError: it cannot be.
         """
 
     def contended(self) -> str | None:

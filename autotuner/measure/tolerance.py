@@ -1,4 +1,4 @@
-"""How far a kernel's result may lie from the float64 reference: one table, with reasons.
+"""Tolerances: the distance that a kernel's result may have from the float64 reference, in one table, with reasons.
 
 A value may differ from the reference `r` by
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import CUDA
-from autotuner.ir.form import FLAT, Form
+from autotuner.ir.form import Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
@@ -63,8 +63,9 @@ class References:
         """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
         # A seed is another mask in each memory order and for each generator; bytes and bits are the same one.
-        seeds = set(FLAT) - {"bit"}
-        storages = tuple(str(form) if form.storage in seeds else form.storage in ("byte", "bit") for form in forms)
+        storages = tuple(
+            str(form) if form.is_flat and form.storage != "bit" else form.storage in ("byte", "bit") for form in forms
+        )
         key = (call.subgraph.signature, kernel.consistent, storages)
         if not given and key in self._known:
             return self._known[key]

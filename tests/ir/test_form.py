@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autotuner.kernels.rules  # noqa: F401  (declares storage formats)
 from autotuner.errors import LayoutError
 from autotuner.ir.form import ABSENT, Form, Layout, Stack, Stored
 

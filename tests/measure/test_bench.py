@@ -9,7 +9,7 @@ from autotuner.measure import bench as module
 from autotuner.measure.bench import Bench
 from autotuner.measure.devices import cpu_sampling as sampling
 from autotuner.measure.devices.cpu_sampling import CpuTimer
-from autotuner.measure.failure import LostError, RefusalError, WrongError, failure
+from autotuner.measure.failure import ContextLostError, RefusalError, WrongError, failure
 from autotuner.measure.policy import CpuPolicy
 from autotuner.measure.timer import Canary
 
@@ -126,10 +126,10 @@ def test_a_device_that_is_lost_ends_the_race_with_what_the_device_said(
     add: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(_timing: CpuTimer, error: BaseException) -> None:
-        raise LostError("an illegal memory access") from error
+        raise ContextLostError("an illegal memory access") from error
 
     monkeypatch.setattr(CpuTimer, "recover", lost)
-    with pytest.raises(LostError, match="an illegal memory access"):
+    with pytest.raises(ContextLostError, match="an illegal memory access"):
         raced(Bench(CpuTimer(POLICY), 1 << 30), add("good"), add("raises"))
 
 

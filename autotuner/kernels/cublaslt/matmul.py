@@ -59,7 +59,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of a product before it is written.
+    """An operation on a product before it is written.
 
     Args:
         number: of cublasLtEpilogue_t.

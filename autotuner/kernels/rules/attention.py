@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable, Iterator
 from math import floor
 
+from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
 from autotuner.kernels.patterns import Attention, AttentionGrad
@@ -33,6 +34,7 @@ def attention_grad(kinds: tuple[str, ...]) -> AttentionGrad:
 
 LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
 """The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+GENERATOR_STATES.update(flash=2, cudnn=1, efficient=2)
 
 ADDS = ("cuda_efficient_attention",)
 """Kernels that also add a mask to the scores; backward reads it again."""

@@ -12,7 +12,7 @@ import torch
 
 from autotuner.ir.device import CUDA
 from autotuner.measure.devices.nvml import Nvml, SmClock, cuda_uuid, foreign
-from autotuner.measure.failure import LostError, RefusalError
+from autotuner.measure.failure import ContextLostError, RefusalError
 from autotuner.measure.policy import CudaPolicy
 from autotuner.measure.timer import Run, Sweep
 
@@ -217,12 +217,12 @@ class CudaTimer:
         """Wait for the device; where memory ran out, give back what the allocator caches.
 
         Raises:
-            LostError: the device answers with an error: after one of those that end a context, it always does.
+            ContextLostError: the device answers with an error: after one of those that end a context, it always does.
         """
         try:
             torch.cuda.synchronize(self.device)
         except Exception as lost:
-            raise LostError(first_line(lost)) from error
+            raise ContextLostError(first_line(lost)) from error
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
 

@@ -36,7 +36,7 @@ class Device(ABC):
     @property
     @abstractmethod
     def is_in_use(self) -> bool:
-        """Whether this process computes on it in a way that other processes see."""
+        """True while this process computes on it in a way that other processes see."""
 
     @property
     @abstractmethod

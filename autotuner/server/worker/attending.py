@@ -43,7 +43,6 @@ def tune_attended(
     file: SpaceFile,
     settings: Settings,
     *,
-    threads: int | None = None,
     watch: Watch = lambda _: None,
     policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration:
@@ -59,7 +58,7 @@ def tune_attended(
         model=request.model.reference, request=request.to_json(), device_type=here.device_type,
         device_name=here.device_name, worker=worker,
     )  # fmt: skip
-    found = run_job(job, request, database, file, settings, worker=worker, threads=threads, watch=watch, policy=policy)
+    found = run_job(job, request, database, file, settings, worker=worker, watch=watch, policy=policy)
     if found is None:
         raise JobStateError(
             f"job {job.id} was cancelled; what was measured is kept, the same command goes on from there"
@@ -75,7 +74,6 @@ def run_job(
     settings: Settings,
     *,
     worker: str,
-    threads: int | None = None,
     watch: Watch = lambda _: None,
     also: Callable[[], None] = lambda: None,
     log: Log = silent,
@@ -84,8 +82,7 @@ def run_job(
     """Run a job that this worker has taken, and store how it ended.
 
     Args:
-        settings: for timeout, cache and, if not given, threads.
-        threads: that a kernel may use.
+        settings: for threads, timeout and cache.
         watch: called with the progress.
         also: called every few seconds, on a thread of its own.
         log: called with an event and facts.
@@ -104,7 +101,7 @@ def run_job(
         reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
-                tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress), policy)
+                tuned = _tuned(request, database, file, settings, reporter, Spent.of(job.progress), policy)
         except CancelledError:
             _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
@@ -177,15 +174,13 @@ def _tuned(
     database: Database,
     file: SpaceFile,
     settings: Settings,
-    threads: int | None,
     reporter: Reporter,
     spent: Spent,
     policy: TuningPolicy,
 ) -> Tuned:
     began = monotonic()
-    threads = threads if threads is not None else settings.threads
     with Measurer(
-        threads=threads,
+        threads=settings.threads,
         timeout_s=settings.timeout_s,
         device_type=request.device_type,
         cache_dir=settings.cache_dir,
@@ -208,7 +203,7 @@ def _tuned(
 
     try:
         with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads, waiting)
+            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, settings.threads, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
