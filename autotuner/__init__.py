@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from autotuner.errors import TunedWarning as TunedWarning
     from autotuner.plan.configuration import Configuration as Configuration
     from autotuner.server.client import Client as Client
+    from autotuner.settings import Limits as Limits
+    from autotuner.settings import TuneOptions as TuneOptions
     from autotuner.tuner import Progress as Progress
-    from autotuner.tuner.request import Limits as Limits
 
 # Where each name is: imported when it is first used.
 _PLACES = {
     "AutotunerError": "errors",
     "Client": "server.client",
     "Configuration": "plan.configuration",
-    "Limits": "tuner.request",
+    "Limits": "settings",
     "Progress": "tuner",
+    "TuneOptions": "settings",
     "TunedWarning": "errors",
     "apply": "api",
     "check": "api",

@@ -1,23 +1,24 @@
-"""What `import autotuner` offers: the walk with a real measurer, and its result as a module that trains."""
+"""The public API: tune a model on this machine, and run the configuration as a module that trains."""
 
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from autotuner.database import open_database
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
 from autotuner.ir.models import Model, load_model, named_model
 from autotuner.ir.records import Scalar
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.server.worker import tune_attended
-from autotuner.settings import Settings, server_url
+from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, server_url
 from autotuner.space import space_file
 from autotuner.tuner import Progress, Watch
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from autotuner.server.client import Client
 
 __all__ = [
-    "Limits", "Progress", "apply", "check", "load_configuration", "load_model", "restore", "save_configuration",
-    "summary", "tune",
+    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "restore",
+    "save_configuration", "summary", "tune",
 ]  # fmt: skip
 
 ASKED_S = 5.0
@@ -46,15 +47,7 @@ def tune(
     threads: int | None = None,
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
-    again: bool = False,
-    retry: bool = False,
-    remeasure: bool = False,
-    end_to_end: bool = True,
-    gap: float | None = None,
-    estimated_gap: float | None = None,
-    budget_bytes: int | None = None,
-    exhaustive: bool = False,
-    limits: Limits | None = None,
+    **tuning: Unpack[TuneKeywords],
 ) -> Configuration:
     """Tune a model on this machine and return the best configuration found.
 
@@ -69,32 +62,20 @@ def tune(
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         watch: called with the progress.
-        again: solve anew instead of answering from the database; measurements are reused all the same.
-        retry: measure once more what has failed.
-        remeasure: measure everything anew, whatever is known; what cannot be measured keeps what was known.
-        end_to_end: time the result against the framework, and keep that in the configuration; a model for which the
-            framework has no layer is not timed.
-        gap: stop measuring as soon as the best plan is proven to take at most this share longer than the best there
-            can be.
-        estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
-        budget_bytes: the most memory that a training step may need beside parameters and inputs.
-        exhaustive: measure everything, also what is proven to make no difference.
-        limits: of measuring; what they leave out is measured by a later tuning.
+        tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
     Raises:
         AutotunerError: the tree in `autotuner.errors` says what.
     """
     device = device or _device_type(model)
     environment(device)  # before anything else, since without the device there is nothing to do
-    request = Request(
-        model=_as_model(model, extents, options, dtype, mode), device_type=device, gap=gap,
-        estimated_gap=estimated_gap, budget_bytes=budget_bytes, exhaustive=exhaustive, limits=limits or Limits(),
-        again=again, retry=retry, remeasure=remeasure, end_to_end=end_to_end,
-    )  # fmt: skip
+    wanted = _as_model(model, extents, options, dtype, mode)
+    request = Request(wanted, device, options=TuneOptions.of(**tuning))
     settings = Settings.from_environment()
+    settings = replace(settings, threads=threads if threads is not None else settings.threads)
     file = space_file(device, space)
     with open_database(database if database is not None else settings.database_url) as opened:
-        found = tune_attended(request, opened, file, settings, threads=threads, watch=watch)
+        found = tune_attended(request, opened, file, settings, watch=watch)
     if found.doubts:
         reasons = " ".join(doubt.sentence for doubt in found.doubts)
         warnings.warn(

@@ -1,10 +1,14 @@
-"""Settings: the environment, read once. No other module reads an environment variable."""
+"""Settings of a user, read once from the environment, and options of one tuning job.
+
+No other module reads an environment variable.
+"""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote, urlsplit
 
 from autotuner.errors import InputError, SettingsError
@@ -19,7 +23,7 @@ DATABASE_KINDS = ("sqlite", "postgresql")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user sets once for every job; what belongs to one job is an option of that job.
+    """Settings of a user for every job; `TuneOptions` are those of one job.
 
     Args:
         database_url: `AUTOTUNER_DATABASE`, a URL or the path of an SQLite file.
@@ -59,6 +63,94 @@ class Settings:
             host=given.get("AUTOTUNER_HOST", DEFAULT_HOST),
             allowed_hosts=tuple(given.get("AUTOTUNER_ALLOWED_HOSTS", "").replace(",", " ").split()),
         )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a job's measuring; at the first that it reaches, it answers with the best plan so far.
+
+    Args:
+        seconds: of working on it, by everyone who takes it up; None for no limit.
+        measurements: that are new; None for no limit.
+    """
+
+    seconds: float | None = None
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not (isfinite(self.seconds) and self.seconds > 0):
+            raise InputError(f"the limit of seconds is {self.seconds}: give a number above 0, or none")
+        if self.measurements is not None and self.measurements < 1:
+            raise InputError(f"the limit of measurements is {self.measurements}: give a number above 0, or none")
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of one tuning job: when it stops, what it measures anew, and how much memory its plan may need.
+
+    Args:
+        gap: stop measuring as soon as the best plan so far is proven to take at most this share longer than the best
+            there can be: 0.1 for a tenth.
+        estimated_gap: the same by learned costs of what is not measured: an expectation, no proof; reached earlier.
+        budget_bytes: the most memory that a training step may need beside parameters and inputs; None for no limit.
+        exhaustive: measure everything, also what is proven to make no difference.
+        limits: of measuring; what they leave out is measured by a later job.
+        again: solve anew even if the answer is known; measurements are reused all the same.
+        retry: measure once more what has failed.
+        remeasure: measure everything anew, whatever is known; what cannot be measured keeps what was known.
+        end_to_end: time the answer against the framework, and keep that in the configuration; a model for which the
+            framework has no layer is not timed.
+    """
+
+    gap: float | None = None
+    estimated_gap: float | None = None
+    budget_bytes: int | None = None
+    exhaustive: bool = False
+    limits: Limits = Limits()
+    again: bool = False
+    retry: bool = False
+    remeasure: bool = False
+    end_to_end: bool = True
+
+    def __post_init__(self) -> None:
+        for name, share in (("gap", self.gap), ("estimated_gap", self.estimated_gap)):
+            if share is not None and not (isfinite(share) and share >= 0):
+                raise InputError(f"{name} is {share}: give a share of 0 or more, such as 0.05, or none")
+        if self.budget_bytes is not None and self.budget_bytes < 1:
+            raise InputError(f"the budget is {self.budget_bytes} bytes: give a number above 0, or none")
+
+    @classmethod
+    def of(cls, **given: "Unpack[TuneKeywords]") -> "TuneOptions":
+        """Return the options that are given by keyword; None stands for a default."""
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return cls(**chosen)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the options."""
+        return tuple(field.name for field in fields(cls))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "TuneOptions":
+        """Read what `to_json` wrote."""
+        return cls(**{**value, "limits": Limits(**value["limits"])})
+
+
+class TuneKeywords(TypedDict, total=False):
+    """The fields of `TuneOptions` as keyword arguments, for type checkers."""
+
+    gap: float | None
+    estimated_gap: float | None
+    budget_bytes: int | None
+    exhaustive: bool
+    limits: Limits | None
+    again: bool
+    retry: bool
+    remeasure: bool
+    end_to_end: bool
 
 
 def runtime_dir() -> Path | None:

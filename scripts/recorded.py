@@ -9,7 +9,7 @@ from typing import Any
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, named_model
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 from autotuner.solve.problem import Problem
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space, SpaceFile, build_space, space_file
@@ -34,8 +34,8 @@ class Recording:
         return {key: us for key, (status, us, *_) in self.value["measurements"].items() if status == "ok"}
 
     @property
-    def ceilings(self) -> Ceilings:
-        return Ceilings.from_facts(self.value["ceilings"])
+    def ceilings(self) -> Roofline:
+        return Roofline.from_facts(self.value["ceilings"])
 
     @property
     def model(self) -> Model:
@@ -52,19 +52,17 @@ class Recording:
         every = space_file(self.value["device_type"])
         return every.model_copy(update={"kernels": {name: every.kernels[name] for name in self.value["kernels"]}})
 
-    def space(self, model: Model | None = None, *, chained: bool = False) -> Space:
-        """Return the search space of its model, or of another one; `chained` as in `build_space`."""
-        return build_space(training_graph((model or self.model).graph()), self.file, chained=chained)
+    def space(self) -> Space:
+        """Return the search space of its model."""
+        return build_space(training_graph(self.model.graph()), self.file)
 
-    def problem(self, model: Model | None = None, *, saving: bool = False, chained: bool = False) -> Problem:
+    def problem(self, *, saving: bool = False) -> Problem:
         """Return the problem of a training step at recorded costs; calls that were not recorded are left out.
 
         Args:
-            model: its own by default.
             saving: as in `formulate`.
-            chained: as in `build_space`.
         """
-        return formulate(self.space(model, chained=chained), self.costs_us, saving=saving).problem
+        return formulate(self.space(), self.costs_us, saving=saving).problem
 
 
 TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 from scipy.sparse import coo_array  # type: ignore[import-untyped]
 
-from autotuner.measure.device import cpu_name
+from autotuner.measure.devices.cpu import cpu_name
 from autotuner.solve.problem import Problem
-from autotuner.solve.problem.integer_program import integer_program
+from scripts.bench.integer_program import integer_program
 from scripts.pages import commit
 
 FORK = multiprocessing.get_context("fork")
@@ -111,7 +111,7 @@ def highs(problem: Problem, limit_s: float, budget_bytes: int | None = None) -> 
         result["bound_us"] = float(found.mip_dual_bound) + program.constant
     if found.x is not None:
         states = program.chosen(found.x)
-        needed = problem.memory(states).total_bytes
+        needed = problem.held_bytes(states)
         if budget_bytes is not None and needed > budget_bytes:
             raise AssertionError(f"{HIGHS} has a plan of {needed} bytes, the budget is {budget_bytes}")
         result["total_us"] = problem.cost_us(states)

@@ -25,6 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish() -> None:
     """Say nothing of calls that fell back, at the end of a process in which tests made them do so."""
-    tally = sys.modules.get("autotuner.runtime.tally")
+    tally = sys.modules.get("autotuner.runtime.fallbacks")
     if tally is not None:
         tally.TALLY.fallbacks.clear()

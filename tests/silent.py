@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autotuner.database import Database, Patience
-from autotuner.database.opening import make_engine, read_url
-from autotuner.database.patience import Waiting
+from autotuner.database import Database, Timeouts
+from autotuner.database.engine import make_engine, read_url
+from autotuner.database.retrying import Retrying
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -50,7 +50,7 @@ def silent(*, welcomes: bool) -> Iterator[str]:
         connection.close()
 
 
-def on(url: str, patience: Patience) -> Database:
+def on(url: str, timeouts: Timeouts) -> Database:
     """Return a database that was opened while its server still answered, as far as it knows."""
-    waiting = Waiting(patience, lambda *_, **__: None)
-    return Database(make_engine(read_url(url), waiting), waiting)
+    retrying = Retrying(timeouts, lambda *_, **__: None)
+    return Database(make_engine(read_url(url), retrying), retrying)

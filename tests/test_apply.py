@@ -14,13 +14,16 @@ from torch import nn
 import autotuner
 from autotuner.database import open_database
 from autotuner.errors import ConfigurationError, InputError, ModelError
-from autotuner.measure.device import cpu_name, environment
+from autotuner.measure.devices import environment
+from autotuner.measure.devices.cpu import cpu_name
 from autotuner.runtime import TunedModule, TunedWarning
 from autotuner.runtime.framework import encoder_layer
 from autotuner.server.client import Client
 from tests.runtime.layers import assert_equal, batch, gradients
 from tests.runtime.plans import MASKED, TINY, configuration, model
 from tests.server.client.served import Served
+
+pytestmark = pytest.mark.slow
 
 SHAPE = {axis: TINY[axis] for axis in "bl"}
 PLAIN = model()
@@ -173,8 +176,7 @@ def test_where_none_is_known_the_command_that_tunes_one_is_said() -> None:
     assert "activation=" not in command, "what the model file says by default is not repeated"
 
 
-def test_a_service_that_cannot_be_reached_leaves_the_module_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
+def test_a_service_that_cannot_be_reached_leaves_the_module_as_it_is() -> None:
     stays(layer(), "http://127.0.0.1:9", "no service answers at http://127.0.0.1:9")
 
 

@@ -11,7 +11,7 @@ from autotuner.ir.models import load_model
 from autotuner.solve import alternatives, exact, least_through
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.space import Space, build_space
-from autotuner.tuner.puzzle import SpacePuzzle
+from autotuner.tuner.relaxation import RelaxedProblem
 from tests.made_up import CPU, times
 
 ODD = {"b": 2, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
@@ -79,13 +79,13 @@ def test_a_problem_asks_at_each_factor(space: Space, formulation: Formulation, c
 def test_solvers_ask_at_each_variable(space: Space, formulation: Formulation, costs_us: dict[str, float]) -> None:
     problem = formulation.problem
     solution = exact(problem)
-    puzzle = SpacePuzzle(space)
-    found = puzzle.solved(costs_us)
+    relaxed = RelaxedProblem(space)
+    found = relaxed.solve(costs_us)
     for work in (
         lambda: exact(problem),
         lambda: least_through(problem),
         lambda: alternatives(problem, solution, problem.variables[:3]),
-        lambda: puzzle.solved(costs_us),
+        lambda: relaxed.solve(costs_us),
         lambda: found.through_us(1.005 * found.bound_us),
     ):
         assert asked(work) > len(problem.variables)

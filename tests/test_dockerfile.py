@@ -15,6 +15,8 @@ from autotuner.server.http.guard import Hosts
 from autotuner.settings import Settings
 from tests.server.http.listening import listening
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

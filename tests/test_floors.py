@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from autotuner.measure.roofline import Ceilings, Ladder
-from scripts.floors import measured_ceilings, with_floors
-from scripts.layer_cuda import rates
+from autotuner.measure.roofline import Ladder, Roofline
+from scripts.bench.floors import measured_ceilings, with_floors
+from scripts.bench.layer_cuda import rates
 
-CEILINGS = Ceilings(
+CEILINGS = Roofline(
     call_us=1.0,
     moved=Ladder(((1000.0, 2.0), (10_000.0, 10.0))),
     products={"bfloat16": Ladder(((1e6, 4.0), (1e8, 100.0)))},

@@ -21,6 +21,8 @@ from autotuner.tuner import build_configuration
 from tests.made_up import CPU, HERE, times
 from tests.solve.problem.walking import contradictions
 
+pytestmark = pytest.mark.slow
+
 GPT, BERT = load_model("gpt-block"), load_model("bert-encoder")
 RECORDED = Path(__file__).parent / "data" / "bert_encoder_tiny_cpu.json.gz"
 SMALL = {"b": 2, "l": 5, "h": 6, "n": 2, "p": 3, "f": 8}

@@ -11,9 +11,11 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, load_model
 from autotuner.runtime import TrainingStep
 from autotuner.space import build_space, load_space, space_file
-from autotuner.tuner import answer
+from autotuner.tuner import TuningPolicy
 from tests.made_up import times, without_compilers
 from tests.tuner.asking import Asking, tune
+
+pytestmark = pytest.mark.slow
 
 GROUPED = """
 version: 1
@@ -84,15 +86,14 @@ def test_heads_that_share_a_key_are_left_to_kernels_of_single_operators(model: M
     assert not {kernel for kernel in kernels if "attention" in kernel}
 
 
-def test_grouped_query_attention_is_tuned_and_trains_as_autograd_does(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grouped_query_attention_is_tuned_and_trains_as_autograd_does(model: Model, tmp_path: Path) -> None:
     """With made-up times; the training step runs for real."""
-    monkeypatch.setattr(answer, "EXPLAINING_S", 0.1)
     file = load_space(without_compilers(tmp_path))
     calls = build_space(training_graph(model.graph()), file).calls
     with open_database(tmp_path / "tuned.sqlite") as database:
-        configuration = tune(model, file, database, Asking(times(calls)), exhaustive=True)
+        configuration = tune(
+            model, file, database, Asking(times(calls)), policy=TuningPolicy(explaining_s=0.1), exhaustive=True
+        )
     known = values(model)
     step = TrainingStep(configuration, known)
     found = {"y": step.forward(known["x"]).clone()} | step.backward(known["grad_y"])

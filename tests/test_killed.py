@@ -13,6 +13,8 @@ import pytest
 from autotuner.database import open_database
 from tests.made_up import feed_forward, without_compilers
 
+pytestmark = pytest.mark.slow
+
 KILLS = 10
 SEED = 7
 

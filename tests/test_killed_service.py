@@ -17,6 +17,8 @@ from autotuner.errors import ServiceError
 from autotuner.server.client import Client
 from tests.made_up import feed_forward, without_compilers
 
+pytestmark = pytest.mark.slow
+
 KILLS = 8
 SEED = 3
 START_S = 120.0

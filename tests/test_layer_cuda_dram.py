@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from scripts import layer_cuda_dram
-from scripts.layer_cuda import dram
-from scripts.layer_cuda_dram import (
+from scripts.bench import layer_cuda_dram
+from scripts.bench.layer_cuda import dram
+from scripts.bench.layer_cuda_dram import (
     READ,
     WRITTEN,
     NotCounted,

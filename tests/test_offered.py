@@ -8,7 +8,7 @@ from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.runtime import TunedWarning
 
 NAMES = (
-    "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TunedWarning", "apply", "check",
+    "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TuneOptions", "TunedWarning", "apply", "check",
     "load_configuration", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
 

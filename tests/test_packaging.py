@@ -7,8 +7,11 @@ from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 from zipfile import ZipFile
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 

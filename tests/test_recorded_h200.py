@@ -7,6 +7,8 @@ from autotuner.solve.problem import Problem
 from autotuner.solve.problem.formulate import formulate
 from scripts.recorded import LARGE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:

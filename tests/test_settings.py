@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from autotuner.errors import InputError, SettingsError
-from autotuner.settings import Settings, database_url, server_url
+from autotuner.server.wire import SubmittedJob
+from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, database_url, server_url
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -107,3 +108,13 @@ def test_a_server_that_is_no_url_is_refused(text: str) -> None:
         server_url(text)
     with pytest.raises(SettingsError, match=f"^AUTOTUNER_SERVER: '{text}' is no URL of a service"):
         Settings.from_environment({"AUTOTUNER_SERVER": text})
+
+
+def test_the_options_of_a_job_have_the_same_names_and_defaults_for_python_callers_and_clients() -> None:
+    fields = {name: getattr(TuneOptions(), name) for name in TuneOptions.names()}
+    assert list(TuneKeywords.__annotations__) == list(fields)
+    sent = SubmittedJob(model="bert-encoder:tiny")
+    assert sent.tune_options() == TuneOptions()
+    assert set(fields) <= set(SubmittedJob.model_fields)
+    assert TuneOptions.of(limits=None, gap=0.5) == TuneOptions(gap=0.5)
+    assert TuneOptions.from_json(TuneOptions(limits=Limits(3.0, 5), retry=True).to_json()).limits == Limits(3.0, 5)

@@ -6,30 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from autotuner.cli.following import Followed
+from autotuner.cli.console import emit, err, out
 from autotuner.cli.options import (
-    Again,
     Budget,
     Dtype,
-    EndToEnd,
-    EstimatedGap,
-    Exhaustive,
     Extent,
-    Gap,
     Json,
-    MaxMeasurements,
-    MaxSeconds,
     Option,
     Output,
-    Remeasure,
-    Retry,
+    check_output,
+    effort,
     given_bytes,
     given_extents,
     given_options,
+    repetition,
+    with_tuning,
 )
-from autotuner.cli.outputs import check_output
-from autotuner.cli.printing import emit, err, out, print_configuration
+from autotuner.cli.printing import print_configuration
+from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
+from autotuner.settings import TuneKeywords
 
 if TYPE_CHECKING:
     from autotuner.server.client import Client
@@ -64,6 +60,7 @@ def client(server: str | None) -> "Client":
 
 
 @commands.command()
+@with_tuning(effort, repetition)
 def submit(
     model: Asked,
     extent: Extent = None,
@@ -71,16 +68,8 @@ def submit(
     dtype: Dtype = None,
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
-    gap: Gap = None,
-    estimated_gap: EstimatedGap = None,
-    budget: Budget = None,
-    exhaustive: Exhaustive = False,
-    max_seconds: MaxSeconds = None,
-    max_measurements: MaxMeasurements = None,
-    again: Again = False,
-    retry: Retry = False,
-    remeasure: Remeasure = False,
-    end_to_end: EndToEnd = True,
+    *,
+    tuning: TuneKeywords,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it has ended.")] = False,
     server: Server = None,
     as_json: Json = False,
@@ -93,9 +82,7 @@ def submit(
     with client(server) as asked:
         job = asked.submit(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
-            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=given_bytes(budget),
-            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
-            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
+            device_name=device_name, **tuning,
         )  # fmt: skip
         _warn_if_nobody(asked, job, quiet=as_json)
         if wait:

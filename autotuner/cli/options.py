@@ -1,13 +1,19 @@
-"""What several commands take: arguments and options, and the model that they name together."""
+"""Arguments and options that several commands share, and the values that they stand for."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
 
 import typer
 
 from autotuner.errors import InputError, ModelError
+from autotuner.files import check_writable
+from autotuner.settings import Limits, TuneKeywords
 
 if TYPE_CHECKING:
     from autotuner.ir.models import Model
@@ -30,34 +36,77 @@ DatabaseOption = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Device type to tune for; see `devices`.")]
 Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use.", show_default="all cores")]
-Again = Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")]
-Remeasure = Annotated[
-    bool, typer.Option("--remeasure", help="Measure everything anew, whatever is known: for times that you distrust.")
-]
-EndToEnd = Annotated[bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")]
-Gap = Annotated[
-    float | None,
-    typer.Option(
-        help="Stop once the plan is proven to take at most this share longer than the best, e.g. 0.05.",
-        show_default="measure all that could matter",
-    ),
-]
-EstimatedGap = Annotated[
-    float | None,
-    typer.Option(help="The same by costs learned from what is measured: reached earlier, and no proof, e.g. 0.01."),
-]
 Budget = Annotated[
     str | None,
     typer.Option(help="The most memory that a step may need beside parameters and inputs, e.g. 512MiB."),
 ]
-Exhaustive = Annotated[
-    bool, typer.Option("--exhaustive", help="Measure everything, also what is proven to make no difference.")
-]
-MaxSeconds = Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")]
-MaxMeasurements = Annotated[int | None, typer.Option(help="Stop after so many new measurements.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigurationPath = Annotated[Path, typer.Argument(help="A configuration, as `tune --output` writes it.")]
+
+
+def repetition(
+    again: Annotated[bool, typer.Option("--again", help="Solve anew; measurements are reused all the same.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
+    remeasure: Annotated[
+        bool,
+        typer.Option("--remeasure", help="Measure everything anew, whatever is known: for times that you distrust."),
+    ] = False,
+    end_to_end: Annotated[
+        bool, typer.Option(help="Time the result against eager and torch.compile, interleaved.")
+    ] = True,
+) -> TuneKeywords:
+    """Options of a tuning job: what it does once more, and the timing of its result."""
+    return {"again": again, "retry": retry, "remeasure": remeasure, "end_to_end": end_to_end}
+
+
+def effort(
+    gap: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop once the plan is proven to take at most this share longer than the best, e.g. 0.05.",
+            show_default="measure all that could matter",
+        ),
+    ] = None,
+    estimated_gap: Annotated[
+        float | None,
+        typer.Option(help="The same by costs learned from what is measured: reached earlier, and no proof, e.g. 0.01."),
+    ] = None,
+    budget: Budget = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Measure everything, also what is proven to make no difference.")
+    ] = False,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")] = None,
+    max_measurements: Annotated[int | None, typer.Option(help="Stop after so many new measurements.")] = None,
+) -> TuneKeywords:
+    """Options of a tuning job: when it stops, and the memory that its plan may need."""
+    return {
+        "gap": gap, "estimated_gap": estimated_gap, "budget_bytes": given_bytes(budget), "exhaustive": exhaustive,
+        "limits": Limits(max_seconds, max_measurements),
+    }  # fmt: skip
+
+
+def with_tuning(*groups: Callable[..., TuneKeywords]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of groups in place of its parameter `tuning`, which gets what the groups return."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(signature(command).parameters.values())
+        place = next(number for number, parameter in enumerate(own) if parameter.name == "tuning")
+        options = [parameter for group in groups for parameter in signature(group).parameters.values()]
+        own[place : place + 1] = options
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            tuning: dict[str, Any] = {}
+            for group in groups:
+                tuning |= group(**{name: given.pop(name) for name in signature(group).parameters})
+            command(**given, tuning=tuning)
+
+        shown: Any = run
+        shown.__signature__ = Signature([parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own])
+        shown.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+        return run
+
+    return decorate
 
 
 def given_model(
@@ -116,3 +165,34 @@ def _pairs(texts: Sequence[str] | None, flag: str, example: str) -> list[tuple[s
             raise InputError(f"{flag} {name} is given twice, as {dict(found)[name]} and {value}: give it once")
         found.append((name, value))
     return found
+
+
+def check_output(path: Path | None, *given: str | Path | None) -> None:
+    """Check that a file can be written, and that it is none of those that the command reads.
+
+    Args:
+        path: what is to be written; None for nothing.
+        given: what the command was given to read: a path, a model file with its preset, a database.
+
+    Raises:
+        InputError: it cannot be written, or it is read.
+    """
+    if path is None:
+        return
+    for text in given:
+        if text is not None and any(_same(path, file) for file in _files(str(text))):
+            raise InputError(f"{path}: this file is given to be read ({text}); name another one to write")
+    check_writable(path)
+
+
+def _files(text: str) -> Iterator[str]:
+    """Yield the files that a text may name."""
+    yield os.path.expanduser(unquote(text.removeprefix("sqlite:///")) if text.startswith("sqlite:///") else text)
+    yield text.rpartition(":")[0]
+
+
+def _same(path: Path, file: str) -> bool:
+    try:
+        return bool(file) and (os.path.realpath(path) == os.path.realpath(file) or os.path.samefile(path, file))
+    except OSError:
+        return False  # one of the two is not there

@@ -1,121 +1,24 @@
-"""What commands print: tables and progress for people, JSON for programs."""
+"""Tables of configurations, checks, devices and search spaces."""
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotuner.cli.plain import PlainConsole, lines, plain
+from autotuner.cli.console import emit, lines, out, plain
 
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition
-    from autotuner.measure.device import Device
+    from autotuner.measure.devices import Device
     from autotuner.plan.configuration import Configuration, Measured
     from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
     from autotuner.runtime import CheckReport
     from autotuner.solve.problem import Solution
-    from autotuner.tuner import Progress as Walked
-
-out = PlainConsole()
-err = PlainConsole(stderr=True)
 
 OVERTAKING_MAX = 10
-LINE_S = 5.0
 COVERED_SETS = {"inductor": "connected sets"}
-STAGES = {
-    "space": "enumerating",
-    "search": "searching launch parameters",
-    "ceilings": "measuring ceilings",
-    "compile": "compiling",
-    "measure": "measuring",
-    "confirm": "confirming",
-    "solve": "solving",
-    "end_to_end": "timing end to end",
-    "done": "done",
-}
-
-
-def emit(value: Any) -> None:
-    """Print JSON for programs: on standard output, never wrapped or coloured."""
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
-
-
-def progress_bars() -> Progress:
-    """Return bars on standard error: what is done, how far, for how long, and a note."""
-    return Progress(
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False), console=err,
-    )  # fmt: skip
-
-
-class Lines:
-    """Progress where standard error is no terminal: a line when a stage begins, and every few seconds meanwhile."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._stage = ""
-        self._has_waited = False
-        self._told_at = 0.0
-
-    def __call__(self, stage: str, text: str, *, waits: bool = False) -> None:
-        """Print a line, unless it is of the stage of the last one and that was moments ago.
-
-        Args:
-            waits: the text says what is waited for; the first time in a stage, that is printed at once.
-        """
-        now = self._clock()
-        is_new = stage != self._stage
-        if is_new or (waits and not self._has_waited) or now - self._told_at >= LINE_S:
-            self._has_waited = waits or (self._has_waited and not is_new)
-            self._stage, self._told_at = stage, now
-            err.print(text, soft_wrap=True)
-
-
-class Shown:
-    """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._lines = None if quiet or err.is_terminal else Lines()
-        self.bars = progress_bars()
-        self.context = nullcontext() if quiet or self._lines else self.bars
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "Shown":
-        self.context.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
-
-    def __call__(self, progress: "Walked") -> None:
-        if self._lines is not None:
-            self._lines(progress.stage, walked(progress), waits=bool(progress.note))
-            return
-        if progress.stage not in self.tasks:
-            self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
-        notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
-        notes += [progress.note] if progress.note else []
-        self.bars.update(
-            self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
-            completed=progress.done if progress.total else 1,
-        )  # fmt: skip
-
-
-def walked(progress: "Walked") -> str:
-    """Say in a line how far a walk is."""
-    parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
-    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
-    parts += [f"{count:,} {name}" for name, count in counts if count]
-    parts += [f"best {progress.best_us:,.1f} us"] if progress.best_us is not None else []
-    parts += [progress.note] if progress.note else []
-    return ", ".join(parts)
 
 
 def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = False) -> None:
@@ -251,7 +154,7 @@ def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 
 def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
-    from autotuner.plan.explanation import binary
+    from autotuner.plan.phrases import binary
 
     memory = found.memory
     if memory is not None:
@@ -268,7 +171,7 @@ def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 def _statistics_words(statistics: Mapping[str, float]) -> str:
     """Write what solving took; what a solver counts under another name is written with that name."""
-    from autotuner.plan.explanation import binary, counted
+    from autotuner.plan.phrases import binary, counted
 
     known = {
         "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",

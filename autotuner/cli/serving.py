@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autotuner.cli.console import err
 from autotuner.cli.options import DatabaseOption, Threads
-from autotuner.cli.printing import err
 
 commands = typer.Typer()
 
@@ -58,7 +58,7 @@ def serve(
     with ExitStack() as beside:
         if with_worker:
             from autotuner.cli.supervisor import Supervisor
-            from autotuner.measure.device import check_torch, environment
+            from autotuner.measure.devices import check_torch, environment
 
             check_torch()
             environment(device)

@@ -1,42 +1,34 @@
-"""Commands on this machine: tune, and what goes before and after it."""
+"""Commands on this machine: tune, solve with what is measured, and show, check or report configurations."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotuner.cli.console import emit, err, out
 from autotuner.cli.options import (
-    Again,
     Budget,
     ConfigurationPath,
     DatabaseOption,
     Device,
     Dtype,
-    EndToEnd,
-    EstimatedGap,
-    Exhaustive,
     Extent,
-    Gap,
     Json,
-    MaxMeasurements,
-    MaxSeconds,
     Option,
     Output,
     Reference,
-    Remeasure,
-    Retry,
     Threads,
+    check_output,
+    effort,
     given_bytes,
     given_model,
+    repetition,
+    with_tuning,
 )
-from autotuner.cli.outputs import check_output
 from autotuner.cli.printing import (
-    Shown,
-    emit,
-    err,
-    out,
     print_check,
     print_configuration,
     print_devices,
@@ -44,13 +36,25 @@ from autotuner.cli.printing import (
     print_kernels,
     print_measured,
     print_models,
+    print_solution,
 )
-from autotuner.errors import CheckError, InputError
+from autotuner.cli.progress import Shown
+from autotuner.errors import CheckError, InputError, ProblemError
+from autotuner.files import write
+from autotuner.settings import TuneKeywords
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotuner.plan.configuration import Configuration
+    from autotuner.plan.report import StepComparison
+    from autotuner.solve.problem import Problem, Solution
 
 commands = typer.Typer()
 
 
 @commands.command()
+@with_tuning(repetition, effort)
 def tune(
     model: Reference,
     output: Output = None,
@@ -61,16 +65,8 @@ def tune(
     device: Device = "cpu",
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
-    again: Again = False,
-    retry: Retry = False,
-    remeasure: Remeasure = False,
-    end_to_end: EndToEnd = True,
-    gap: Gap = None,
-    estimated_gap: EstimatedGap = None,
-    budget: Budget = None,
-    exhaustive: Exhaustive = False,
-    max_seconds: MaxSeconds = None,
-    max_measurements: MaxMeasurements = None,
+    *,
+    tuning: TuneKeywords,
     as_json: Json = False,
 ) -> None:
     """Measure what the database does not know yet, solve, and print the best configuration.
@@ -83,11 +79,7 @@ def tune(
     check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
     with _interruptible(), Shown(quiet=as_json) as show:
-        found = api.tune(
-            chosen, database=database, device=device, threads=threads, space=space, watch=show, again=again,
-            retry=retry, remeasure=remeasure, end_to_end=end_to_end, gap=gap, estimated_gap=estimated_gap,
-            budget_bytes=given_bytes(budget), exhaustive=exhaustive, limits=api.Limits(max_seconds, max_measurements),
-        )  # fmt: skip
+        found = api.tune(chosen, database=database, device=device, threads=threads, space=space, watch=show, **tuning)
     if output is not None:
         api.save_configuration(found, output)
     print_configuration(found, as_json=as_json)
@@ -164,7 +156,7 @@ def devices(as_json: Json = False) -> None:
     """List what can be tuned on this machine."""
     from dataclasses import asdict
 
-    from autotuner.measure.device import devices as found
+    from autotuner.measure.devices import devices as found
 
     if as_json:
         emit([asdict(device) for device in found()])
@@ -189,3 +181,149 @@ def spaces(as_json: Json = False) -> None:
     print_models(definitions)
     for name, file in files.items():
         print_kernels(name, describe(file))
+
+
+@commands.command()
+def solve(
+    model: Reference,
+    solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
+    budget: Budget = None,
+    output: Output = None,
+    problem: Annotated[Path | None, typer.Option(help="Write the problem as JSON here.")] = None,
+    extent: Extent = None,
+    option: Option = None,
+    dtype: Dtype = None,
+    database: DatabaseOption = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Solve with what the database holds already, measuring nothing; or solve a saved problem (a .json file).
+
+    A budget of a saved problem is for what it holds between forward and backward; of a model, for the simulated peak.
+    """
+    from autotuner.solve import SOLVERS
+
+    if solver not in SOLVERS:
+        raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
+    if solver != "exact" and budget is not None:
+        raise InputError(f"--solver {solver} with a budget: only exact solves this")
+    budget_bytes = given_bytes(budget)
+    if model.endswith(".json"):
+        _refuse_for_problem({"--output": output, "--problem": problem, "--extent": extent, "--option": option,
+                             "--dtype": dtype, "--database": database, "--threads": threads})  # fmt: skip
+        print_solution(_solved(_read(Path(model)), solver, budget_bytes), as_json=as_json)
+        return
+    from autotuner import tuner
+    from autotuner.database import open_database
+    from autotuner.ir.autodiff import training_graph
+    from autotuner.measure import policy_for, rotate_bytes
+    from autotuner.measure.devices import environment
+    from autotuner.plan.configuration import save_configuration
+    from autotuner.settings import Settings
+    from autotuner.solve.problem.formulate import formulate
+    from autotuner.space import build_space, space_file
+
+    settings = Settings.from_environment()
+    stored = database or settings.database_url
+    check_output(output, model, stored)
+    check_output(problem, model, stored, output)
+    chosen = given_model(model, extent, option, dtype)
+    graph = training_graph(chosen.graph())
+    threads = threads if threads is not None else settings.threads
+    here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
+    saving = budget is not None
+    with open_database(stored, make=False) as opened:
+        whole = build_space(graph, space_file(device), saving=saving)
+        whole = tuner.with_known_calls(whole, opened, here.key)
+        known = opened.find(here.key, tuple(whole.calls))
+        noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
+    costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    if problem is not None:
+        write(problem, json.dumps(formulate(whole, costs, saving=saving).problem.to_json()))
+    failed = sum(measurement.status != "ok" for measurement in known.values())
+    counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
+    counts |= tuner.cell_counts(whole, known)
+    configuration = tuner.build_configuration(
+        chosen, whole, known, here, counts, solver=solver, noise_floor=noise_floor, budget_bytes=budget_bytes
+    )
+    if output is not None:
+        save_configuration(configuration, output)
+    print_configuration(configuration, as_json=as_json)
+
+
+def _refuse_for_problem(options: Mapping[str, object]) -> None:
+    """Refuse options that are for a model: a saved problem has no names, extents or forms of its own."""
+    given = [flag for flag, value in options.items() if value is not None]
+    if given:
+        raise InputError(f"{given[0]} with a saved problem: it goes with a model, such as bert-encoder:tiny")
+
+
+def _solved(problem: "Problem", solver: str, budget_bytes: int | None) -> "Solution":
+    from autotuner.solve import SOLVERS, budgeted
+
+    return SOLVERS[solver](problem) if budget_bytes is None else budgeted(problem, budget_bytes)
+
+
+def _read(path: Path) -> "Problem":
+    from autotuner.solve.problem import Problem
+
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise ProblemError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"{path}: this is no problem, it is not JSON ({error})") from error
+    return Problem.from_json(value)
+
+
+@commands.command()
+def report(
+    path: ConfigurationPath,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the page here.", show_default="beside it, as .html"),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            "--database",
+            help="URL, or path of an SQLite file, with the measurements that the configuration was made from: the page "
+            "then sets each kernel against the best and worst of its work.",
+            show_default="none",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(help="The search space file that it was made from.", show_default="that of the device"),
+    ] = None,
+) -> None:
+    """Write a configuration as one HTML page: what was chosen, where the time goes, and what else was measured.
+
+    The page needs no network and no other file. With a database it also lists what failed and what was never measured.
+    """
+    from autotuner.plan.configuration import load_configuration
+    from autotuner.plan.report import render
+
+    found = load_configuration(path)
+    page = path.with_suffix(".html") if output is None else output
+    check_output(page, path, database, space)
+    rows, counts = (None, None) if database is None else _stored_rows(found, database, space)
+    write(page, render(found, rows, counts=counts))
+    out.print(f"Report written to {page}", soft_wrap=True)
+
+
+def _stored_rows(
+    found: "Configuration", database: str, space: Path | None
+) -> "tuple[Sequence[StepComparison], Mapping[str, int]]":
+    """Return what a database holds of a configuration's search space, measured in its environment."""
+    from autotuner.database import open_database
+    from autotuner.plan.report import compare, tally
+    from autotuner.space import build_space, space_file
+    from autotuner.tuner import with_known_calls
+
+    whole = build_space(found.graph(), space_file(found.environment["device_type"], space))
+    with open_database(database, make=False) as opened:
+        whole = with_known_calls(whole, opened, found.environment_key)
+        known = opened.find(found.environment_key, tuple(whole.calls))
+    return compare(whole, known, found), tally(whole, known)

@@ -1,15 +1,26 @@
-"""Database: what was measured and decided, kept in SQL; values in, values out.
+"""Database: measurements, answers, jobs and workers, kept in SQL; values in, values out.
 
 SQLite is the embedded default (one file, many processes), PostgreSQL the database at scale; the same queries run on
-both. No row, session or connection leaves this room.
+both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.access import Database, Filter, Measured, Statistics, open_database
-from autotuner.database.configurations import Match, MatchStatus, Stored
-from autotuner.database.job import ENDED, Job, JobState, Worker
-from autotuner.database.owner import this_process
-from autotuner.database.patience import SERVING, WORKING, Patience, exit_in_hand
-from autotuner.database.queue import JobQueue
+from autotuner.database.contract import (
+    ENDED,
+    Filter,
+    Job,
+    JobState,
+    Match,
+    MatchStatus,
+    Queue,
+    Statistics,
+    Storage,
+    StoredConfiguration,
+    StoredMeasurement,
+    Worker,
+)
+from autotuner.database.database import Database, open_database
+from autotuner.database.lease import Leases, this_process
+from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 
 __all__ = [
     "ENDED",
@@ -18,14 +29,16 @@ __all__ = [
     "Database",
     "Filter",
     "Job",
-    "JobQueue",
     "JobState",
+    "Leases",
     "Match",
     "MatchStatus",
-    "Measured",
-    "Patience",
+    "Queue",
     "Statistics",
-    "Stored",
+    "Storage",
+    "StoredConfiguration",
+    "StoredMeasurement",
+    "Timeouts",
     "Worker",
     "exit_in_hand",
     "open_database",

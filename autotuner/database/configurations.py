@@ -1,11 +1,10 @@
-"""Configurations: answers, found by the request that they answer or by what somebody wants to run."""
+"""Configurations in SQL: answers, found by their request or by the model and device to run."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import log
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -23,65 +22,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from autotuner.database.patience import patient
+from autotuner.database.contract import Configurations, Match, MatchStatus, StoredConfiguration
+from autotuner.database.retrying import retried
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
 from autotuner.database.transactions import Transactions
 from autotuner.errors import NotFoundError
 from autotuner.ir.records import digest
 
-MatchStatus = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A configuration as it is stored.
-
-    Args:
-        id: given by the database, rising.
-        text: the configuration as JSON.
-        complete: whether all that could matter had been measured.
-        total_us: predicted, for one step.
-        measured_us: measured end to end, where it was.
-        doubts: why it is worth measuring again, in sentences.
-    """
-
-    id: int
-    text: str
-    dtype: str
-    extents: Mapping[str, int]
-    complete: bool
-    device_type: str
-    device_name: str
-    environment_key: str
-    total_us: float
-    measured_us: float | None
-    created_at: datetime
-    doubts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The best that is known for what somebody wants to run.
-
-    Args:
-        status: "exact"; "doubtful": the same, measured under bad conditions; "near_device": tuned on another
-            device; "near_shape": on the device, with other extents.
-        differs: the fields in which it is not what was asked for, such as "device_name" or "extents.b".
-        stored: None where the status is "none".
-    """
-
-    status: MatchStatus
-    differs: tuple[str, ...] = ()
-    stored: Stored | None = None
-
-
-class Configurations:
-    """Answers; every method is one transaction and raises `DatabaseError` where the database cannot be used."""
+class SqlConfigurations(Configurations):
+    """Configurations in a database."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    @patient
+    @retried
     def save(
         self,
         *,
@@ -95,15 +50,6 @@ class Configurations:
         total_us: float,
         measured_us: float | None = None,
     ) -> int:
-        """Store a configuration and return its id; it is the answer to its request in its environment from now on.
-
-        Args:
-            family_key: of models that differ in extents and dtype only.
-            complete: whether all that could matter had been measured.
-            document: the configuration as JSON.
-            total_us: predicted, for one step.
-            measured_us: measured end to end, where it was.
-        """
         with self._transactions.writing() as connection:
             statement = insert(ConfigurationRow).values(
                 request_key=request_key,
@@ -120,15 +66,10 @@ class Configurations:
             )
             return connection.execute(statement.returning(ConfigurationRow.id)).scalar_one()
 
-    @patient
+    @retried
     def find(
         self, request_key: str, environment_key: str, *, complete: bool = True
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return id and document of the latest answer to a request in an environment, None without one.
-
-        Args:
-            complete: only of those that are.
-        """
         query = (
             select(ConfigurationRow.id, ConfigurationRow.document)
             .join(EnvironmentRow)
@@ -142,32 +83,18 @@ class Configurations:
             row = connection.execute(query).one_or_none()
         return None if row is None else (row.id, row.document)
 
-    @patient
-    def get(self, configuration_id: int) -> Stored:
-        """Return a configuration by its id.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+    @retried
+    def get(self, configuration_id: int) -> StoredConfiguration:
         with self._transactions.reading() as connection:
             row = connection.execute(_stored().where(ConfigurationRow.id == configuration_id)).one_or_none()
         if row is None:
             raise NotFoundError(f"{self._transactions.shown} has no configuration {configuration_id}")
         return _read(row)
 
-    @patient
+    @retried
     def best(
         self, *, family_key: str, dtype: str, extents: Mapping[str, int], device_type: str, device_name: str | None
     ) -> Match:
-        """Return the best configuration known for a model on a device.
-
-        A complete one goes before one that is not, a later one before an earlier. Failing an exact match, it is one
-        for the same extents from another device (of the same type, if there is one), which runs but may not be the
-        fastest; failing that, the one whose extents are nearest, by the sum of |log| of their ratios.
-
-        Args:
-            device_name: None for any device of the type.
-        """
         family = (ConfigurationRow.family_key == family_key) & (ConfigurationRow.dtype == dtype)
         same_type = EnvironmentRow.device_type == device_type
         here = same_type if device_name is None else same_type & (EnvironmentRow.device_name == device_name)
@@ -186,18 +113,13 @@ class Configurations:
         alike: MatchStatus = "doubtful" if found.doubts else "exact"
         return Match("near_device" if differs else alike, tuple(differs), found)
 
-    @patient
+    @retried
     def count(self, family_key: str) -> int:
-        """Return how many there are for a family of models: while it stays, so do `best` and `known` of that family.
-
-        Configurations are added, and never changed.
-        """
         with self._transactions.reading() as connection:
             return connection.execute(_COUNT, {"family_key": family_key}).scalar_one()
 
-    @patient
+    @retried
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
-        """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
         ids = _latest(
             ConfigurationRow.family_key == family_key,
             EnvironmentRow.device_type, ConfigurationRow.dtype, ConfigurationRow.extents_key,
@@ -236,16 +158,18 @@ def _stored() -> Select[*tuple[Any, ...]]:
     ).join(EnvironmentRow)
 
 
-def _read(row: Row[*tuple[Any, ...]]) -> Stored:
+def _read(row: Row[*tuple[Any, ...]]) -> StoredConfiguration:
     doubts = tuple(doubt["sentence"] for doubt in row.doubts or ())  # none in those of earlier versions
-    return Stored(**{**row._mapping, "doubts": doubts})
+    return StoredConfiguration(**{**row._mapping, "doubts": doubts})
 
 
 def _of(extents: Mapping[str, int]) -> ColumnElement[bool]:
     return ConfigurationRow.extents_key == extents_key(extents)
 
 
-def _first(connection: Connection, where: ColumnElement[bool], rank: ColumnElement[int] | None = None) -> Stored | None:
+def _first(
+    connection: Connection, where: ColumnElement[bool], rank: ColumnElement[int] | None = None
+) -> StoredConfiguration | None:
     """Return the one of least rank, then a complete one, then the latest; the documents of the others stay unread."""
     order = (literal(0) if rank is None else rank, ConfigurationRow.complete.desc(), ConfigurationRow.id.desc())
     found = connection.execute(

@@ -1,59 +1,48 @@
-"""The queue: jobs that wait, who runs one, and how it ends.
-
-Its methods are all that the service and the workers know of it, so that another engine can take its place. This one
-keeps it in the tables of the database. A job that its worker leaves behind goes to the next one: on the host of that
-worker as soon as its process is gone, elsewhere when its lease has run out, by clocks that are taken to agree.
-"""
+"""The queue in SQL: jobs and workers in the tables of the database."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
 
-from autotuner.database.columns import JOB, ending, is_lost, job_of
-from autotuner.database.job import ENDED, Job, JobState, Worker
-from autotuner.database.owner import is_gone
-from autotuner.database.patience import patient
-from autotuner.database.tables import JobRow, WorkerRow
+from autotuner.database.contract import ATTEMPTS, ENDED, Job, JobState, Queue, Renewal, Worker
+from autotuner.database.lease import Leases, is_gone
+from autotuner.database.retrying import retried
+from autotuner.database.tables import JobRow, WorkerRow, upsert
 from autotuner.database.transactions import Transactions
-from autotuner.database.upserting import upsert
 from autotuner.errors import JobStateError, NotFoundError
 
-LEASE_S = 60.0
-ATTEMPTS = 5
-"""A job whose worker is lost so often in a row, with nothing measured in between, is given up."""
+JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name != "is_lost"]
+WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
 
 LOST_CANCELLED = "it was cancelled, and its worker was lost"
 WAITING: tuple[JobState, ...] = ("queued", "running")
-Renewal = Literal["go on", "cancel", "lost"]
 
 
-class JobQueue:
-    """Jobs; every method is one transaction and raises `DatabaseError` where the database cannot be read or written."""
+class SqlQueue(Queue):
+    """A queue in a database. The tests of its contract are `tests/database/conformance/test_queue.py`."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    def __init__(self, transactions: Transactions, leases: Leases) -> None:
+        self._transactions, self._leases = transactions, leases
 
-    @patient
+    @retried
     def enqueue(
         self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
     ) -> Job:
-        """Store a job that waits for a worker of its device."""
         with self._transactions.writing() as connection:
             return self._insert(connection, model, request, device_type, device_name)
 
-    @patient
+    @retried
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
-        """Store a job that the caller runs itself, from now on."""
         with self._transactions.writing() as connection:
             self._settle(connection)
             job = self._insert(connection, model, request, device_type, device_name, attended=True)
             return self._take(connection, job.id, worker)
 
-    @patient
+    @retried
     def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
-        """Take the oldest job that waits for this device, or that was left behind on one; None where there is none."""
         with self._transactions.writing() as connection:
             left_behind = self._settle(connection, claiming=worker)
             query = (
@@ -70,20 +59,11 @@ class JobQueue:
             found = connection.execute(query).scalar_one_or_none()
             return None if found is None else self._take(connection, found, worker)
 
-    @patient
+    @retried
     def renew(
         self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
     ) -> Renewal:
-        """Say that a job is still being worked on, and how far it is.
-
-        Args:
-            progress: replaces what was stored before; None leaves it.
-            advanced: something was measured since the job was taken.
-
-        Returns:
-            "cancel" where somebody cancelled it, "lost" where another worker has it or it has ended.
-        """
-        values: dict[str, Any] = {"lease_until": _lease()}
+        values: dict[str, Any] = {"lease_until": self._lease()}
         if progress is not None:
             values |= {"progress": dict(progress), "revision": JobRow.revision + 1}
         if advanced:
@@ -95,7 +75,7 @@ class JobQueue:
             return "lost"
         return "cancel" if cancelling else "go on"
 
-    @patient
+    @retried
     def finish(
         self,
         job_id: int,
@@ -106,15 +86,9 @@ class JobQueue:
         configuration_id: int | None = None,
         message: str = "",
     ) -> Job:
-        """Store how a job ended that this worker runs.
-
-        Raises:
-            NotFoundError: there is no such job.
-            JobStateError: it has ended already, or another worker has it.
-        """
         if state not in ENDED:
             raise JobStateError(f"job {job_id} cannot end as {state!r}: give one of {', '.join(ENDED)}")
-        values = ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
+        values = _ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
         statement = update(JobRow).where(_held(job_id, worker)).values(values)
         with self._transactions.writing() as connection:
             if connection.execute(statement).rowcount == 0:
@@ -123,12 +97,8 @@ class JobQueue:
                 raise JobStateError(f"job {job_id} is {found.state}, with {holder}: only who runs a job can end it")
             return self._job(connection, job_id)
 
-    @patient
+    @retried
     def release(self, job_id: int, worker: str) -> None:
-        """Put a job back that this worker runs, for another to go on with; one that is not its own stays as it is.
-
-        A job that was cancelled meanwhile ends as that. What is put back was not lost, so attempts count anew.
-        """
         held = _held(job_id, worker)
         put_back = {
             "state": "queued",
@@ -145,14 +115,8 @@ class JobQueue:
             elif cancelling is not None:
                 connection.execute(update(JobRow).where(JobRow.id == job_id).values(put_back))
 
-    @patient
+    @retried
     def cancel(self, job_id: int) -> Job:
-        """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
-
-        Raises:
-            NotFoundError: there is no such job.
-            JobStateError: it has ended otherwise.
-        """
         with self._transactions.writing() as connection:
             left_behind = self._settle(connection)
             found = self._job(connection, job_id, alone=True)
@@ -168,38 +132,30 @@ class JobQueue:
             raise JobStateError(f"job {job_id} is {job.state} already: only one that waits or runs is cancelled")
         return job
 
-    @patient
+    @retried
     def job(self, job_id: int) -> Job:
-        """Return a job.
-
-        Raises:
-            NotFoundError: there is none with this id.
-        """
         with self._transactions.reading() as connection:
             return self._job(connection, job_id)
 
-    @patient
+    @retried
     def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
-        """Return jobs, the newest first; with `before`, only those with a lesser id."""
-        query = select(*JOB).order_by(JobRow.id.desc()).limit(limit)
+        query = select(*JOB, JobRow.lease_until).order_by(JobRow.id.desc()).limit(limit)
         if state is not None:
             query = query.where(JobRow.state == state)
         if before is not None:
             query = query.where(JobRow.id < before)
         with self._transactions.reading() as connection:
-            return [job_of(row) for row in connection.execute(query)]
+            return [_job_of(row) for row in connection.execute(query)]
 
-    @patient
+    @retried
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
-        """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
         columns = (JobRow.id, JobRow.revision, JobRow.state, JobRow.worker, JobRow.lease_until)
         query = select(*columns).where(JobRow.id.in_(list(job_ids)))
         with self._transactions.reading() as connection:
-            return {row.id: (row.revision, is_lost(row)) for row in connection.execute(query)}
+            return {row.id: (row.revision, _is_lost(row)) for row in connection.execute(query)}
 
-    @patient
+    @retried
     def waiting(self) -> dict[JobState, int]:
-        """Return how many jobs have each state that is not an end."""
         query = (
             select(JobRow.state, func.count().label("number")).where(JobRow.state.in_(WAITING)).group_by(JobRow.state)
         )
@@ -209,31 +165,27 @@ class JobQueue:
 
     # Workers
 
-    @patient
+    @retried
     def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        """Say that a worker is there and takes jobs; those that are gone are forgotten when a new one comes."""
         now = datetime.now(UTC)
         values = {"name": worker, "device_type": device_type, "device_name": device_name, "started_at": now}
         with self._transactions.writing() as connection:
             seen = update(WorkerRow).where(WorkerRow.name == worker).values(seen_at=now)
             if connection.execute(seen).rowcount == 0:
-                gone = [w.name for w in self._workers(connection) if is_gone(w.name, _worker_lease(w), now)]
+                gone = [there.name for there in self._workers(connection) if self._is_gone(there)]
                 connection.execute(delete(WorkerRow).where(WorkerRow.name.in_(gone)))
                 connection.execute(upsert(connection, WorkerRow, ("name",)), values | {"seen_at": now})
 
-    @patient
+    @retried
     def leave(self, worker: str) -> None:
-        """Say that a worker takes no more jobs."""
         with self._transactions.writing() as connection:
             connection.execute(delete(WorkerRow).where(WorkerRow.name == worker))
 
-    @patient
+    @retried
     def workers(self) -> list[Worker]:
-        """Return the workers that are there, the first that came first."""
         with self._transactions.reading() as connection:
             found = self._workers(connection)
-        now = datetime.now(UTC)
-        return [worker for worker in found if not is_gone(worker.name, _worker_lease(worker), now)]
+        return [worker for worker in found if not self._is_gone(worker)]
 
     # Inside a transaction
 
@@ -258,7 +210,7 @@ class JobQueue:
         values = {
             "state": "running",
             "worker": worker,
-            "lease_until": _lease(),
+            "lease_until": self._lease(),
             "started_at": func.coalesce(JobRow.started_at, datetime.now(UTC)),
             "attempts": JobRow.attempts + 1,
             "revision": JobRow.revision + 1,
@@ -297,30 +249,49 @@ class JobQueue:
         return left_behind
 
     def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
-        connection.execute(update(JobRow).where(JobRow.id == job_id).values(ending(state, message)))
+        connection.execute(update(JobRow).where(JobRow.id == job_id).values(_ending(state, message)))
 
     def _job(self, connection: Connection, job_id: int, *, alone: bool = False) -> Job:
         """Return a job; with `alone`, PostgreSQL keeps others from changing it until the transaction ends."""
-        query = select(*JOB).where(JobRow.id == job_id)
+        query = select(*JOB, JobRow.lease_until).where(JobRow.id == job_id)
         row = connection.execute(query.with_for_update() if alone else query).one_or_none()
         if row is None:
             raise NotFoundError(f"{self._transactions.shown} has no job {job_id}: `jobs` lists those that exist")
-        return job_of(row)
+        return _job_of(row)
 
     @staticmethod
     def _workers(connection: Connection) -> list[Worker]:
-        query = select(WorkerRow.name, WorkerRow.device_type, WorkerRow.device_name, WorkerRow.started_at,
-                       WorkerRow.seen_at).order_by(WorkerRow.started_at, WorkerRow.name)  # fmt: skip
+        query = select(*WORKER).order_by(WorkerRow.started_at, WorkerRow.name)
         return [Worker(**row._mapping) for row in connection.execute(query)]
+
+    def _lease(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._leases.job_s)
+
+    def _is_gone(self, worker: Worker) -> bool:
+        return is_gone(worker.name, worker.seen_at + timedelta(seconds=self._leases.job_s), datetime.now(UTC))
 
 
 def _held(job_id: int, worker: str) -> ColumnElement[bool]:
     return (JobRow.id == job_id) & (JobRow.worker == worker) & (JobRow.state == "running")
 
 
-def _lease() -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=LEASE_S)
+def _job_of(row: Row[*tuple[Any, ...]]) -> Job:
+    values = {name: value for name, value in row._mapping.items() if name != "lease_until"}
+    return Job(**values, is_lost=_is_lost(row))
 
 
-def _worker_lease(worker: Worker) -> datetime:
-    return worker.seen_at + timedelta(seconds=LEASE_S)
+def _is_lost(row: Row[*tuple[Any, ...]]) -> bool:
+    """Say whether the job in a row runs by its state, and its worker is gone as far as can be told here."""
+    return row.state == "running" and is_gone(row.worker, row.lease_until, datetime.now(UTC))
+
+
+def _ending(state: JobState, message: str) -> dict[str, Any]:
+    """Return the changes of a job that ends now."""
+    return {
+        "state": state,
+        "cancelling": False,
+        "finished_at": datetime.now(UTC),
+        "message": message,
+        "lease_until": None,
+        "revision": JobRow.revision + 1,
+    }

@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy models. Migrations make them; a test holds the two equal.
+"""The tables as SQLAlchemy models, and inserts into them. Migrations make the tables; a test holds the two equal.
 
 Keys are sha256 in hex; times of day are in UTC. JSON is kept as text with its order (not as PostgreSQL's `jsonb`), so
 that values come back exactly as they went in, floats included.
@@ -11,6 +11,8 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    ColumnElement,
+    Connection,
     DateTime,
     Dialect,
     Double,
@@ -23,6 +25,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 KEY = String(64)
@@ -51,8 +54,18 @@ class Utc(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class Message(TypeDecorator[str]):
+    """A text that any database can keep: a failure's own words never stop it from being stored."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return value and value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
 class Tables(DeclarativeBase):
-    """What all tables share: how Python's types and the names of constraints are written in SQL."""
+    """The base of all tables: how Python's types and the names of constraints are written in SQL."""
 
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {  # noqa: RUF012 (read by SQLAlchemy, never changed)
@@ -78,7 +91,7 @@ class EnvironmentRow(Tables):
 
 
 class MeasurementRow(Tables):
-    """What a call cost in an environment; signature, kernel and kinds repeat what `call` says, for filtering."""
+    """The outcome of a call in an environment; signature, kernel and kinds repeat what `call` says, for filtering."""
 
     __tablename__ = "measurement"
     __table_args__ = (
@@ -102,7 +115,7 @@ class MeasurementRow(Tables):
     high_us: Mapped[float | None]
     samples_us: Mapped[list[float]]
     workspace_bytes: Mapped[int] = mapped_column(BigInteger)
-    message: Mapped[str]
+    message: Mapped[str] = mapped_column(Message)
     marks: Mapped[list[str]] = mapped_column(server_default="[]")
     measured_at: Mapped[datetime]
 
@@ -129,7 +142,7 @@ class JobRow(Tables):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    message: Mapped[str]
+    message: Mapped[str] = mapped_column(Message)
 
 
 class WorkerRow(Tables):
@@ -185,3 +198,17 @@ class FactRow(Tables):
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float]
     measured_at: Mapped[datetime]
+
+
+def insert_into(connection: Connection, table: type[Tables]) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert of either dialect that has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def upsert(
+    connection: Connection, table: type[Tables], unique: tuple[str, ...], *, where: ColumnElement[bool] | None = None
+) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert that overwrites the row with the same unique columns, if `where` holds for that row."""
+    statement = insert_into(connection, table)
+    given = {column.name: column for column in statement.excluded if column.name not in (*unique, "id")}
+    return statement.on_conflict_do_update(index_elements=unique, set_=given, where=where)

@@ -1,4 +1,4 @@
-"""Transactions: what every part of the database needs of its engine."""
+"""Transactions on an engine: connections to read and to write, on the file that was opened and on no other."""
 
 import os
 import threading
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotuner.database.migrating import migrate
-from autotuner.database.opening import WRITES, explained, is_sqlite, shown
-from autotuner.database.patience import Waiting
+from autotuner.database.engine import WRITES, explained, is_sqlite, shown
+from autotuner.database.migrations import migrate
+from autotuner.database.retrying import Retrying
 from autotuner.database.tables import EnvironmentRow
 from autotuner.errors import DatabaseError
 
@@ -25,8 +25,8 @@ class Transactions:
         reopens: go on with another file that has taken the place of the one that was opened.
     """
 
-    def __init__(self, engine: Engine, waiting: Waiting, *, reopens: bool = False) -> None:
-        self.engine, self.waiting = engine, waiting
+    def __init__(self, engine: Engine, retrying: Retrying, *, reopens: bool = False) -> None:
+        self.engine, self.retrying = engine, retrying
         self._reopens = reopens
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
@@ -34,7 +34,7 @@ class Transactions:
 
     @property
     def shown(self) -> str:
-        """How messages name the database."""
+        """The name of the database in messages."""
         return shown(self.engine.url)
 
     @contextmanager

@@ -1,114 +1,15 @@
-"""From a forward graph to a training graph: one rule per operator kind says which backward operators it needs.
+"""Reverse-mode differentiation of a forward graph, by the gradient that each operator kind declares.
 
 Gradients are tensors `grad_<tensor>`. Where an operator hands its gradient on unchanged (the input of a bias, both
 inputs of an add), no operator stands for it: one gradient tensor serves both.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Graph, Operator, Tensor
-from autotuner.ir.kinds import check_operator
-from autotuner.ir.records import Attributes
-
-
-@dataclass(frozen=True, slots=True)
-class Derivative:
-    """A backward operator that a rule asks for: it makes the gradients with respect to the inputs numbered `wrt`."""
-
-    kind: str
-    spec: str
-    inputs: tuple[str, ...]
-    wrt: tuple[int, ...] = (0,)
-    attributes: Attributes = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOn:
-    """The gradient with respect to input `wrt` is the output's gradient itself."""
-
-    wrt: int = 0
-
-
-Rule = Callable[[Operator, str], tuple[Derivative | HandedOn, ...]]
-
-
-def _contraction(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (a, b), (c,) = o.input_axes, o.output_axes
-    return (
-        Derivative("contraction", f"{c},{b}->{a}", (grad, o.inputs[1]), (0,)),
-        Derivative("contraction", f"{c},{a}->{b}", (grad, o.inputs[0]), (1,)),
-    )
-
-
-def _bias(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    x, bias = o.input_axes
-    return HandedOn(), Derivative("bias_grad", f"{x}->{bias}", (grad,), (1,))
-
-
-def _scale(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("scale", o.spec, (grad,), attributes=o.attributes),)
-
-
-def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
-    return (HandedOn(),)
-
-
-def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,), (_, rest) = o.input_axes, o.output_axes
-    return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
-
-
-def _gelu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,) = o.input_axes
-    return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)
-
-
-def _relu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,) = o.input_axes
-    return (Derivative("relu_grad", f"{x},{x}->{x}", (grad, *o.outputs)),)
-
-
-def _dropout_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    raise GraphError(f"operator {o.name!r}: {grad!r} arrives at a mask that is drawn, and a draw has no gradient")
-
-
-def _dropout(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("dropout", o.spec, (grad, o.inputs[1]), attributes=o.attributes),)
-
-
-def _add(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
-    return HandedOn(0), HandedOn(1)
-
-
-def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, scale, _), (_, rest, _) = o.input_axes, o.output_axes
-    _, mean, reciprocal_deviation = o.outputs
-    return (
-        Derivative("layer_norm_grad_input", f"{x},{x},{scale},{rest},{rest}->{x}",
-                   (grad, *o.inputs[:2], mean, reciprocal_deviation)),
-        Derivative("layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{scale},{scale}",
-                   (grad, o.inputs[0], mean, reciprocal_deviation), (1, 2)),
-    )  # fmt: skip
-
-
-RULES: Mapping[str, Rule] = {
-    "contraction": _contraction,
-    "bias": _bias,
-    "scale": _scale,
-    "mask": _mask,
-    "causal_mask": _mask,
-    "softmax": _softmax,
-    "gelu_erf": _gelu,
-    "gelu_tanh": _gelu,
-    "relu": _relu,
-    "dropout_mask": _dropout_mask,
-    "dropout": _dropout,
-    "add": _add,
-    "layer_norm": _layer_norm,
-}
+from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_operator
 
 
 def training_graph(forward: Graph) -> Graph:
@@ -125,10 +26,7 @@ def training_graph(forward: Graph) -> Graph:
             where it cannot go on: at a statistic, at a mask, or straight from an output at an input.
     """
     for operator in forward.operators:
-        if operator.kind not in RULES:
-            raise GraphError(
-                f"operator {operator.name!r}: kind {operator.kind!r} has no backward rule; known: {', '.join(RULES)}"
-            )
+        gradient_of(operator)
         check_operator(operator)
     backward = _Backward(forward)
     for operator in reversed(forward.operators):
@@ -144,6 +42,20 @@ def training_graph(forward: Graph) -> Graph:
         operators=(*forward.operators, *backward.operators),
         outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
     )
+
+
+def gradient_of(operator: Operator) -> Gradient:
+    """Return the gradient that an operator's kind declares.
+
+    Raises:
+        GraphError: it declares none.
+    """
+    known = {kind.name: kind.gradient for kind in KINDS.values() if kind.gradient is not None}
+    if operator.kind not in known:
+        raise GraphError(
+            f"operator {operator.name!r}: kind {operator.kind!r} has no backward rule; known: {', '.join(known)}"
+        )
+    return known[operator.kind]
 
 
 class _Backward:
@@ -179,7 +91,7 @@ class _Backward:
                 )
         if operator.outputs[0] in self.gradients:
             grad = self.gradients[operator.outputs[0]]
-            for derived in RULES[operator.kind](operator, grad):
+            for derived in gradient_of(operator)(operator, grad):
                 self._plan(operator, derived, grad)
         for tensor in operator.inputs:
             self._unvisited[tensor] -= 1

@@ -1,17 +1,14 @@
-"""What a graph costs before anything is measured: flop, bytes, intensity and class of every operator, and in total."""
+"""Flop and bytes of operators and graphs, known before anything is measured."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from autotuner.ir.form import STORAGE_BYTES, Form
 from autotuner.ir.graph import Graph, Operator
-from autotuner.ir.kinds import ELEMENT_BYTES, OperatorClass, kind_of
+from autotuner.ir.kinds import ELEMENT_BYTES, kind_of
 
 _ITEM_BYTES = {**ELEMENT_BYTES, **STORAGE_BYTES}
-
-CLASSES: tuple[OperatorClass, ...] = ("contraction", "normalisation", "element-wise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,46 +22,6 @@ class Cost:
     def intensity(self) -> float:
         """Flop per byte; 0 where nothing is moved."""
         return self.flop / self.moved_bytes if self.moved_bytes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one operator costs."""
-
-    operator: str
-    kind: str
-    phase: str
-    operator_class: OperatorClass
-    cost: Cost
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The rows of a graph, in graph order."""
-
-    rows: tuple[Row, ...]
-
-    @cached_property
-    def total(self) -> Cost:
-        return _sum(self.rows)
-
-    @cached_property
-    def by_class(self) -> Mapping[OperatorClass, Cost]:
-        return {name: _sum(row for row in self.rows if row.operator_class == name) for name in CLASSES}
-
-
-def analyse(graph: Graph) -> Analysis:
-    """Return what each operator of a graph costs, unfused.
-
-    Raises:
-        GraphError: an operator of an unknown kind.
-    """
-    return Analysis(
-        tuple(
-            Row(o.name, o.kind, o.phase, kind_of(o).operator_class, Cost(operator_flop(graph, o), _moved(graph, o)))
-            for o in graph.operators
-        )
-    )
 
 
 def operator_flop(graph: Graph, operator: Operator) -> int:
@@ -120,33 +77,3 @@ def moved_bytes(graph: Graph, steps: Iterable[Iterable[tuple[str, str]]]) -> int
 def reduction(unfused: float, chosen: float) -> float:
     """Return by how many percent `chosen` lies below `unfused`."""
     return 100 * (1 - chosen / unfused)
-
-
-def memory_usage_efficiency(q_bytes: float, d_bytes: float, us: float, peak_gb_per_s: float) -> float:
-    """Return memory-usage efficiency in percent: (Q / D) x (B / B_peak) x 100.
-
-    Args:
-        q_bytes: Q, the least that the operator can move.
-        d_bytes: D, what it moves.
-        us: how long it takes; the bandwidth B that it reaches is D over it.
-        peak_gb_per_s: B_peak.
-
-    Source:
-        Ivanov et al., Data Movement Is All You Need (MLSys 2021).
-    """
-    reached_gb_per_s = d_bytes / us / 1e3
-    return q_bytes / d_bytes * reached_gb_per_s / peak_gb_per_s * 100
-
-
-def _moved(graph: Graph, operator: Operator) -> int:
-    """Each input read once, each output written once; optional tensors may be absent, so they do not count."""
-    present = [
-        [tensor for tensor in side if not graph.tensors[tensor].optional]
-        for side in (operator.inputs, operator.outputs)
-    ]
-    return fused_bytes(graph, [(present[0], present[1])])
-
-
-def _sum(rows: Iterable[Row]) -> Cost:
-    costs = [row.cost for row in rows]
-    return Cost(sum(cost.flop for cost in costs), sum(cost.moved_bytes for cost in costs))

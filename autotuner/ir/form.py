@@ -1,4 +1,4 @@
-"""Axes, layouts and forms: how a tensor lies in memory."""
+"""Axes, layouts and forms: the place of a tensor's elements in memory."""
 
 import re
 from collections.abc import Mapping
@@ -13,18 +13,19 @@ Extents = Mapping[str, int]
 STACK_AXIS = "*"
 SAVING = ("bit", "seed")
 """Storage formats that save memory and cost time: elements are found by their place in the memory order."""
-STATE_INTEGERS: Mapping[str, int] = {"flash": 2, "cudnn": 1, "efficient": 2}
-"""Integers of a library's generator, as which attention's dropout mask is stored: its seed, or seed and offset."""
-LIBRARIES = tuple(STATE_INTEGERS)
-"""Storage formats of attention's dropout mask that only kernels of one library know."""
-FLAT = SAVING + LIBRARIES
-"""Storage formats without strides."""
-STORAGES = ("raw", "byte", *FLAT, "absent")
+GENERATOR_STATES: dict[str, int] = {}
+"""Storage formats that only some kernels know, which declare them: a dropout mask as the state of their generator, with
+the number of its integers (a seed, or seed and offset)."""
 BITS = 8
 """Elements that one byte of the bit format holds, the first in its lowest bit."""
 STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}
 """Bytes of one element of the types that storage formats bring along."""
 _FORM = re.compile(r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?")
+
+
+def is_flat(storage: str) -> bool:
+    """Tell whether a storage format has no strides."""
+    return storage in SAVING or storage in GENERATOR_STATES
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -66,7 +67,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What memory holds of a tensor: a view of a buffer, in elements of a type as torch names it.
+    """Memory that holds a tensor: a view of a buffer, in elements of a type as torch names it.
 
     A flat storage format has one axis of its own.
     """
@@ -80,12 +81,12 @@ class Stored:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Form:
-    """How a tensor exists in memory: a layout, a storage format, and its place in a stack if it is a slice.
+    """Existence of a tensor in memory: a layout, a storage format, and its place in a stack if it is a slice.
 
     Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
     not materialised, because a fused kernel keeps the value inside. A dropout mask may be stored as bytes, as bits, or
-    as the seed from which a generator makes it again in the layout's memory order; attention's also as the seed of a
-    library's own generator, for `flash` and `efficient` with its offset.
+    as the seed from which a generator makes it again in the layout's memory order; or in a format of
+    `GENERATOR_STATES`.
     """
 
     layout: Layout
@@ -93,8 +94,9 @@ class Form:
     stack: Stack | None = None
 
     def __post_init__(self) -> None:
-        if self.storage not in STORAGES:
-            raise LayoutError(f"{self.storage!r} is no storage format: write {', '.join(STORAGES[:-1])} or absent")
+        if self.storage not in ("raw", "byte", "absent") and not self.is_flat:
+            known = ("raw", "byte", *SAVING, *GENERATOR_STATES)
+            raise LayoutError(f"{self.storage!r} is no storage format: write {', '.join(known)} or absent")
         if self.is_flat and self.stack is not None:
             raise LayoutError(f"a slice of a stack cannot be stored as a {self.storage}: write raw or byte")
         if (STACK_AXIS in self.layout.axes) != (self.stack is not None):
@@ -122,7 +124,8 @@ class Form:
 
     @property
     def is_flat(self) -> bool:
-        return self.storage in FLAT
+        """True where the storage format has no strides."""
+        return is_flat(self.storage)
 
     def renamed(self, old: str, new: str) -> "Form":
         """Return this form with each axis of `old` written as the one at the same place in `new`."""
@@ -168,7 +171,7 @@ class Form:
             if self.storage == "bit":
                 length = -(-prod(extents) // BITS)
                 return Stored("uint8", (length,), (1,), 0, length)
-            length = STATE_INTEGERS.get(self.storage, 1)
+            length = GENERATOR_STATES.get(self.storage, 1)
             return Stored("int64", (length,), (1,), 0, length)
         if self.storage == "absent":
             raise LayoutError("an absent tensor is not stored")

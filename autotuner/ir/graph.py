@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 from autotuner.errors import GraphError
@@ -158,10 +159,7 @@ class Graph:
         return tuple(self.extents[axis] for axis in axes)
 
     def elements(self, tensor: str) -> int:
-        total = 1
-        for extent in self.shape(tensor):
-            total *= extent
-        return total
+        return prod(self.shape(tensor))
 
     def letters(self, operator: Operator) -> dict[str, int]:
         """Return elements along each letter of an operator's spec.

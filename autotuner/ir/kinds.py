@@ -1,17 +1,17 @@
-"""Every operator kind: what its spec must look like, what it makes, its class and its flop per element.
+"""Operator kinds: spec, results, class, flop, gradient, fusion and operand ranges of each, declared in one table.
 
-A pattern writes one symbol per operand. X: all axes, in one order. S: some of X's. H: the normalised axes, some of X's.
-R: X without H. Where a pattern has R and no H, H is the attribute `axis`.
+A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
+H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Operator
-from autotuner.ir.records import names_axis
+from autotuner.ir.records import Attributes, names_axis
 
 OperatorClass = Literal["contraction", "normalisation", "element-wise"]
 Product = Literal["value", "mask", "statistic", "optional statistic"]
@@ -20,8 +20,29 @@ ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "
 
 
 @dataclass(frozen=True, slots=True)
+class Derivative:
+    """A backward operator that a rule asks for: it makes the gradients with respect to the inputs numbered `wrt`."""
+
+    kind: str
+    spec: str
+    inputs: tuple[str, ...]
+    wrt: tuple[int, ...] = (0,)
+    attributes: Attributes = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """The gradient with respect to input `wrt` is the output's gradient itself."""
+
+    wrt: int = 0
+
+
+Gradient = Callable[[Operator, str], tuple[Derivative | HandedOn, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
-    """What all operators of one kind share.
+    """Declaration of an operator kind; its reference implementation is in `autotuner.kernels.reference`.
 
     Args:
         name: as operators state it.
@@ -31,6 +52,11 @@ class Kind:
         flop_per_element: per element of X, a transcendental function counted as one; contractions are counted apart.
         attributes: name and type of each; all are mandatory. One named `axis`, or like `key_axis`, is a letter of X.
         makes: one per output. A mask has the model's dtype and a statistic at least float32; both are auxiliary.
+        gradient: given a forward operator and the gradient of its first output, the backward operators that it needs;
+            None for a kind of backward operators.
+        fusible: the generic compiler may fuse it with its neighbours.
+        fused_alone: the generic compiler is also tried on the operator alone.
+        ranges: from and to, of the values that are made up for an input when kernels are measured; others are normal.
     """
 
     name: str
@@ -40,35 +66,119 @@ class Kind:
     flop_per_element: int
     attributes: Mapping[str, type] = field(default_factory=dict)
     makes: tuple[Product, ...] = ("value",)
+    gradient: Gradient | None = None
+    fusible: bool = True
+    fused_alone: bool = False
+    ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The symbols of the pattern's inputs and of its outputs."""
+        inputs, _, outputs = self.pattern.partition("->")
+        return tuple(inputs.split(",")) if inputs else (), tuple(outputs.split(",")) if outputs else ()
+
+    def places(self, symbols: str) -> tuple[int, ...]:
+        """Return the operands, counted over inputs and then outputs, whose symbol is one of these."""
+        inputs, outputs = self.sides
+        return tuple(place for place, symbol in enumerate(inputs + outputs) if symbol in symbols)
+
+    @property
+    def keeps_axes(self) -> bool:
+        """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
+        return not {"X", "M"}.isdisjoint(self.sides[1])
 
 
-_VALUE_AND_STATISTICS: tuple[Product, ...] = ("value", "statistic", "statistic")
+def _contraction(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (a, b), (c,) = o.input_axes, o.output_axes
+    return (
+        Derivative("contraction", f"{c},{b}->{a}", (grad, o.inputs[1]), (0,)),
+        Derivative("contraction", f"{c},{a}->{b}", (grad, o.inputs[0]), (1,)),
+    )
+
+
+def _bias(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    x, bias = o.input_axes
+    return HandedOn(), Derivative("bias_grad", f"{x}->{bias}", (grad,), (1,))
+
+
+def _scale(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("scale", o.spec, (grad,), attributes=o.attributes),)
+
+
+def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
+    return (HandedOn(),)
+
+
+def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,), (_, rest) = o.input_axes, o.output_axes
+    return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
+
+
+def _gelu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,) = o.input_axes
+    return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)
+
+
+def _relu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x,) = o.input_axes
+    return (Derivative("relu_grad", f"{x},{x}->{x}", (grad, *o.outputs)),)
+
+
+def _dropout_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    raise GraphError(f"operator {o.name!r}: {grad!r} arrives at a mask that is drawn, and a draw has no gradient")
+
+
+def _dropout(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("dropout", o.spec, (grad, o.inputs[1]), attributes=o.attributes),)
+
+
+def _add(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
+    return HandedOn(0), HandedOn(1)
+
+
+def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x, scale, _), (_, rest, _) = o.input_axes, o.output_axes
+    _, mean, reciprocal_deviation = o.outputs
+    return (
+        Derivative("layer_norm_grad_input", f"{x},{x},{scale},{rest},{rest}->{x}",
+                   (grad, *o.inputs[:2], mean, reciprocal_deviation)),
+        Derivative("layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{scale},{scale}",
+                   (grad, o.inputs[0], mean, reciprocal_deviation), (1, 2)),
+    )  # fmt: skip
+
+
+_POSITIVE = (0.5, 1.5)
+"""Range of a reciprocal deviation."""
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("contraction", "blh,nph->blnp", "", "contraction", 2),
-        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1),
-        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}),
-        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1),
-        Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str}),
-        Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic")),
-        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5),
-        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9),
-        Kind("relu", "blf->blf", "X->X", "element-wise", 1),
-        Kind("dropout_mask", "->blf", "->X", "element-wise", 2, {"p": float}, ("mask",)),
-        Kind("dropout", "blf,blf->blf", "X,X->X", "element-wise", 1, {"p": float}),
-        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1),
+        Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=_contraction, fusible=False),
+        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=_bias),
+        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=_scale),
+        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=_mask),
+        Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
+             gradient=_mask),
+        Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
+             gradient=_softmax),
+        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=_gelu),
+        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=_gelu),
+        Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=_relu),
+        Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",), gradient=_dropout_mask,
+             fusible=False),
+        Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=_dropout),
+        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=_add),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
-             _VALUE_AND_STATISTICS),
+             ("value", "statistic", "statistic"), gradient=_layer_norm, fused_alone=True),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
         Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11),
         Kind("gelu_tanh_grad", "blf,blf->blf", "X,X->X", "element-wise", 18),
         Kind("relu_grad", "blf,blf->blf", "X,X->X", "element-wise", 1),
-        Kind("layer_norm_grad_input", "blh,blh,h,bl,bl->blh", "X,X,H,R,R->X", "normalisation", 10),
+        Kind("layer_norm_grad_input", "blh,blh,h,bl,bl->blh", "X,X,H,R,R->X", "normalisation", 10,
+             fused_alone=True, ranges={4: _POSITIVE}),
         Kind("layer_norm_grad_parameters", "blh,blh,bl,bl->h,h", "X,X,R,R->H,H", "normalisation", 5,
-             makes=("value", "value")),
+             makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}),
     )
 }  # fmt: skip
 
@@ -82,6 +192,11 @@ def kind_of(operator: Operator) -> Kind:
     if operator.kind not in KINDS:
         raise GraphError(f"operator {operator.name!r}: no kind {operator.kind!r}; known: {', '.join(KINDS)}")
     return KINDS[operator.kind]
+
+
+def draws(kind: str) -> bool:
+    """Tell whether operators of a kind draw random numbers: dropout masks."""
+    return kind in KINDS and "mask" in KINDS[kind].makes
 
 
 def check_operator(operator: Operator) -> None:
@@ -129,10 +244,11 @@ def _check_contraction(operator: Operator, kind: Kind) -> None:
 
 
 def _check_pattern(operator: Operator, kind: Kind) -> None:
-    sides = [tuple(text.split(",")) if text else () for text in kind.pattern.split("->")]
+    sides = kind.sides
     if (len(sides[0]), len(sides[1])) != (len(operator.input_axes), len(operator.output_axes)):
         raise _misfit(operator, kind, f"it needs {len(sides[0])} inputs and {len(sides[1])} outputs")
-    symbols = list(zip(sides[0] + sides[1], operator.input_axes + operator.output_axes, strict=True))
+    written = ("X" if symbol == "M" else symbol for symbol in sides[0] + sides[1])
+    symbols = list(zip(written, operator.input_axes + operator.output_axes, strict=True))
     whole = next(axes for symbol, axes in symbols if symbol == "X")
     bound = {"X": whole}
     named = {name: str(operator.attribute(name)) for name in kind.attributes if names_axis(name)}

@@ -1,4 +1,4 @@
-"""The values that travel between rooms: what is measured, how, and what came of it. No names of operators or tensors.
+"""Records of measuring, free of names of operators and tensors: calls, measurements and environments.
 
 Tensors inside a record are numbered; their axes are the letters a, b, c ... in declared order, so that the same
 operator in another layer or another model is the same record.
@@ -160,7 +160,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a call cost in one environment, or why it could not be had.
+    """Cost of a call in one environment, or why it could not be had.
 
     Times in microseconds; `samples_us` holds every kept sample, `low_us` to `high_us` is the 95 % interval of the
     median. `message` is the sentence that goes with any status but `ok`. `marks` say under which conditions it came
@@ -186,7 +186,7 @@ class Measurement:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the conditions under which it was measured say that it is better measured again."""
+        """True where the conditions under which it was measured say that it is better measured again."""
         return not DOUBTS.isdisjoint(self.marks)
 
     @classmethod
@@ -213,7 +213,7 @@ NO_COMPILER = "absent"
 
 @dataclass(frozen=True)
 class Environment:
-    """What makes two timings comparable: device, libraries, versions, threads and measuring policy.
+    """Facts that make two timings comparable: device, libraries, versions, threads and measuring policy.
 
     `facts` and `policy` are kept sorted, so that the key does not depend on the order in which they are listed.
     """

@@ -1,4 +1,4 @@
-"""How operands lie in memory, seen through an operator's spec: strides by letter, and groups that act as one axis."""
+"""Memory order of operands, seen through an operator's spec: strides by letter, and groups that act as one axis."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +131,15 @@ def as_matrices(node: Node, strides: Sequence[Strides], extents: Mapping[str, in
 def unit_stride(matrix: tuple[int, int, int], rows: int, columns: int) -> bool:
     """Tell whether a library's matrix product takes this operand as it lies: one of its two axes is contiguous."""
     return 1 in ((matrix[1] if rows > 1 else 1), (matrix[2] if columns > 1 else 1))
+
+
+def unit_strides(matrices: Matrices) -> bool:
+    """Tell whether a library's matrix product takes all three matrices as they lie."""
+    return (
+        unit_stride(matrices.a, matrices.m, matrices.k)
+        and unit_stride(matrices.b, matrices.k, matrices.n)
+        and unit_stride(matrices.c, matrices.m, matrices.n)
+    )
 
 
 def packed(matrix: tuple[int, int, int], rows: int, columns: int) -> bool:

@@ -11,13 +11,15 @@ operand in secret.
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.errors import KernelError
-from autotuner.ir.form import FLAT
-from autotuner.ir.records import Candidate, Subgraph
+from autotuner.errors import AutotunerError, KernelError
+from autotuner.ir.form import is_flat
+from autotuner.ir.records import Call, Candidate, Subgraph
+from autotuner.kernels.patterns import Operators, Pattern
 
 Builder = Callable[..., Callable[[], Any]]
 Refuses = Callable[[Subgraph, Candidate], str | None]
@@ -40,11 +42,11 @@ def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 
 def _strided(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
     """Put before a rule that operands have strides, or a flat storage format that the kernel takes."""
-    suffixes = tuple(f":{storage}" for storage in FLAT if storage not in flat)
 
     def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
         for text in candidate.forms:
-            if text.endswith(suffixes):
+            _, colon, storage = text.rpartition(":")
+            if colon and is_flat(storage) and storage not in flat:
                 return f"{name} reads and writes tensors by their strides, and {text} has none"
         return refuses(subgraph, candidate)
 
@@ -57,7 +59,7 @@ class Kernel:
 
     Args:
         name: unique; what a search space and a candidate call it.
-        covers: operator kinds in graph order, or () where `autotuner.space.fusion` chooses connected sets for it.
+        covers: operator kinds in graph order, as people are told; () where its patterns find many.
         runs: dotted path of the builder, "package.module:function".
         refuses: says in a sentence why a candidate cannot run, or None.
         version: raised when what it computes or how it is timed changes, so that older measurements are not used.
@@ -71,6 +73,8 @@ class Kernel:
         merges: what it executes depends on memory order alone, so candidates that agree in it are measured once.
         pitched: it takes slices of stacked tensors, whose rows lie further apart than their length.
         flat: storage formats without strides that it takes; it refuses the others.
+        patterns: sets of operators that it may cover; without any, those of the kinds that it covers.
+        partner: a kernel without which it is not tried, because one reads what only the other writes.
     """
 
     name: str
@@ -87,9 +91,31 @@ class Kernel:
     merges: bool = True
     pitched: bool = False
     flat: tuple[str, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    partner: str = ""
 
     def __post_init__(self) -> None:
+        if self.covers and not self.patterns:
+            object.__setattr__(self, "patterns", (Operators(self.covers),))
         object.__setattr__(self, "refuses", _strided(self.name, self.refuses, self.flat))
+
+    def misfit(self, call: Call) -> str | None:
+        """Say why a call from a file, where anything may stand, cannot run by the kernel's rules, or None."""
+        subgraph, candidate = call.subgraph, call.candidate
+        wrong = f"{self.name} does not compute {' + '.join(subgraph.kinds)} from operands like these"
+        if not Counter(self.covers) <= Counter(subgraph.kinds):  # operators that it repeats come on top
+            return wrong
+        try:
+            for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
+                tensor = subgraph.tensors[number]
+                if form.storage != "absent":
+                    form.stored(tensor.dtype, tensor.axes, tensor.extents)
+            reason = self.refuses(subgraph, candidate)
+        except AutotunerError as error:
+            return str(error)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
+            return wrong  # the rule was asked about what its kernel does not cover
+        return reason and f"{self.name} cannot run: {reason}"
 
     def builder(self) -> Builder:
         """Import and return the implementation."""

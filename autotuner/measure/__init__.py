@@ -47,7 +47,7 @@ Racing
     handed out: if it differs by more than 10 % from last time, what the race sampled in between is taken again, once.
     `noise_floor` is the median difference of five races between two identical calls.
 
-Ceilings
+Roofline
     What so many bytes moved and so many flop of a product take at least: plain copies, additions, sums and fills, and
     products of square matrices in every order of their operands, in operand sets and after other operators as
     candidates are. Of three short samples of each, in two passes over all amounts, the least counts. Not verified.
@@ -70,9 +70,8 @@ CUDA devices
     five times. Other processes that compute on the device at the start of a race are warned of, and not waited for.
     After any error the device is waited for. If it answers with another error, its context is lost: the child ends,
     as after a crash. Where memory ran out, what torch's allocator caches is given back.
-    Workspace is what torch's allocator hands out at most. Ceilings go up to 1 GiB and cubes of 8192; a cube counts at
-    no lower rate than the next larger one, which may fill the multiprocessors better. Beside them the host's link is
-    measured, page-locked memory to the device's and back, up to 256 MiB at once.
+    Workspace is what torch's allocator hands out at most. Amounts go up to 1 GiB and cubes of 8192; a cube counts at
+    no lower rate than the next larger one, which may fill the multiprocessors better.
 
 Workspace
     What a call allocates at most while it runs comes from one more untimed call, right after it was verified, in which
@@ -80,16 +79,17 @@ Workspace
     library takes elsewhere, and what a kernel allocated when it was built, are not in it.
 """
 
+from autotuner.measure.devices import policy_for, rotate_bytes
 from autotuner.measure.lock import lock_path, locked
 from autotuner.measure.measurer import Measurer, Result
-from autotuner.measure.policy import CudaPolicy, Policy, cpu_policy, policy_for, rotate_bytes
+from autotuner.measure.policy import CpuPolicy, CudaPolicy, Policy
 
 __all__ = [
+    "CpuPolicy",
     "CudaPolicy",
     "Measurer",
     "Policy",
     "Result",
-    "cpu_policy",
     "lock_path",
     "locked",
     "policy_for",

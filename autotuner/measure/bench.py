@@ -8,12 +8,12 @@ from time import monotonic
 
 from autotuner.ir.records import Call, Mark, Measurement
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.measure.ceilings import measure_ceilings
 from autotuner.measure.failure import RefusalError, WrongError, failure
+from autotuner.measure.microbenchmarks import measure_roofline
 from autotuner.measure.operands import Buffers, Values, boundary_bytes
 from autotuner.measure.race import Race, Runner, interval
-from autotuner.measure.roofline import Ceilings
-from autotuner.measure.timing import Canary, Run, Timed, Timing
+from autotuner.measure.roofline import Roofline
+from autotuner.measure.timer import Canary, Run, Sampler, Timer
 from autotuner.measure.verification import References, fault
 
 CANARY_S = 2.0
@@ -36,7 +36,7 @@ class Contestant:
     kernel: Kernel
     verified: bool = False
     workspace_bytes: int = 0
-    sampler: Timed | None = None
+    sampler: Sampler | None = None
     contended: int = 0
     drifted: int = 0
 
@@ -52,13 +52,18 @@ class Contestant:
 
 
 class Bench:
-    """What the measuring process keeps between races: values, operand sets and references of the current subgraphs."""
+    """Races calls, and keeps values, operand sets and references of the current subgraphs between races.
 
-    def __init__(self, timing: Timing, held_bytes: int) -> None:
-        self._timing, self._policy, self._held_bytes = timing, timing.policy, held_bytes
+    Args:
+        held_bytes: what operand sets may take before they make room for each other.
+        canary_s: after so many seconds of a race, the canary is timed.
+    """
+
+    def __init__(self, timer: Timer, held_bytes: int, canary_s: float = CANARY_S) -> None:
+        self._timer, self._policy, self._held_bytes, self._canary_s = timer, timer.policy, held_bytes, canary_s
         self._values: dict[tuple[str, str], Values] = {}
-        self._buffers, self._references = Buffers(timing.device), References()
-        self._canary = Canary(timing)
+        self._buffers, self._references = Buffers(timer.device), References()
+        self._canary = Canary(timer)
         self._canary_at = monotonic()
 
     def race(self, calls: Sequence[Call], begin: Begin, emit: Emit, *, contended: bool = False) -> None:
@@ -82,7 +87,7 @@ class Bench:
         window, taken_again = race.copy(), False
         while True:
             index = race.next()
-            if index is None or monotonic() - self._canary_at > CANARY_S:
+            if index is None or monotonic() - self._canary_at > self._canary_s:
                 begin(-1, True)
                 self._canary_at = monotonic()
                 if self._canary.drifted(DRIFT_SHARE):
@@ -125,31 +130,31 @@ class Bench:
         """Race two identical calls a few times and return the median of their relative differences."""
         differences = []
         for _ in range(NOISE_RACES):
-            pair = [self._timing.lone(self._canary.run) for _ in range(2)]
+            pair = [self._timer.lone(self._canary.run) for _ in range(2)]
             race = Race(2, samples_min=self._policy.samples_min, samples_max=self._policy.samples_max, limit_us=1e6)
             while turns := race.turns():
-                for index, sample in zip(turns, self._timing.samples([pair[turn] for turn in turns]), strict=False):
+                for index, sample in zip(turns, self._timer.samples([pair[turn] for turn in turns]), strict=False):
                     race.add(index, *sample)
             one, other = (median(runner.kept_us) for runner in race.runners)
             differences.append(abs(one - other) / min(one, other))
         return median(differences)
 
-    def ceilings(self, dtypes: Iterable[str]) -> Ceilings:
+    def ceilings(self, dtypes: Iterable[str]) -> Roofline:
         """Measure what this device can do at best, products of matrices of some element types included."""
         self._forget()
-        return measure_ceilings(self._timing, self._held_bytes, dtypes)
+        return measure_roofline(self._timer, self._held_bytes, dtypes)
 
     def contended(self) -> str | None:
         """Say in a sentence who else uses the device, or None where nobody is known to."""
-        return self._timing.contended()
+        return self._timer.contended()
 
     def recover(self, error: BaseException) -> None:
         """Make the device usable after a call has failed.
 
         Raises:
-            LostError: it cannot be.
+            ContextLostError: it cannot be.
         """
-        self._timing.recover(error)
+        self._timer.recover(error)
 
     def build(self, call: Call) -> None:
         """Build a call's kernel once, so that what it compiles is in the compiler's cache.
@@ -166,13 +171,13 @@ class Bench:
 
     def _sample(self, race: Race, contestants: Sequence[Contestant | None], contended: bool) -> None:
         """Take samples of the next contestants of this round, as many as the device takes together."""
-        seated: dict[int, tuple[Contestant, Timed]] = {}
+        seated: dict[int, tuple[Contestant, Sampler]] = {}
         for turn in race.turns():
             contestant = contestants[turn]
             if contestant is None or contestant.sampler is None:  # it is seated when it is its turn alone
                 break
             seated[turn] = (contestant, contestant.sampler)
-        samples = self._timing.samples([sampler for _, sampler in seated.values()])
+        samples = self._timer.samples([sampler for _, sampler in seated.values()])
         for (turn, (contestant, sampler)), sample in zip(seated.items(), samples, strict=False):
             race.add(turn, *sample)
             contestant.contended += contended or sampler.is_contended
@@ -199,7 +204,7 @@ class Bench:
     def _values_of(self, call: Call, kernel: Kernel) -> Values:
         key = (call.subgraph.signature, kernel.consistent)
         if key not in self._values:
-            self._values[key] = Values(call.subgraph, kernel.consistent, self._timing.device)
+            self._values[key] = Values(call.subgraph, kernel.consistent, self._timer.device)
         return self._values[key]
 
     def _seat(self, contestant: Contestant, contestants: Sequence[Contestant | None]) -> None:
@@ -221,10 +226,10 @@ class Bench:
                 if reason:
                     self._buffers.clear()
                     raise WrongError(reason)
-                contestant.workspace_bytes = self._timing.allocated_bytes(run)
+                contestant.workspace_bytes = self._timer.allocated_bytes(run)
                 contestant.verified = True
             runs.append(run)
-        contestant.sampler = self._timing.sampler(runs)
+        contestant.sampler = self._timer.sampler(runs)
 
     def _forget(self) -> None:
         self._values.clear()

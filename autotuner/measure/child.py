@@ -14,27 +14,23 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotuner.ir.records import Call, Measurement
-from autotuner.measure.failure import LostError, failure
+from autotuner.measure.devices import device_of
+from autotuner.measure.failure import ContextLostError, failure
 from autotuner.measure.lock import locked
-from autotuner.measure.policy import AnyPolicy, CudaPolicy, policy_of
-
-if TYPE_CHECKING:
-    from autotuner.measure.timing import Timing
+from autotuner.measure.policy import policy_of
 
 PULSE = struct.Struct("<qdd")
 PR_SET_PDEATHSIG = 1
 NOBODY = -1
 OWN_WORK_FACTOR = 20.0
-HELD_SHARE = 4
 LOST_CODE = 71
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class Pulse:
-    """What the child works on, since when, and for how long it may: memory shared with the parent.
+    """Progress of the child in memory shared with the parent: its call, since when, and for how long it may.
 
     The parent looks only when time may be up, so that nothing wakes up beside a kernel that is being timed.
     """
@@ -78,7 +74,7 @@ def main(pipe: int, pulse: int, parent: int) -> None:
         serve(connection, Pulse(pulse))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)
-    except LostError as error:
+    except ContextLostError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(LOST_CODE)  # tidying up would wait for the device, or fail at it
@@ -113,7 +109,9 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     torch.set_num_threads(start["threads"])
     torch.set_grad_enabled(False)
     load_modules(start["modules"])
-    bench = Bench(*timing(policy_of(start["policy"]), start["device_index"], parent_computes=start["parent_computes"]))
+    device = device_of(start["device_type"], start["device_index"])
+    timer = device.timer(policy_of(start["policy"]), parent_computes=start["parent_computes"])
+    bench = Bench(timer, device.held_bytes)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -154,20 +152,6 @@ def serve(connection: Connection, pulse: Pulse) -> None:
                 send(connection, {"done": True})
 
 
-def timing(policy: AnyPolicy, device_index: int, *, parent_computes: bool) -> "tuple[Timing, int]":
-    """Return how calls are timed under a policy, and what their operand sets may take: a quarter of free memory."""
-    if isinstance(policy, CudaPolicy):
-        import torch
-
-        from autotuner.measure.sampling_cuda import CudaTiming
-
-        on_cuda = CudaTiming(policy, device_index, parent_computes=parent_computes)
-        return on_cuda, torch.cuda.mem_get_info(device_index)[0] // HELD_SHARE
-    from autotuner.measure.sampling import CpuTiming
-
-    return CpuTiming(policy), held_bytes()
-
-
 def send(connection: Connection, message: dict[str, Any]) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
@@ -176,13 +160,3 @@ def pin(threads: int) -> None:
     """Stay on as many cores as there are threads: the last ones, since interrupts tend to the first."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-
-
-def held_bytes() -> int:
-    """Return how much memory operand sets may take before they make room for each other: a quarter of it all."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = MEMORY_LIMIT.read_text().strip()
-    except OSError:
-        limit = ""
-    return min(memory, int(limit) if limit.isdigit() else memory) // HELD_SHARE

@@ -1,4 +1,4 @@
-"""What went wrong with a call, as a status and a sentence."""
+"""Failures of calls, each as a status and a sentence."""
 
 from autotuner.errors import KernelError
 from autotuner.ir.records import Measurement, Status
@@ -11,10 +11,10 @@ class RefusalError(Exception):
 
 
 class WrongError(Exception):
-    """What is wrong with a kernel's results."""
+    """A sentence on what is wrong with a kernel's results."""
 
 
-class LostError(Exception):
+class ContextLostError(Exception):
     """The device can no longer be used from this process; its end is left to whoever runs it."""
 
 

@@ -15,7 +15,7 @@ from threading import Thread
 from time import monotonic
 
 from autotuner.errors import MeasureError
-from autotuner.measure.device import cuda_uuid
+from autotuner.measure.devices import device_of
 from autotuner.settings import runtime_dir
 
 LOCKS = Path("/proc/locks")
@@ -32,10 +32,10 @@ def lock_path(device_type: str, device_index: int = 0) -> str:
     former goes first, because every process of a user has it, also where no session of the user's is open.
 
     Raises:
+        DeviceError: there is no such device here.
         MeasureError: both are somebody else's.
     """
-    which = f"cuda-{cuda_uuid(device_index)}" if device_type == "cuda" else device_type
-    return str(_folder() / f"{which}.lock")
+    return str(_folder() / f"{device_of(device_type, device_index).lock_name}.lock")
 
 
 @contextmanager

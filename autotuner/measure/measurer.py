@@ -1,4 +1,4 @@
-"""What the tuner asks: hands races to the measuring process, and outlives whatever that process does."""
+"""Measuring for the tuner: hands races to the measuring process, and outlives whatever that process does."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,16 +13,14 @@ from autotuner.errors import InputError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
-from autotuner.measure.device import computes_on_cuda, cores, environment, usable_threads
+from autotuner.measure.devices import device_of, environment
+from autotuner.measure.devices.cpu import usable_threads
 from autotuner.measure.lock import lock_path
-from autotuner.measure.policy import policy_for
 from autotuner.measure.process import Child, DiedError
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 
 CATALOGUE = ("autotuner.kernels.rules",)
 COMPILE_FACTOR = 4.0
-CUDA_COMPILERS_MAX = 16
-"""Each has a context on the device, of half a gigabyte."""
 LOST_MAX = 3
 MAX_WAIT_S = 0.5
 
@@ -35,7 +33,7 @@ class Measurer:
     Args:
         threads: how many a kernel may use; None for all cores.
         timeout_s: how long one call may take to be set up and verified, or to be sampled once.
-        device_type: "cpu" or "cuda".
+        device_type: as torch names it, such as "cpu".
         device_index: which CUDA device.
         rotate_bytes: what operand sets of one call must add up to; None for the policy's own figure.
         cache_dir: where compiled kernels are kept; made if need be.
@@ -59,7 +57,8 @@ class Measurer:
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
-        policy = policy_for(device_type, threads, rotate_bytes, device_index)
+        self._device = device_of(device_type, device_index)
+        policy = self._device.policy(threads, rotate_bytes)
         self._environment = environment(device_type, threads, policy.facts(), device_index)
         cache = Path(cache_dir).expanduser().resolve()
         cache.mkdir(parents=True, exist_ok=True)
@@ -69,6 +68,7 @@ class Measurer:
             "cache_dir": str(cache / "inductor"),
             "modules": list(modules),
             "policy": policy.facts(),
+            "device_type": device_type,
             "device_index": device_index,
             "parent_computes": False,
             "lock": lock_path(device_type, device_index),
@@ -89,7 +89,7 @@ class Measurer:
 
     @property
     def environment(self) -> Environment:
-        """What makes this measurer's timings comparable with others."""
+        """The environment of this measurer's timings: they are comparable with others of the same."""
         return self._environment
 
     @property
@@ -162,13 +162,13 @@ class Measurer:
         Yields each such call as its compilation ends: with None, or with the measurement that says why it cannot be
         had. Calls of other kernels are skipped.
         """
-        queue = [call for call in {c.key: c for c in calls}.values() if self._compiles(call)]
+        queue = [call for call in {c.key: c for c in calls}.values() if KERNELS[call.candidate.kernel].compiles]
         queue.reverse()
         start = {**self._start, "timeout_s": COMPILE_FACTOR * float(self._start["timeout_s"])}
         pool: list[Child] = []
         busy: dict[Child, tuple[Call, Measurement | None]] = {}
         try:
-            pool.extend(Child(start, self._waiting) for _ in range(min(self._compilers(), len(queue))))
+            pool.extend(Child(start, self._waiting) for _ in range(min(self._device.compilers, len(queue))))
             for child in pool:
                 child.started()
             idle = list(pool)
@@ -207,13 +207,13 @@ class Measurer:
         """Return the relative difference that two identical calls show when they are raced against each other."""
         return float(self._answer({"do": "noise"})["noise"])
 
-    def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:
         """Return what the device can do at best under this policy; products of matrices of these element types.
 
         Raises:
             MeasureError: the process cannot be started, or is lost.
         """
-        return Ceilings.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
+        return Roofline.from_facts(self._answer({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the one answer to a request that is not about calls; one that is given up costs the process."""
@@ -249,8 +249,8 @@ class Measurer:
 
     def _alive(self) -> Child:
         if self._child is None:
-            computes = self._environment.device_type == "cuda" and computes_on_cuda(self._start["device_index"])
-            self._child = child = Child({**self._start, "parent_computes": computes}, self._waiting)
+            start = {**self._start, "parent_computes": self._device.is_in_use}
+            self._child = child = Child(start, self._waiting)
             try:
                 child.started()
             except BaseException:
@@ -258,13 +258,6 @@ class Measurer:
                 self._child = None
                 raise
         return self._child
-
-    def _compilers(self) -> int:
-        """Return how many processes compile at once."""
-        return cores() if self._environment.device_type == "cpu" else min(cores(), CUDA_COMPILERS_MAX)
-
-    def _compiles(self, call: Call) -> bool:
-        return KERNELS[call.candidate.kernel].compiles
 
 
 def _answering(children: Sequence[Child]) -> list[Child]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.ir.form import LIBRARIES, Form, Stored
+from autotuner.ir.form import GENERATOR_STATES, Form, Stored
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Call, Subgraph, TensorType
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.elementwise import dropout_masks
@@ -35,11 +36,11 @@ def stored(tensor: TensorType, form: Form) -> Stored:
 
 
 class Values:
-    """What the inputs of a subgraph hold, the same for all its candidates: declared axis order, dense.
+    """Values of the inputs of a subgraph, the same for all its candidates: declared axis order, dense.
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
-    another one; the reciprocal deviation that a layer norm's gradient reads lies between 0.5 and 1.5; the seed of all
-    this is the subgraph's signature. They are drawn on the device that holds them.
+    another one; an input with a range that its operator's kind declares is uniform in it; the seed of all this is the
+    subgraph's signature. They are drawn on the device that holds them.
     """
 
     def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:
@@ -47,8 +48,9 @@ class Values:
         self.drop = drop_shares(subgraph)
         self.device = device
         self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
-        positive = {n.inputs[-1] for n in subgraph.nodes if n.kind.startswith("layer_norm_grad")}
-        self.inputs = {number: self._drawn(number, number in positive) for number in subgraph.inputs}
+        ranges = {node.inputs[place]: ends for node in subgraph.nodes if node.kind in KINDS
+                  for place, ends in KINDS[node.kind].ranges.items()}  # fmt: skip
+        self.inputs = {number: self._drawn(number, ranges.get(number)) for number in subgraph.inputs}
         if consistent:
             load(consistent)(subgraph, [self.inputs[number] for number in subgraph.inputs])
 
@@ -61,7 +63,7 @@ class Values:
             case "bit":
                 axes = self.subgraph.tensors[number].axes
                 return bits_of(value.permute([axes.index(axis) for axis in form.layout.axes]))
-            case storage if storage in LIBRARIES:
+            case storage if storage in GENERATOR_STATES:
                 return library_seed(storage, self.subgraph, number).to(self.device)
             case "seed":
                 return torch.tensor([int(self.subgraph.signature[15:30], 16) + number], device=self.device)
@@ -75,7 +77,7 @@ class Values:
         """Return what an input's values in a form stand for: as `stored`, a flat mask as booleans."""
         return decoded(self.stored(number, form), form, self.subgraph.tensors[number], self.drop.get(number))
 
-    def _drawn(self, number: int, positive: bool) -> Tensor:
+    def _drawn(self, number: int, ends: tuple[float, float] | None) -> Tensor:
         tensor = self.subgraph.tensors[number]
         drawn: dict[str, Any] = {"generator": self._generator, "device": self.device}
         if number in self.drop:
@@ -85,8 +87,8 @@ class Values:
             return torch.rand(tensor.extents, **drawn) < 0.5
         if not dtype.is_floating_point:
             raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
-        if positive:
-            return torch.rand(tensor.extents, **drawn).add_(0.5).to(dtype)
+        if ends is not None:
+            return torch.rand(tensor.extents, **drawn).mul_(ends[1] - ends[0]).add_(ends[0]).to(dtype)
         return torch.randn(tensor.extents, dtype=torch.float32, **drawn).to(dtype)
 
 
@@ -124,24 +126,24 @@ def stacks(boundary: Boundary, tensors: Sequence[TensorType]) -> list[list[int]]
 
 
 @dataclass(frozen=True)
-class Buffer:
+class SharedBuffer:
     """One allocation and the boundary tensors that are views of it."""
 
     whole: Tensor
     views: tuple[Tensor, ...]
 
 
-def placed(boundary: Boundary, tensors: Sequence[TensorType], device: torch.device = CPU) -> Buffer:
+def placed(boundary: Boundary, tensors: Sequence[TensorType], device: torch.device = CPU) -> SharedBuffer:
     """Allocate one buffer, of zeros, and place in it the tensors of one group of `stacks`."""
     number, form = boundary[0]
     first = stored(tensors[number], form)
     whole = torch.zeros(first.length, dtype=dtype_of(first.dtype), device=device)
     lies = [stored(tensors[number], form) for number, form in boundary]
-    return Buffer(whole, tuple(whole.as_strided(each.extents, each.strides, each.offset) for each in lies))
+    return SharedBuffer(whole, tuple(whole.as_strided(each.extents, each.strides, each.offset) for each in lies))
 
 
 @dataclass(frozen=True)
-class Side:
+class BoundarySide:
     """One side of a call's boundary: how many tensors it has, and those that are present, by shared buffer.
 
     `groups` holds places, what lies there, and the key that equal groups of other candidates have as well.
@@ -152,7 +154,7 @@ class Side:
     groups: tuple[tuple[list[int], Boundary, tuple[object, ...]], ...]
 
 
-def side_of(call: Call, name: str, numbers: Sequence[int], forms: Sequence[Form]) -> Side:
+def side_of(call: Call, name: str, numbers: Sequence[int], forms: Sequence[Form]) -> BoundarySide:
     """Return one side of a call's boundary, "input" or "output"."""
     boundary = tuple(zip(numbers, forms, strict=True))
     places = [place for place, (_, form) in enumerate(boundary) if form.storage != "absent"]
@@ -161,7 +163,7 @@ def side_of(call: Call, name: str, numbers: Sequence[int], forms: Sequence[Form]
     for group in stacks(present, call.subgraph.tensors):
         members = [present[place] for place in group]
         groups.append(([places[place] for place in group], members, tuple((n, str(form)) for n, form in members)))
-    return Side(name, len(boundary), tuple(groups))
+    return BoundarySide(name, len(boundary), tuple(groups))
 
 
 class Buffers:
@@ -169,7 +171,7 @@ class Buffers:
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
-        self._held: dict[tuple[object, ...], Buffer] = {}
+        self._held: dict[tuple[object, ...], SharedBuffer] = {}
         self.held_bytes = 0
 
     def clear(self) -> None:
@@ -194,7 +196,7 @@ class Buffers:
         forms = call.candidate.parsed_forms()[len(call.subgraph.inputs) :]
         return self._side(side_of(call, "output", call.subgraph.outputs, forms), values, index)
 
-    def _side(self, side: Side, values: Values, index: int) -> Operands:
+    def _side(self, side: BoundarySide, values: Values, index: int) -> Operands:
         found: Operands = [None] * side.count
         for places, members, forms in side.groups:
             key = (values.subgraph.signature, values.consistent, side.name, forms, index)
@@ -204,7 +206,7 @@ class Buffers:
                 found[place] = view
         return found
 
-    def _made(self, members: Boundary, values: Values, fill: bool) -> Buffer:
+    def _made(self, members: Boundary, values: Values, fill: bool) -> SharedBuffer:
         buffer = placed(members, values.subgraph.tensors, self._device)
         if fill:
             for (number, form), view in zip(members, buffer.views, strict=True):

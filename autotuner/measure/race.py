@@ -1,4 +1,4 @@
-"""Who is timed next, who is dropped, and when it is enough. Decisions only: samples are fed in, no clock is read."""
+"""Races between candidates: turns, elimination and the stop rule. Samples are fed in, and no clock is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,12 +59,12 @@ class Runner:
 
     @property
     def time_us(self) -> float:
-        """What it takes, by what it has shown."""
+        """Time of a call, by what it has shown."""
         return median(self.samples_us) if len(self.samples_us) >= FEW_SAMPLES else min(self.kept_us)
 
     @property
     def rests_on_one(self) -> bool:
-        """Whether nothing yet agrees with the least that it has shown."""
+        """True while nothing yet agrees with the least that it has shown."""
         ordered = sorted([*self.looks_us, *self.samples_us])
         return len(ordered) < 2 or ordered[1] > AGREE_FACTOR * ordered[0]
 

@@ -1,9 +1,8 @@
-"""What a device can do at best, and so the least that a call can take before it is measured.
+"""Roofline of a device: from it follows the least that a call can take, before it is measured.
 
-Ceilings are measured once per environment, under its measuring policy (`autotuner.measure.ceilings`): the least time
-of any call, and ladders of the least time for so many bytes moved, for a product of so many flop and, where memory of
-the host lies apart, for so many bytes over its link. From the first three follows an optimistic cost of any call. It is
-admissible, never above what measuring finds, as long as
+Its ceilings are measured once per environment, under its measuring policy (`autotuner.measure.microbenchmarks`): the
+least time of any call, and ladders of the least time for so many bytes moved and for a product of so many flop. From
+these follows an optimistic cost of any call. It is admissible, never above what measuring finds, as long as
 
 - a call reads and writes its whole boundary, and takes every multiplication of its products (half of them under a
   causal mask);
@@ -13,7 +12,7 @@ admissible, never above what measuring finds, as long as
 
 A kernel that skips what a mask hides breaks the first, one with a better product than the library's the second, a busy
 machine the third. So a measured call that is faster than its optimistic cost lowers the ladder where it stands: see
-`Ceilings.lowered`.
+`Roofline.lowered`.
 """
 
 from bisect import bisect_right
@@ -29,7 +28,6 @@ from autotuner.kernels.geometry import letter_extents
 CEILING = "ceiling_us"
 CALL = f"{CEILING} call"
 BYTES = "bytes"
-LINKS = ("to_device", "from_device")
 ITEM_BYTES: Mapping[str, int] = {**ELEMENT_BYTES, "bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 CAUSAL_SHARE = 0.5
 """Of a product under a causal mask, as much as is above the diagonal may be left out."""
@@ -86,44 +84,40 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Ceilings:
-    """What a device can do at best under one measuring policy; times in microseconds.
+class Roofline:
+    """Best performance of a device under one measuring policy; times in microseconds.
 
     Args:
         call_us: the least time of any call: what starting and timing it take.
         moved: by bytes read and written, operands as the policy rotates them.
         products: by flop, for each element type.
-        links: by bytes copied between page-locked memory of the host and the device's, for each of `LINKS`. No call of
-            a step moves bytes there.
     """
 
     call_us: float = 0.0
     moved: Ladder = Ladder()
     products: Mapping[str, Ladder] = field(default_factory=dict)
-    links: Mapping[str, Ladder] = field(default_factory=dict)
 
     def optimistic_us(self, work: "Work") -> float:
         """Return what a call takes at least: to be started, to move its boundary, and for its products."""
         products = (self.products[dtype].least_us(flop) for dtype, flop in work.flop.items() if dtype in self.products)
         return max(self.call_us, self.moved.least_us(work.moved_bytes), *products, 0.0)
 
-    def lowered(self, measured: Iterable[tuple["Work", float]]) -> "Ceilings":
+    def lowered(self, measured: Iterable[tuple["Work", float]]) -> "Roofline":
         """Return ceilings which say of none of some calls that it takes more than it was measured to take."""
         found = list(measured)
-        return Ceilings(
+        return Roofline(
             min(self.call_us, *(us for _, us in found), inf),
             self.moved.lowered((work.moved_bytes, us) for work, us in found),
             {
                 dtype: ladder.lowered((work.flop[dtype], us) for work, us in found if dtype in work.flop)
                 for dtype, ladder in self.products.items()
             },
-            self.links,
         )
 
-    def least(self, other: "Ceilings") -> "Ceilings":
+    def least(self, other: "Roofline") -> "Roofline":
         """Return the least of these and others at each rung: what was measured at another moment, say."""
         mine, theirs = self.to_facts(), other.to_facts()
-        return Ceilings.from_facts(
+        return Roofline.from_facts(
             theirs | mine | {name: min(mine[name], theirs[name]) for name in mine.keys() & theirs}
         )
 
@@ -131,36 +125,37 @@ class Ceilings:
         """Return those of some element types whose products were not measured."""
         return sorted(set(dtypes) - self.products.keys())
 
-    def with_products(self, other: "Ceilings") -> "Ceilings":
+    def with_products(self, other: "Roofline") -> "Roofline":
         """Return these with products of more element types, and what else these lack, from others."""
-        return Ceilings(
+        return Roofline(
             self.call_us or other.call_us,
             self.moved if self.moved.rungs else other.moved,
             {**other.products, **self.products},
-            {**other.links, **self.links},
         )
 
     def to_facts(self) -> dict[str, float]:
         """Return them as facts of an environment: "ceiling_us bytes 4096" is a time."""
         facts = {CALL: self.call_us} if self.call_us else {}
-        for name, ladder in {BYTES: self.moved, **self.links, **self.products}.items():
+        for name, ladder in {BYTES: self.moved, **self.products}.items():
             facts |= {f"{CEILING} {name} {amount:.0f}": us for amount, us in ladder.rungs}
         return facts
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, float]) -> "Ceilings":
-        """Read what `to_facts` wrote among other facts; what is not there is empty, and bounds nothing."""
+    def from_facts(cls, facts: Mapping[str, float]) -> "Roofline":
+        """Read what `to_facts` wrote among other facts; what is not there is empty, and bounds nothing.
+
+        Ladders of another name, such as those of the host's link in earlier databases, are left out.
+        """
         ladders: dict[str, dict[float, float]] = {}
         for name, us in facts.items():
             match name.split():
-                case [start, kind, amount] if start == CEILING:
+                case [start, kind, amount] if start == CEILING and kind in (BYTES, *ITEM_BYTES):
                     ladders.setdefault(kind, {})[float(amount)] = us
         read = {kind: Ladder(tuple(sorted(rungs.items()))) for kind, rungs in ladders.items()}
-        links = {name: read.pop(name) for name in LINKS if name in read}
-        return cls(facts.get(CALL, 0.0), read.pop(BYTES, Ladder()), read, links)
+        return cls(facts.get(CALL, 0.0), read.pop(BYTES, Ladder()), read)
 
 
-NO_CEILINGS = Ceilings()
+NO_ROOFLINE = Roofline()
 """Nothing is known: every call may cost nothing."""
 
 
@@ -194,7 +189,7 @@ def product_flop(call: Call) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call does at least: bytes that it moves, and flop of its products by element type."""
+    """The least work of a call: bytes that it moves, and flop of its products by element type."""
 
     moved_bytes: float
     flop: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""How far a kernel's result may lie from the float64 reference: one table, with reasons.
+"""Tolerances: the distance that a kernel's result may have from the float64 reference, in one table, with reasons.
 
 A value may differ from the reference `r` by
 
@@ -15,6 +15,7 @@ scale of its terms, not its own.
 from dataclasses import dataclass
 from math import prod, sqrt
 
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Node, Subgraph
 from autotuner.kernels.geometry import letter_extents, operand_letters
 from autotuner.kernels.rules.elementwise import normalised
@@ -64,8 +65,6 @@ def terms(subgraph: Subgraph, node: Node) -> int:
     extents = letter_extents(subgraph, node)
     kept = set("".join(letters[len(node.inputs) :]))
     summed = {letter for letter in extents if letter not in kept}
-    if node.kind.startswith("layer_norm"):
-        summed |= set(normalised(node)) if not node.kind.endswith("_parameters") else set()
-    elif node.kind.startswith("softmax"):
-        summed |= set(str(dict(node.attributes)["axis"]))
+    if node.kind in KINDS and KINDS[node.kind].keeps_axes:
+        summed |= set(normalised(node))
     return prod(extents[letter] for letter in summed)

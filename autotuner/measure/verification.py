@@ -1,4 +1,4 @@
-"""Whether a kernel computes what its subgraph says: checked before it is timed, against a float64 reference."""
+"""Verification of a kernel against a float64 reference, before it is timed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import FLAT, Form
+from autotuner.ir.device import CUDA
+from autotuner.ir.form import Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
+from autotuner.kernels.rules.elementwise import drawn_masks
 from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
@@ -54,15 +56,16 @@ class References:
 
     def prepare(self, call: Call, kernel: Kernel, values: Values) -> None:
         """Compute ahead of verifying what does not depend on what the kernel draws."""
-        if not drawn_masks(call):
+        if not drawn_masks(call.subgraph):
             self.expected(call, kernel, values, {})
 
     def expected(self, call: Call, kernel: Kernel, values: Values, given: Mapping[int, Tensor]) -> Sequence[Any]:
         """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
         # A seed is another mask in each memory order and for each generator; bytes and bits are the same one.
-        seeds = set(FLAT) - {"bit"}
-        storages = tuple(str(form) if form.storage in seeds else form.storage in ("byte", "bit") for form in forms)
+        storages = tuple(
+            str(form) if form.is_flat and form.storage != "bit" else form.storage in ("byte", "bit") for form in forms
+        )
         key = (call.subgraph.signature, kernel.consistent, storages)
         if not given and key in self._known:
             return self._known[key]
@@ -85,11 +88,6 @@ def factors(value: Tensor, values: Values, number: int) -> Tensor:
     return value.double()
 
 
-def drawn_masks(call: Call) -> set[int]:
-    """Return the numbers of the dropout masks that a call draws."""
-    return {node.outputs[0] for node in call.subgraph.nodes if node.kind == "dropout_mask"}
-
-
 def fault(
     call: Call, kernel: Kernel, run: Run, values: Values, references: References, inputs: Tensors, outputs: Tensors
 ) -> str | None:
@@ -101,13 +99,13 @@ def fault(
         run()
         return [None if output is None else output.clone() for output in outputs]
 
-    if values.device.type == "cuda" and passes_at_once(call, kernel, run, values, references, inputs, outputs):
+    if values.device.type == CUDA and passes_at_once(call, kernel, run, values, references, inputs, outputs):
         return None
     first = results(SEED, False)
     reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
     if reason:
         return reason
-    drawn, meant = drawn_masks(call), meaning(call, values, first)
+    drawn, meant = drawn_masks(call.subgraph), meaning(call, values, first)
     masks = {number: mask for number, mask in meant.items() if number in drawn}
     if drawn - set(masks):
         return "it draws a dropout mask that it does not return, so that its other results cannot be verified"
@@ -146,7 +144,7 @@ def passes_at_once(
 
     False means that `fault` must look closer: something is wrong, masks are drawn, or the reference is not finite.
     """
-    if drawn_masks(call) or not all(output is None or output.dtype in REAL for output in outputs):
+    if drawn_masks(call.subgraph) or not all(output is None or output.dtype in REAL for output in outputs):
         return False
     seed_device(values.device, SEED)
     poison(outputs, False)
@@ -170,7 +168,7 @@ def passes_at_once(
 
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the generator from which kernels on a device draw."""
-    if device.type == "cuda":
+    if device.type == CUDA:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)

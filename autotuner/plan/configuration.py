@@ -12,13 +12,10 @@ import jsonschema
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.files import write
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
-from autotuner.ir.records import LETTERS, Call, Candidate, Doubt, digest
-from autotuner.kernels import KERNELS
-from autotuner.kernels.misfit import misfit
-from autotuner.kernels.rules.conversion import conversion_of
+from autotuner.ir.records import Doubt, digest
+from autotuner.plan.step import Alternative, Step, impossible
 
 SCHEMA = 2
 
@@ -34,102 +31,8 @@ PLAIN_FIELDS = (
 )
 
 
-AGAIN = "again "
-
 OFF_SHARE = 0.3
 """By so much, predicted may differ from measured end to end before the answer is doubtful."""
-
-
-def tensor_of(name: str) -> str:
-    """Return the tensor that a step's operand is an instance of: itself, or what "again <tensor>" stands for."""
-    return name.removeprefix(AGAIN)
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another way to compute some operators, and what the best whole plan with it would take more than the chosen one.
-
-    Args:
-        operators: what it covers.
-        kernel, params: the candidate.
-        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary.
-        extra_us: more in all, by medians, everything else being chosen anew as suits it best.
-        extra_low_us: the same if all that is timed took what its 95 % interval makes best for this alternative; below 0
-            it could still be the better one.
-        predicted_us: median of the candidate's own measurement; None where it has none.
-    """
-
-    operators: tuple[str, ...]
-    kernel: str
-    params: tuple[tuple[str, Any], ...]
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    extra_us: float
-    extra_low_us: float
-    predicted_us: float | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kernel call of a training step.
-
-    Args:
-        operators: what it computes, in the kernel's order; () for a conversion.
-        recomputed: forward operators that it repeats inside.
-        phase: "forward" or "backward".
-        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
-            What backward makes a second time, in a form in which forward had it, is named "again <tensor>".
-        kernel, params: the candidate.
-        adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
-        predicted_us: median of its measurement.
-        bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
-        low_us, high_us: the 95 % interval of the measurement's median.
-        again: whether it repeats, in backward, a forward operator whose result was not held.
-        alternative: the best other way for the first of its operators; None for a conversion, or where there is none.
-    """
-
-    operators: tuple[str, ...]
-    recomputed: tuple[str, ...]
-    phase: str
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    kernel: str
-    params: tuple[tuple[str, Any], ...]
-    adjacent: tuple[tuple[str, ...], ...]
-    predicted_us: float
-    bound_us: float
-    low_us: float
-    high_us: float
-    again: bool = False
-    alternative: Alternative | None = None
-
-    @property
-    def is_conversion(self) -> bool:
-        return not self.operators
-
-    @property
-    def label(self) -> str:
-        """The step for people: its operators joined, or the conversion's tensor and forms."""
-        if not self.is_conversion:
-            return " + ".join(self.operators)
-        (name, source), (_, target) = self.inputs[0], self.outputs[0]
-        return f"convert {name} {source} > {target}"
-
-    def call(self, graph: Graph) -> Call:
-        """Return the name-free record of this step: what its kernel's builder gets."""
-        inputs, outputs = ([(tensor_of(name), text) for name, text in side] for side in (self.inputs, self.outputs))
-        names = [name for name, _ in (*inputs, *outputs)]
-        forms = tuple(
-            str(Form.parse(text).nameless().renamed(graph.tensors[name].axes, LETTERS[: len(graph.tensors[name].axes)]))
-            for name, text in (*inputs, *outputs)
-        )
-        if self.is_conversion:
-            subgraph = conversion_of(graph, names[0], inputs[0][1], outputs[0][1])
-        else:
-            named = {operator.name: operator for operator in graph.operators}
-            members = [named[name] for name in self.recomputed + self.operators]
-            subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
-        return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
 
 
 @dataclass(frozen=True)
@@ -155,7 +58,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good the plan is, in microseconds: its predicted total, a lower bound, and who solved it.
+    """Quality of the plan, in microseconds: its predicted total, a lower bound, and who solved it.
 
     `lower_bound_us` is proven: no plan takes less. `proven_gap` is how far the total lies above it, as a share, None
     where it is 0; `estimated_gap` is a second figure, from learned costs, None where nothing is estimated. `low_us` to
@@ -180,7 +83,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a training step needs beside parameters and inputs, in bytes, as planned.
+    """Memory of a training step beside parameters and inputs, in bytes, as planned.
 
     Args:
         budget_bytes: what was asked for; None for no limit.
@@ -308,12 +211,12 @@ class Configuration:
             model = Model.from_json(value["model"])
             found = cls(
                 model=model,
-                steps=tuple(_step(step) for step in value["steps"]),
+                steps=tuple(Step.from_json(step) for step in value["steps"]),
                 certificate=Certificate(**value["certificate"]),
                 fusions=tuple(Fusion(**{**f, "operators": tuple(f["operators"])}) for f in value["fusions"]),
                 measured=Measured(**value["measured"]) if value["measured"] else None,
                 memory=Memory(**value["memory"]) if value["memory"] else None,
-                overtaking=tuple(_alternative(each) for each in value["overtaking"]),
+                overtaking=tuple(Alternative.from_json(each) for each in value["overtaking"]),
                 doubts=tuple(Doubt(**doubt) for doubt in value.get("doubts", ())),
                 **{name: value[name] for name in PLAIN_FIELDS},
             )
@@ -329,69 +232,10 @@ class Configuration:
             odd = set(covered) ^ {operator.name for operator in graph.operators}
             raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
         for number, step in enumerate(found.steps):
-            reason = _impossible(step, graph)
+            reason = impossible(step, graph)
             if reason is not None:
                 raise ConfigurationError(f"{origin}: $.steps[{number}]: {reason}")
         return found
-
-
-def _as_asked(step: Step) -> Step:
-    """Return a step in which operands that lie one behind the other are written as slices of a stack, as in rules."""
-    places = {name: f"@{place}/{len(names)}" for names in step.adjacent for place, name in enumerate(names)}
-    inputs, outputs = (
-        tuple((n, f"{STACK_AXIS}{form}{places[n]}" if n in places and "@" not in form else form) for n, form in side)
-        for side in (step.inputs, step.outputs)
-    )
-    return replace(step, inputs=inputs, outputs=outputs)
-
-
-def _impossible(step: Step, graph: Graph) -> str | None:
-    """Say why a step cannot be one of a graph's, or None: damaged, or of kernels that this version does not have."""
-    if step.kernel not in KERNELS:
-        return f"no kernel {step.kernel!r}: the file is damaged, or of a version that has one"
-    named = {operator.name: operator for operator in graph.operators}
-    read, made = ({tensor_of(name) for name, _ in side} for side in (step.inputs, step.outputs))
-    if not ({*step.recomputed, *step.operators} <= named.keys() and read | made <= graph.tensors.keys()):
-        return "it names operators or tensors that its model does not have"
-    results = {result for name in (*step.recomputed, *step.operators) for result in named[name].outputs}
-    if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
-        return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
-    try:
-        return misfit(_as_asked(step).call(graph))
-    except AutotunerError as error:
-        return str(error)
-
-
-def _step(value: Mapping[str, Any]) -> Step:
-    return Step(
-        operators=tuple(value["operators"]),
-        recomputed=tuple(value["recomputed"]),
-        phase=value["phase"],
-        inputs=tuple((name, form) for name, form in value["inputs"]),
-        outputs=tuple((name, form) for name, form in value["outputs"]),
-        kernel=value["kernel"],
-        params=tuple((name, scalar) for name, scalar in value["params"]),
-        adjacent=tuple(tuple(names) for names in value["adjacent"]),
-        predicted_us=value["predicted_us"],
-        bound_us=value["bound_us"],
-        low_us=value["low_us"],
-        high_us=value["high_us"],
-        again=value["again"],
-        alternative=_alternative(value["alternative"]) if value["alternative"] else None,
-    )
-
-
-def _alternative(value: Mapping[str, Any]) -> Alternative:
-    return Alternative(
-        operators=tuple(value["operators"]),
-        kernel=value["kernel"],
-        params=tuple((name, scalar) for name, scalar in value["params"]),
-        inputs=tuple((name, form) for name, form in value["inputs"]),
-        outputs=tuple((name, form) for name, form in value["outputs"]),
-        extra_us=value["extra_us"],
-        extra_low_us=value["extra_low_us"],
-        predicted_us=value["predicted_us"],
-    )
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """A configuration as a runnable torch module; imports torch."""
 
-from autotuner.runtime.adapters import Description
-from autotuner.runtime.adapters.adapter import DROPOUTS
+from autotuner.errors import TunedWarning
+from autotuner.runtime.adapter import DROPOUTS, Description
 from autotuner.runtime.check import CheckReport, check
+from autotuner.runtime.drop_in import apply, describe
+from autotuner.runtime.fallbacks import Summary
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.module import TunedModule, apply, describe, restore
-from autotuner.runtime.peak import peak_bytes
-from autotuner.runtime.peers import time_peers
-from autotuner.runtime.reason import TunedWarning
-from autotuner.runtime.tally import Summary, summary
+from autotuner.runtime.module import TunedModule, restore, summary
+from autotuner.runtime.peers import peak_bytes, time_peers
 from autotuner.runtime.training_step import TrainingStep
 
 __all__ = [

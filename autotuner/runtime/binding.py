@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -11,16 +11,15 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
-from autotuner.plan.placement.planning import ALIGNMENTS_BYTES, make_plan
-from autotuner.plan.placement.port import Geometry, Port, Ports
-from autotuner.runtime.adapters.adapter import SETTINGS, Adapter, dtype_name
-from autotuner.runtime.graphs import Switch
+from autotuner.ir.device import alignment_bytes
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.memory_planner import Geometry, Port, Ports, make_plan
+from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.masks import additive_key_mask
-from autotuner.runtime.reason import Reason
-from autotuner.runtime.workspace import Pool, where
-
-if TYPE_CHECKING:
-    from autotuner.runtime.module import TunedModule
+from autotuner.runtime.pool import Pool
+from autotuner.runtime.workspace import ParameterMemory, where
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -37,9 +36,24 @@ class Binding:
     tensors are never replaced.
     """
 
-    def __init__(self, module: "TunedModule", place: int, adapter: Adapter, graphs: Switch) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        adapter: Adapter,
+        configurations: Sequence[Configuration],
+        shapes: Sequence[torch.Size],
+        place: int,
+        graphs: Switch,
+    ) -> None:
+        """Bind one of several configurations, each for inputs of its own shape.
+
+        Args:
+            place: of the configuration, and of its shape.
+            graphs: whether calls become CUDA graphs, for all configurations of the module.
+        """
         self._adapter, self._graphs = adapter, graphs
-        configuration = module.configurations[place]
+        self._first, self._shapes = configurations[0], shapes
+        configuration = configurations[place]
         model = configuration.model
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
@@ -55,7 +69,7 @@ class Binding:
         self._lying = [self._plan.geometry(port) for port in adapter.ports]
         self.gradient_strides = list(self._plan.geometry(self._boundary.sources[0], "grad_").strides)
         self.stacks = self._stacks()
-        self._shape = module.shapes[place]
+        self._shape = shapes[place]
         self._keys = (model.extents["b"], model.extents["l"])
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
@@ -75,13 +89,13 @@ class Binding:
     def shape(self) -> torch.Size:
         return self._shape
 
-    def uncovered(self, module: "TunedModule", x: Tensor) -> Reason | None:
+    def uncovered(self, module: nn.Module, x: Tensor) -> Reason | None:
         """Say why a call with this input is not covered, whatever its mask, or None if it is."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             return Reason("tensor", f"the input is a {type(x).__name__}, no plain tensor")
         if x.is_nested or x.shape != self._shape:
             given = "nested" if x.is_nested else str(tuple(x.shape))
-            shapes = " and ".join(str(tuple(shape)) for shape in dict.fromkeys(module.shapes))
+            shapes = " and ".join(str(tuple(shape)) for shape in dict.fromkeys(self._shapes))
             return Reason("shape", f"the input's shape is {given}, and it was tuned for {shapes}")
         if x.device != self._device:
             self._follow(x.device)
@@ -142,7 +156,7 @@ class Binding:
             and not any(self._hooks)
         )
 
-    def check_unchanged(self, module: "TunedModule", x: Tensor) -> None:
+    def check_unchanged(self, module: nn.Module, x: Tensor) -> None:
         """Check that the original would still compute what a forward of the plan has computed.
 
         Raises:
@@ -186,12 +200,10 @@ class Binding:
             owner = module.get_submodule(path)
             self._slots.append((owner._parameters, owner.__dict__, name))
 
-    def _replaced(self, module: "TunedModule") -> Reason | None:
+    def _replaced(self, module: nn.Module) -> Reason | None:
         """Look at a module anew after a part of it was replaced; say why it does not fit any more, or None."""
-        from autotuner.runtime.module import check_fit
-
         try:
-            check_fit(module, module.configuration, or_eval=True)
+            check_fit(self._adapter, module, self._first, or_eval=True)
         except (ConfigurationError, AttributeError) as error:
             return Reason("parts", f"a submodule was replaced: {error}")
         self._look_at_parts(module)
@@ -249,7 +261,8 @@ class Binding:
                     if lies.buffer not in apart for view in self._views(port, lies, parameter)
                 )  # fmt: skip
             plain = [parameter.detach() for parameter in current]
-            self.pool = Pool(self._plan, self._boundary, views, wanted, self._graphs, self._lying, apart, plain, moving)
+            memory = ParameterMemory(views, self._lying, apart, plain, moving)
+            self.pool = Pool(self._plan, self._boundary, memory, wanted, self._graphs)
             self._is_bound = True
         return None
 
@@ -258,7 +271,7 @@ class Binding:
         found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
         for lies, parameter in zip(self._lying, current, strict=True):
             found[lies.buffer].append((lies, parameter))
-        aligned = ALIGNMENTS_BYTES.get(self._device.type, 1)
+        aligned = alignment_bytes(self._device.type)
         return frozenset(
             number for number, members in found.items()
             if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned
@@ -284,11 +297,6 @@ class Binding:
             first = next(i for i, other in enumerate(gradients) if other.buffer == lies.buffer)
             found.append(first if gradients[first].shape == lies.shape else number)
         return found
-
-
-def dims_of(adapter: Adapter, module: nn.Module) -> tuple[str, str, str]:
-    """Return the axes of a module's input and output, in their order."""
-    return ("b", "l", "h") if adapter.batch_first(module) else ("l", "b", "h")
 
 
 def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
+from autotuner.ir.device import CUDA
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.torch.masks import decoded
-from autotuner.measure.device import device_of
+from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.port import Port
+from autotuner.plan.memory_planner import Port
 from autotuner.runtime.adapters import adapter_for
+from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
-from autotuner.runtime.module import TunedModule, apply
+from autotuner.runtime.module import TunedModule
 
 # Largest error of a whole layer, forward or backward, as a share of the tensor's largest element. A layer is a chain of
 # about ten roundings per element; sums run over up to 4096 terms of random sign, whose error grows with the root of
@@ -69,7 +72,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every error is within the tolerance (a NaN is not) and every mask plausible."""
+        """True where every error is within the tolerance (a NaN is not) and every mask plausible."""
         within = all(error <= self.tolerance for error in self.errors.values())
         return within and not self.fallbacks and all(mask.ok for mask in self.masks.values())
 
@@ -95,12 +98,12 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     wide = copy.deepcopy(layer).double()
     tuned = apply(layer, configuration)
     assert isinstance(tuned, TunedModule)
-    on_cuda = device == "cuda"
+    on_cuda = device == CUDA
     for _ in range(STEPS_BEFORE if on_cuda else 0):
         torch.autograd.backward(tuned(call.x, src_key_padding_mask=call.padding), call.grad_y)
         for leaf in (call.x, *tuned.parameters()):
             leaf.grad = None
-    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type="cuda"):
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type=CUDA):
         torch.manual_seed(seed)
         y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
     masks = drawn_masks(y, configuration) if tuned.calls else {}
@@ -108,9 +111,9 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
     if masks:
         graph = configuration.graph()
-        drop = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
+        drop = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if draws(o.kind)}
         drawing = {name: KERNELS[step.kernel] for step in configuration.steps for name in step.operators}
-        by = {o.outputs[0]: drawing[o.name] for o in graph.operators if o.kind == "dropout_mask"}
+        by = {o.outputs[0]: drawing[o.name] for o in graph.operators if draws(o.kind)}
         kept = {name: _kept(mask, by[name].drops(drop[name])) for name, mask in masks.items()}
         scaled = {n: m.double() / (1 - drop[n]) if m.dtype == torch.bool else m.double() for n, m in masks.items()}
         wanted = graph_reference(configuration, wide, call, scaled)
@@ -124,7 +127,7 @@ def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
     """Return copies of the dropout masks that backward reads of the forward of a tuned module's output, by name: as
     stored, those that are stored as bits or as a seed as booleans."""
     graph = configuration.graph()
-    drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if o.kind == "dropout_mask"}
+    drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if draws(o.kind)}
     workspace = workspace_of(y)
     steps = workspace.plan.steps
     made = {place for step in steps if step.phase == "forward" for place in step.outputs if place is not None}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from autotuner.runtime.workspace import Lease, Pool, Workspace
+from autotuner.runtime.pool import Lease, Pool
+from autotuner.runtime.workspace import Workspace
 
 
 class TunedStep(torch.autograd.Function):
@@ -26,11 +27,11 @@ class TunedStep(torch.autograd.Function):
         x: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.lease = Lease(pool)
+        ctx.lease = lease = Lease(pool)
         ctx.original = original
         # Without a way to run the original again, x is read no more: it was copied in.
         ctx.save_for_backward(*(() if original is None else (x,)), *parameters)
-        return run_forward(ctx.lease.workspace, x, mask, parameters)
+        return lease.forward(x, mask, parameters)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -44,15 +45,6 @@ class TunedStep(torch.autograd.Function):
         if not keeps:
             ctx.lease = None
         return (None, None, None, of_x, *(of if of is None else of.contiguous() for of in found))
-
-
-def run_forward(workspace: Workspace, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
-    """Run forward on x and, where the graph has one, an additive mask over keys; None stands for zeros.
-
-    y is contiguous, as the frameworks return it; where they put the sequence first, that takes a copy.
-    """
-    inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
-    return workspace.forward(*inputs, current=parameters)[0].contiguous()
 
 
 def workspace_of(y: Tensor) -> Workspace:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotuner.runtime.reason import Reason
-from autotuner.runtime.tally import warn
+from autotuner.runtime.fallbacks import Reason, warn
 
 NOT_TUNED = "a mask is given that masks something, and the configuration was tuned without one"
 DIFFERS = "the mask differs between queries, and the configuration was tuned for one over keys"
@@ -131,7 +130,7 @@ _BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS}
 
 
 class _Known:
-    """What is known of a mask on CUDA, and who has asked."""
+    """Answers that are known of a mask on CUDA, and those who have asked."""
 
     def __init__(self, version: int) -> None:
         self.version = version

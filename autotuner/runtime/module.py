@@ -1,7 +1,7 @@
 """A framework module that runs a configuration: same parameters, same calls, the original where it does not fit."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -10,17 +10,14 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from autotuner.errors import ConfigurationError
-from autotuner.kernels.registry import load
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.adapters import Description, adapter_for, refusal_of
-from autotuner.runtime.adapters.adapter import DROPOUTS
-from autotuner.runtime.binding import Binding, dims_of
-from autotuner.runtime.function import TunedStep, run_forward
-from autotuner.runtime.graphs import Switch
+from autotuner.runtime.adapter import Adapter, check_fit
+from autotuner.runtime.binding import Binding
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.fallbacks import TALLY, Key, Reason, Summary, count_fallback, warn
+from autotuner.runtime.function import TunedStep
 from autotuner.runtime.opaque import key_of, new_place, tuned_layer
-from autotuner.runtime.reason import Reason
-from autotuner.runtime.tally import TALLY, Key, count_fallback, warn
-from autotuner.runtime.workspace import Lease
+from autotuner.runtime.pool import Lease
 
 Original = Callable[[Tensor], Tensor]
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -32,7 +29,7 @@ _OWN = (
 
 
 class TunedModule(nn.Module):
-    """What every drop-in shares. A subclass also derives from the framework's class and calls `run` in its forward.
+    """Base of all drop-ins. A subclass also derives from the framework's class and calls `run` in its forward.
 
     Parameters and submodules are the original's own objects, as the framework made them; see `Binding`.
 
@@ -45,6 +42,7 @@ class TunedModule(nn.Module):
     """
 
     original: ClassVar[type[nn.Module]]
+    adapter: ClassVar[Adapter]
     keeps: ClassVar[bool]  # whether a boolean mask is true where a key counts, or where it does not
     configurations: tuple[Configuration, ...]
     shapes: tuple[torch.Size, ...]
@@ -87,8 +85,7 @@ class TunedModule(nn.Module):
             again = partial(self._again, binding, original) if binding.repeatable else None
             y: Tensor = TunedStep.apply(binding.pool, added, again, x, *parameters)  # type: ignore[no-untyped-call]
             return y
-        lease = Lease(binding.pool)
-        return run_forward(lease.workspace, x, added, parameters)
+        return Lease(binding.pool).forward(x, added, parameters)
 
     def _again(self, binding: Binding, original: Original, x: Tensor) -> Tensor:
         """Run the original where a forward ran tuned, to differentiate twice."""
@@ -165,10 +162,13 @@ class TunedModule(nn.Module):
             ConfigurationError: a configuration does not fit the module any more.
         """
         for configuration in self.configurations:
-            check_fit(self, configuration, or_eval=True)
-        adapter, graphs = adapter_for(self), Switch(self.graphs)
-        bindings = tuple(Binding(self, place, adapter, graphs) for place in range(len(self.configurations)))
-        self.__dict__.update(_bindings=bindings, key=key_of(self), names=tuple(port.name for port in adapter.ports))
+            check_fit(self.adapter, self, configuration, or_eval=True)
+        graphs, places = Switch(self.graphs), range(len(self.configurations))
+        bindings = tuple(
+            Binding(self, self.adapter, self.configurations, self.shapes, place, graphs) for place in places
+        )
+        names = tuple(port.name for port in self.adapter.ports)
+        self.__dict__.update(_bindings=bindings, key=key_of(self), names=names)
         return bindings
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,131 +187,6 @@ def _outside_the_compiled_graph(
     return module.run(x, mask, original)
 
 
-def describe(module: nn.Module) -> Description:
-    """Return which model a framework module is.
-
-    Raises:
-        ConfigurationError: it cannot be tuned; the message says what about it.
-    """
-    adapter = adapter_for(module)
-    refusal = refusal_of(adapter, module)
-    if refusal is not None:
-        raise ConfigurationError(f"this {type(module).__name__} cannot be tuned: {refusal}")
-    return adapter.describe(module)
-
-
-def check_fit(module: nn.Module, configuration: Configuration, *, or_eval: bool = False) -> None:
-    """Check that a configuration was made for modules like this one.
-
-    Args:
-        or_eval: it may also be one without any dropout, for calls in eval mode.
-
-    Raises:
-        ConfigurationError: the message lists what differs.
-    """
-    found, model = describe(module), configuration.model
-    pairs = [("model", found.model, model.name), ("dtype", found.dtype, model.dtype)]
-    pairs += [(f"extent {axis}", extent, model.extents.get(axis)) for axis, extent in found.extents.items()]  # type: ignore[misc]
-    without = DROPOUTS if or_eval and not any(model.options.get(name) for name in DROPOUTS) else ()
-    pairs += [(name, value, model.options.get(name)) for name, value in found.options.items() if name not in without]  # type: ignore[misc]
-    wrong = [f"{name} is {given!r}, the configuration's {tuned!r}" for name, given, tuned in pairs if given != tuned]
-    if wrong:
-        raise ConfigurationError(f"the configuration is of another layer: {'; '.join(wrong)}")
-    wanted = configuration.environment["device_type"]
-    found_on = sorted({str(parameter.device) for parameter in module.parameters() if parameter.device.type != wanted})
-    if found_on:
-        raise ConfigurationError(
-            f"parameters of the module are on {' and '.join(found_on)}, and the configuration was measured on "
-            f"{wanted}: move the module there, with module.to({wanted!r}), or give one that was measured on "
-            f"{torch.device(found_on[0]).type}"
-        )
-
-
-def check_all_fit(module: nn.Module, configurations: Sequence[Configuration]) -> None:
-    """Check that configurations were made for modules like this one, each for other calls.
-
-    Raises:
-        ConfigurationError: there is none; one is of another layer; two are for the same calls.
-    """
-    if not configurations:
-        raise ConfigurationError("no configuration is given: give one, or one for each shape of the input")
-    errors = []
-    for number, configuration in enumerate(configurations, 1):
-        where = f"number {number} of {len(configurations)}: " if len(configurations) > 1 else ""
-        try:
-            check_fit(module, configuration)
-        except ConfigurationError as error:
-            errors.append(f"{where}{error}")
-            try:
-                check_fit(module, configuration, or_eval=True)
-            except ConfigurationError:
-                raise ConfigurationError(errors[-1]) from None
-    if len(errors) == len(configurations) and module.training:
-        raise ConfigurationError(
-            f"{errors[0]}; without dropout it is for eval mode: give it beside one for training, apply(layer, [train, "
-            "eval]), or a layer that is in eval mode"
-        )
-    calls = Counter(
-        (
-            c.model.extents["b"],
-            c.model.extents["l"],
-            "" if any(c.model.options[name] for name in DROPOUTS) else " without dropout",
-            " with attention_mask=true" if c.model.options["attention_mask"] else "",
-        )
-        for c in configurations
-    )
-    (batch, length, dropout, mask), count = calls.most_common(1)[0]
-    if count > 1:
-        raise ConfigurationError(
-            f"{count} configurations are for b={batch} l={length}{dropout}{mask}: give one for each shape, mode "
-            "(train, eval) and kind of mask"
-        )
-
-
-def apply(
-    module: nn.Module, configuration: Configuration | Sequence[Configuration], *, graphs: bool = True
-) -> nn.Module:
-    """Return a drop-in for a framework module that runs a configuration, or several, each for other calls.
-
-    It shares parameters and submodules with the module, and leaves them as they are: every parameter stays the same
-    object, in the same memory. Where a plan wants one to lie otherwise, it is copied before each forward. Gradients are
-    contiguous. `restore` is the way back.
-
-    Args:
-        module: nn.TransformerEncoderLayer or transformers' BertLayer, on the device that the configuration is for.
-        configuration: tuned for its extents, options and dtype. Of several, each is for another `b` or `l`, for eval
-            mode (every dropout 0) beside train mode, or for calls with a mask over keys beside those without.
-        graphs: on CUDA, capture forward and backward as CUDA graphs when they run for the second time, and replay them
-            from then on. Ignored on the CPU.
-
-    Raises:
-        ConfigurationError: it was tuned for another layer; the message lists what differs. Or two are for the same
-            calls. Or the module's own forward was replaced, and so would never run the configuration.
-    """
-    configurations = (configuration,) if isinstance(configuration, Configuration) else tuple(configuration)
-    check_all_fit(module, configurations)
-    if "forward" in module.__dict__:
-        raise ConfigurationError(
-            f"the forward of this {type(module).__name__} was replaced on the instance, which a tuned layer would go "
-            "on running: apply the configuration first, and patch or prepare the model (accelerate) after that"
-        )
-    adapter = adapter_for(module)
-    kind: type[TunedModule] = load(adapter.tuned)
-    tuned = _sharing(module, kind)
-    dims = dims_of(adapter, module)
-    tuned.__dict__.update(
-        configurations=configurations,
-        shapes=tuple(torch.Size(one.model.extents[axis] for axis in dims) for one in configurations),
-        calls=0,
-        fallbacks=Counter(),
-        told=Counter(),
-        graphs=graphs,
-        _bindings=(),
-    )
-    tuned.bind()
-    return tuned
-
-
 def restore(module: nn.Module) -> nn.Module:
     """Return the framework's module that a tuned one was made from, or a model with all its tuned layers restored.
 
@@ -319,7 +194,7 @@ def restore(module: nn.Module) -> nn.Module:
     a new module stands for the original. In any other module, tuned layers are replaced in place.
     """
     if isinstance(module, TunedModule):
-        made = _sharing(module, module.original)
+        made = sharing(module, module.original)
         for name in _OWN:
             made.__dict__.pop(name, None)
         return made
@@ -333,10 +208,21 @@ def restore(module: nn.Module) -> nn.Module:
     return module
 
 
-def _sharing(module: nn.Module, kind: type[Kind]) -> Kind:
+def sharing(module: nn.Module, kind: type[Kind]) -> Kind:
     """Return a module of another class with the same parameters and submodules, and copies of what lists them."""
     made = kind.__new__(kind)
     made.__dict__.update(
         {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
     )
     return made
+
+
+def summary(module: nn.Module | None = None) -> Summary:
+    """Return how the calls of the tuned layers in a model ran; without a model, of all in this process."""
+    if module is None:
+        return TALLY.summary()
+    found = [part for part in module.modules() if isinstance(part, TunedModule)]
+    fallbacks: Counter[Key] = Counter()
+    for part in found:
+        fallbacks.update(part.told)
+    return Summary(sum(part.calls for part in found), fallbacks)

@@ -14,19 +14,17 @@ where hooks are there by then, the operator runs the original.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, library
+from torch import Tensor, library, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from autotuner.runtime.function import run_forward
-from autotuner.runtime.reason import Reason
-from autotuner.runtime.workspace import Lease, where
-
-if TYPE_CHECKING:
-    from autotuner.runtime.module import TunedModule
+from autotuner.runtime.binding import Binding
+from autotuner.runtime.fallbacks import Reason
+from autotuner.runtime.pool import Lease
+from autotuner.runtime.workspace import where
 
 TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
 """It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
@@ -35,7 +33,21 @@ in its graphs, whose memory is theirs."""
 UNSEEN = ("mask", "hooks", "forward")
 """Reasons for which the original runs inside the operator: what is not looked at while a model is compiled."""
 
-_KEYED: "WeakValueDictionary[int, TunedModule]" = WeakValueDictionary()
+
+class Layer(Protocol):
+    """The part of a tuned module that the operator calls."""
+
+    original: ClassVar[type[nn.Module]]
+    names: tuple[str, ...]
+
+    def covering(self, x: Tensor, mask: Tensor | None) -> tuple[Binding, Tensor | None] | Reason: ...
+    def get_parameter(self, target: str) -> nn.Parameter: ...
+    def count_call(self) -> None: ...
+    def count_fallback(self, reason: Reason, x: Tensor) -> None: ...
+    def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor: ...
+
+
+_KEYED: "WeakValueDictionary[int, Layer]" = WeakValueDictionary()
 _TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
 _numbers = count(1)
 
@@ -47,7 +59,7 @@ class Ticket(bytearray):
     original: tuple[Tensor, list[Tensor]] | None = None
 
 
-def key_of(module: "TunedModule") -> Tensor:
+def key_of(module: Layer) -> Tensor:
     """Return a key that nobody else has."""
     number = next(_numbers)
     _KEYED[number] = module
@@ -111,14 +123,12 @@ def tuned_layer(
         binding, added = found
         module.count_call()
         ticket.lease = Lease(binding.pool)
-        y = run_forward(ticket.lease.workspace, x, added, parameters)
+        y = ticket.lease.forward(x, added, parameters)
     _TICKETS[number] = ticket
     return y, torch.frombuffer(ticket, dtype=torch.int64)
 
 
-def _original(
-    module: "TunedModule", ticket: Ticket, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]
-) -> Tensor:
+def _original(module: Layer, ticket: Ticket, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
     """Run the original, and keep its autograd graph for backward."""
     with _with_autograd():
         leaf = x.detach().requires_grad_(x.is_floating_point())

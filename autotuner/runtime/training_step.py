@@ -7,11 +7,9 @@ from torch import Tensor
 
 from autotuner.errors import ConfigurationError, InputError
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement.plan import Plan
-from autotuner.plan.placement.planning import make_plan
-from autotuner.plan.placement.port import Port, Ports
-from autotuner.runtime.graphs import Switch
-from autotuner.runtime.workspace import CPU, Workspace
+from autotuner.plan.memory_planner import MemoryPlan, Port, Ports, make_plan
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace
 
 
 class TrainingStep:
@@ -59,7 +57,7 @@ class TrainingStep:
             tuple(self._declared(name) for name in self.plan.outputs if not name.startswith("grad_")),
             tuple(self._declared(name) for name in (*sources, *self.plan.parameters)),
         )
-        self.workspace = Workspace(self.plan, self._ports, self.parameters, device, Switch(graphs))
+        self.workspace = Workspace(self.plan, self._ports, ParameterMemory(self.parameters), device, Switch(graphs))
         self._all = (True,) * len(self._ports.sources)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -109,7 +107,7 @@ class TrainingStep:
         return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))
 
 
-def laid_out(plan: Plan, device: torch.device = CPU) -> dict[str, Tensor]:
+def laid_out(plan: MemoryPlan, device: torch.device = CPU) -> dict[str, Tensor]:
     """Return a new, unset tensor for each parameter, strides and neighbours as a plan says."""
     found: dict[str, Tensor] = {}
     for buffer in plan.buffers:

@@ -8,29 +8,25 @@ the time of a call, the workspace takes all of them as copies from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
-calls become CUDA graphs; see `graphs`. What a caller captures into a graph of its own runs whenever that is replayed,
+calls become CUDA graphs; see `cuda`. What a caller captures into a graph of its own runs whenever that is replayed,
 so a workspace that was used in it is never used again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import has_graphs
 from autotuner.kernels import KERNELS
-from autotuner.plan.placement.plan import Place, Plan
-from autotuner.plan.placement.port import Geometry, Port, Ports
-from autotuner.runtime.cuda import Cuda
-from autotuner.runtime.graphs import Graphs, Row, Switch
-
-Run = Callable[[], Any]
+from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
+from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
 SETS = 2
-IDLE_WORKSPACES = 2
 # Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
 CHOICES = 4
 
@@ -42,52 +38,62 @@ def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype
     return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
 
 
+@dataclass(frozen=True, eq=False)
+class ParameterMemory:
+    """The caller's parameters: those that are read in their own memory, and those that are copied.
+
+    Args:
+        views: of each of the plan's that is read where it is, declared axes in order, strides as the plan says.
+        lying: for each of the caller's parameters, where it lies in the plan's buffers.
+        apart: the buffers of parameters that have no views: they are copied there before each forward.
+        current: the caller's parameters, in the order of `lying`.
+        moving: whether those that are copied may have other memory at each forward.
+    """
+
+    views: Mapping[str, Tensor]
+    lying: Sequence[Geometry] = ()
+    apart: frozenset[int] = frozenset()
+    current: Sequence[Tensor] = ()
+    moving: bool = False
+
+
 class Workspace:
     """Built once for given parameters; runs many times."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         ports: Ports,
-        parameters: Mapping[str, Tensor],
+        parameters: ParameterMemory,
         device: torch.device = CPU,
         graphs: Switch | None = None,
-        lying: Sequence[Geometry] = (),
-        apart: frozenset[int] = frozenset(),
-        current: Sequence[Tensor] = (),
-        moving: bool = False,
     ) -> None:
         """Allocate and build.
 
         Args:
             plan: where everything lies.
             ports: how the caller sees inputs and outputs.
-            parameters: a view of each that is read where it is, declared axes in order, strides as the plan says.
             device: where all of it lies; the parameters' own.
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
-            lying: for each of the caller's parameters, where it lies in the plan's buffers.
-            apart: the buffers of parameters that have no views: they are copied there before each forward.
-            current: the caller's parameters, in the order of `lying`.
-            moving: whether those that are copied may have other memory at each forward.
         """
         self.plan, self.ports, self.device = plan, ports, device
-        self._cuda = Cuda(device) if device.type == "cuda" else None
+        self._cuda = Cuda(device) if has_graphs(device.type) else None
         self._graphs = Graphs(self._cuda, graphs) if self._cuda is not None and graphs is not None else None
         self._stream: tuple[int, torch.cuda.Stream] | None = None
         self.in_capture = False  # a caller's graph writes here whenever it is replayed
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
-            self.views = {plan.parameters[name]: tensor for name, tensor in parameters.items()}
+            self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
                     start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
                     self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
-            self._lying = lying
+            self._lying = parameters.lying
             self._copies: list[tuple[int, Tensor]] = []
             self._where: list[tuple[int, int]] = []
             self.copying: list[Run] = []
             self._bases: list[Tensor] = []
-            self._hold(apart, current, moving)
+            self._hold(parameters.apart, parameters.current, parameters.moving)
             self._inside = self._built_inside()
             self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
             self._inputs = [self._port_view(port, "") for port in ports.inputs]
@@ -120,7 +126,7 @@ class Workspace:
         elif self._copies:
             self._copy(current)
         made = self._set("forward")
-        self._run(made.row)
+        self._run(made.sequence)
         return self._handed(made, made.handed)
 
     def backward(
@@ -165,7 +171,7 @@ class Workspace:
         for stage, tensor in zip(self._given, given, strict=True):
             stage.copy_(tensor)
         made = self._set("backward")
-        self._run(made.row_for(wanted))
+        self._run(made.sequence_for(wanted))
         chosen = [tensor for tensor, want in zip(made.handed, wanted, strict=True) if want]
         handed = iter(self._handed(made, chosen))
         return [next(handed) if want else None for want in wanted]
@@ -193,13 +199,13 @@ class Workspace:
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
-    def _run(self, row: Row) -> None:
+    def _run(self, sequence: CallSequence) -> None:
         if self.skips_kernels:
             return
         if self._graphs is None:
-            row.run()
+            sequence.run()
         else:
-            self._graphs.run(row)
+            self._graphs.run(sequence)
 
     def _handed(self, made: "OutputSet", tensors: Iterable[Tensor]) -> list[Tensor]:
         if made is self._spare.get(made.phase):
@@ -343,8 +349,8 @@ class OutputSet:
                 for port in side
             ]
             self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
-        self.row = Row([*(workspace.copying if phase == "forward" else ()), *self._calls.values()])
-        self._chosen: dict[tuple[bool, ...], Row] = {}
+        self.sequence = CallSequence([*(workspace.copying if phase == "forward" else ()), *self._calls.values()])
+        self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, base
         self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
@@ -354,7 +360,7 @@ class OutputSet:
         count = torch._C._storage_Use_Count
         return all(count(storage) == holders for storage, holders in self._holders)
 
-    def row_for(self, wanted: tuple[bool, ...]) -> Row:
+    def sequence_for(self, wanted: tuple[bool, ...]) -> CallSequence:
         """Return the calls that the wanted gradients need."""
         if wanted not in self._chosen:
             names = [
@@ -365,64 +371,5 @@ class OutputSet:
             ]
             needed = self._plan.needed(names)
             calls = [run for number, run in self._calls.items() if number in needed]
-            self._chosen[wanted] = Row(calls, replays=len(self._chosen) < CHOICES)
+            self._chosen[wanted] = CallSequence(calls, replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]
-
-
-class Pool:
-    """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over.
-
-    Those that a caller's graph writes to are kept, and not taken again.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        ports: Ports,
-        parameters: Mapping[str, Tensor],
-        device: torch.device = CPU,
-        graphs: Switch | None = None,
-        lying: Sequence[Geometry] = (),
-        apart: frozenset[int] = frozenset(),
-        current: Sequence[Tensor] = (),
-        moving: bool = False,
-    ) -> None:
-        self._arguments = (plan, ports, parameters, device, graphs, lying, apart, current, moving)
-        self._read = (device, apart, moving)
-        self._where = None if moving else [where(tensor) for tensor in current]
-        self._idle: list[Workspace] = []
-        self._in_capture: list[Workspace] = []
-        self.made = 0
-
-    def reads(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor], moving: bool) -> bool:
-        """Say whether its workspaces read parameters on this device, where these are, and these buffers as copies."""
-        return self._read == (device, apart, moving) and (
-            self._where is None or self._where == [where(tensor) for tensor in current]
-        )
-
-    def take(self) -> Workspace:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            self.made += 1
-            return Workspace(*self._arguments)
-
-    def give_back(self, workspace: Workspace) -> None:
-        if workspace.in_capture:
-            self._in_capture.append(workspace)
-        elif len(self._idle) < IDLE_WORKSPACES:
-            self._idle.append(workspace)
-
-
-class Lease:
-    """Holds a workspace for as long as somebody holds the lease."""
-
-    __slots__ = ("pool", "workspace")
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool, self.workspace = pool, pool.take()
-
-    def __del__(self) -> None:
-        workspace = getattr(self, "workspace", None)
-        if workspace is not None:
-            self.pool.give_back(workspace)

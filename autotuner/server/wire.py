@@ -1,4 +1,4 @@
-"""What travels over HTTP: the bodies and queries that service and client share, as Pydantic models.
+"""Bodies and queries that service and client share, as Pydantic models.
 
 Times of day are in UTC.
 """
@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.records import Scalar, Status
+from autotuner.settings import TuneOptions
 
 PAGE = 50
 PAGE_MAX = 1000
@@ -70,20 +71,20 @@ class Body(BaseModel):
 
 
 class SubmittedLimits(Body):
-    """When the job stops measuring and answers with what it has; null for no limit."""
+    """Limits of the job's measuring, after which it answers with the best plan so far; null for no limit."""
 
     seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
     measurements: Annotated[int, Field(ge=1, le=10**9, strict=True), Integer] | None = None
 
 
 class SubmittedDevice(Body):
-    """Where it shall run: a device type, and perhaps the name of one device as `GET /v1/devices` lists it."""
+    """Device to tune for: a device type, and perhaps the name of one device as `GET /v1/devices` lists it."""
 
     type: Text = "cpu"
     name: Text | None = None
 
 
-class Submission(Body):
+class SubmittedJob(Body):
     """A tuning job: a model that the service knows ("bert-encoder:tiny"), or the content of a model file."""
 
     model: Text | dict[str, JsonValue]
@@ -102,6 +103,9 @@ class Submission(Body):
     remeasure: bool = False
     end_to_end: bool = True
 
+    def tune_options(self) -> TuneOptions:
+        return TuneOptions.from_json(self.model_dump(include=set(TuneOptions.names())))
+
 
 class Query(BaseModel):
     """The part of a URL after the question mark; a name that is not known is an error."""
@@ -115,7 +119,7 @@ def _said(description: str) -> Any:
 
 
 class JobsQuery(Query):
-    """Which jobs: all, or those of one state; those with a lesser id than `before`."""
+    """Filter of jobs: all, or those of one state; those with a lesser id than `before`."""
 
     state: Annotated[JobStateName | None, _said("Only jobs of this state.")] = None
     limit: Annotated[PageLimit, _said("At most so many jobs.")] = PAGE
@@ -123,7 +127,7 @@ class JobsQuery(Query):
 
 
 class BestQuery(Query):
-    """What somebody wants to run: `model`, or the `family` of a job together with `dtype` and an `extent` per axis.
+    """Target of a configuration: `model`, or the `family` of a job together with `dtype` and an `extent` per axis.
 
     `extent` and `option` are written as in the command line, `l=128` and `activation=relu`, once for each; the value
     of an option may be written as JSON. `device_name` is for one device, without it any of the type will do.
@@ -153,7 +157,7 @@ class BestQuery(Query):
 
 
 class MeasurementsQuery(Query):
-    """Which measurements: those with these values; those with a greater id than `after`.
+    """Filter of measurements: those with these values; those with a greater id than `after`.
 
     `kinds` are those of all operators of a call in their order, such as `contraction` or `bias+gelu_erf`.
     """
@@ -174,15 +178,16 @@ class MeasurementsQuery(Query):
     ] = False
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     """A body that the service sends; a client ignores fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
-class ProgressView(Answer):
-    """How far a job is: `done` of `total` calls of this stage; the best plan so far, and how far it may be from the
-    best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `note` says what is waited for.
+class ProgressView(ResponseBody):
+    """Progress of a job: `done` of `total` calls of this stage; the best plan so far, and by what share it may take
+    longer than the best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `note` says what is
+    waited for.
     """
 
     stage: str
@@ -199,7 +204,7 @@ class ProgressView(Answer):
     note: str = ""
 
 
-class JobView(Answer):
+class JobView(ResponseBody):
     """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`.
 
     `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does.
@@ -237,14 +242,14 @@ class JobView(Answer):
         return self.state not in ("queued", "running")
 
 
-class JobPage(Answer):
+class JobPage(ResponseBody):
     """Jobs, the newest first; `next` is the value of `before` for the page after this one, null on the last."""
 
     items: list[JobView]
     next: int | None
 
 
-class ConfigurationView(Answer):
+class ConfigurationView(ResponseBody):
     """A configuration with where it comes from; `configuration` is the document that `autotuner.apply` runs.
 
     `doubts` says in sentences why it is worth measuring again; then it is not `complete`.
@@ -264,7 +269,7 @@ class ConfigurationView(Answer):
     configuration: dict[str, Any]
 
 
-class BestView(Answer):
+class BestView(ResponseBody):
     """The best configuration known for a model on a device, how good a match it is, and in which fields it differs."""
 
     match: MatchName
@@ -273,8 +278,8 @@ class BestView(Answer):
     best: ConfigurationView | None
 
 
-class MeasurementView(Answer):
-    """What a call cost in an environment, or why it could not be had.
+class MeasurementView(ResponseBody):
+    """Measurement of a call in an environment: its time, or why there is none.
 
     `marks` say under which conditions: `eliminated` (dropped early: the least of a few looks), `contended`, `drifted`.
     """
@@ -299,8 +304,8 @@ class MeasurementView(Answer):
     measured_at: datetime
 
 
-class StatisticsView(Answer):
-    """Of all measurements that the filters admit, not only of this page."""
+class StatisticsView(ResponseBody):
+    """Statistics of all measurements that the filters admit, not only of this page."""
 
     statuses: dict[Status, int]
     least_us: float | None
@@ -308,7 +313,7 @@ class StatisticsView(Answer):
     greatest_us: float | None
 
 
-class MeasurementPage(Answer):
+class MeasurementPage(ResponseBody):
     """Measurements in the order of their ids; `next` is the value of `after` for the next page, null on the last."""
 
     items: list[MeasurementView]
@@ -316,7 +321,7 @@ class MeasurementPage(Answer):
     statistics: StatisticsView | None
 
 
-class EnvironmentView(Answer):
+class EnvironmentView(ResponseBody):
     """A device with versions and measuring policy, in which timings are comparable."""
 
     key: str
@@ -325,13 +330,13 @@ class EnvironmentView(Answer):
     measurements: dict[Status, int]
 
 
-class WorkerView(Answer):
+class WorkerView(ResponseBody):
     name: str
     started_at: datetime
     seen_at: datetime
 
 
-class DeviceView(Answer):
+class DeviceView(ResponseBody):
     """A device that somebody measured on, or for which a worker takes jobs."""
 
     type: str
@@ -340,7 +345,7 @@ class DeviceView(Answer):
     environments: list[EnvironmentView]
 
 
-class ModelView(Answer):
+class ModelView(ResponseBody):
     """A model file of the service: its axes, presets and options."""
 
     name: str
@@ -350,7 +355,7 @@ class ModelView(Answer):
     options: dict[str, Any]
 
 
-class Health(Answer):
+class Health(ResponseBody):
     status: Literal["ok"]
     version: str
     queued: int
@@ -358,8 +363,10 @@ class Health(Answer):
     workers: int
 
 
-class Problem(Answer):
-    """What went wrong, as RFC 9457 has it; `errors` says which fields."""
+class ProblemDetails(ResponseBody):
+    """Problem details (RFC 9457) of a request that failed; `errors` names the fields that are not valid."""
+
+    model_config = ConfigDict(title="Problem")
 
     type: str = "about:blank"
     title: str

@@ -5,19 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotuner.solve.alternatives import Alternatives, alternatives
-from autotuner.solve.brute_force import brute_force
+from autotuner.solve.arc_consistency import independent_bound_us
+from autotuner.solve.baselines import greedy, shortest_path
 from autotuner.solve.budgeted import budgeted
-from autotuner.solve.budgeted_repeated import budgeted_repeated
-from autotuner.solve.consistency import independent_bound_us
 from autotuner.solve.exact import exact
-from autotuner.solve.fronts import fronts, pareto
-from autotuner.solve.greedy import greedy
-from autotuner.solve.least import least_through
-from autotuner.solve.marginals import min_marginals, project
-from autotuner.solve.prepared import least_bytes
+from autotuner.solve.junction_tree import min_marginals
+from autotuner.solve.lagrangian_dual import least_bytes
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.repeated import chained, exact_repeated
-from autotuner.solve.shortest_path import shortest_path
+from autotuner.solve.reduced_costs import least_through
 
 __all__ = [
     "SOLVERS",
@@ -25,17 +20,11 @@ __all__ = [
     "Solver",
     "alternatives",
     "budgeted",
-    "budgeted_repeated",
-    "chained",
     "exact",
-    "exact_repeated",
-    "fronts",
     "independent_bound_us",
     "least_bytes",
     "least_through",
     "min_marginals",
-    "pareto",
-    "project",
 ]
 
 
@@ -60,6 +49,5 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "exact": Solver(exact, exact=True),
         "shortest_path": Solver(shortest_path, exact=False),
         "greedy": Solver(greedy, exact=False),
-        "brute_force": Solver(brute_force, exact=True),
     }
 )

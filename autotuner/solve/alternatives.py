@@ -1,4 +1,4 @@
-"""What else there is: for each variable, the best whole assignment with another state of it than the optimum's."""
+"""Alternatives to an optimum: for each variable, the best whole assignment with another state of it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from types import MappingProxyType
 import numpy as np
 
 from autotuner.errors import InfeasibleError, ProblemError
-from autotuner.solve.conditioned import Conditioned
-from autotuner.solve.elimination import Elimination
+from autotuner.solve.arc_consistency import arc_consistent
+from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.dominance import merged, undominated
 from autotuner.solve.exact import MOST_ROWS, cheapest, with_margin
-from autotuner.solve.limits import MEMORY_BYTES, Limits, TooLargeError
+from autotuner.solve.junction_tree import BestAssignments, JunctionTree
+from autotuner.solve.limits import MEMORY_BYTES, SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem, Solution, State
 from autotuner.solve.tables import Network, encode
-from autotuner.solve.through import Through
-from autotuner.solve.tree import Tree
+from autotuner.solve.variable_splitting import split
 
 # How far above the optimum all states are looked for at once, as shares of it, while that fits: on an encoder layer the
 # first step finds half of the alternatives in the time of two solutions, the second most of the rest in that of eight.
@@ -83,7 +84,7 @@ def alternatives(
     unknown = sorted(set(asked) - set(problem.variables))
     if unknown:
         raise ProblemError(f"the problem has no variables {', '.join(map(repr, unknown))}")
-    search = _Search(problem, solution, asked, most_us, ends_at, memory_limit_bytes)
+    search = _AlternativesSearch(problem, solution, asked, most_us, ends_at, memory_limit_bytes)
     for share in NEAR:
         if not search.near(solution.total_us * (1 + share)):
             break
@@ -93,7 +94,7 @@ def alternatives(
     return Alternatives(MappingProxyType(plans), MappingProxyType(search.least_us), search.complete_us)
 
 
-class _Search:
+class _AlternativesSearch:
     """The plans and bounds found so far."""
 
     def __init__(
@@ -116,20 +117,24 @@ class _Search:
         self._state = {name: self._network.states[v].index(solution.states[name]) for name, v in self._number.items()}
         # Of each variable, the cheapest known plan in which it has another state.
         self._reached_us = dict.fromkeys(asked, inf)
-        self._common: Elimination | None = None
-        self._ready = Conditioned(self._network, [self._number[name] for name in asked], self._limits())
+        self._common: BucketElimination | None = None
+        kept = [self._number[name] for name in asked]
+        parts = split(arc_consistent(self._network), self._network.state_counts)
+        self._state_counts = parts.state_counts
+        left = undominated(parts.left, parts.state_counts, kept)
+        self._left, self._argmins = merged(left, parts.state_counts, kept)
 
     def near(self, most_us: float) -> bool:
         """Look for every other state up to a total; say whether it is worth to look further."""
         most_us = min(most_us, self._most_us)
-        ready, limits = self._ready, self._limits(TREE_BYTES)
+        limits = self._limits(TREE_BYTES)
         if limits.over:
             return False
         try:
-            tree = Tree(ready.left, ready.state_counts, (), limits, with_margin(most_us))
+            tree = JunctionTree(self._left, self._state_counts, limits, with_margin(most_us))
         except TooLargeError:
             return False
-        through = Through(tree)
+        through = BestAssignments(tree)
         found = sorted(
             (float(total), name, int(state))
             for name in self.plans
@@ -179,10 +184,12 @@ class _Search:
         if plan.total_us <= with_margin(self._most_us):
             self.plans[name][plan.states[name]] = plan
 
-    def _start(self) -> Elimination:
+    def _start(self) -> BucketElimination:
         """Return what all variables without another state near the optimum have in common, which is made once."""
         if self._common is None:
-            self._common = self._ready.elimination(self._ready.left, self._limits())
+            self._common = BucketElimination(
+                self._left.names, self._state_counts, self._left.tables.values(), self._limits(), self._argmins
+            )
             kept = {self._number[each] for each, plans in self.plans.items() if not plans}
             self._common.run(MOST_ROWS, kept)
         return self._common
@@ -191,12 +198,12 @@ class _Search:
     def _over(self) -> bool:
         return self._limits().over
 
-    def _limits(self, most_bytes: float = inf) -> Limits:
-        return Limits(min(self._memory_bytes, most_bytes), self._ends_at)
+    def _limits(self, most_bytes: float = inf) -> SolverLimits:
+        return SolverLimits(min(self._memory_bytes, most_bytes), self._ends_at)
 
     def _written(self, codes: dict[int, int], bound_us: float | None) -> Solution:
-        for choice in reversed(self._ready.choices):
-            codes[choice.variable] = choice.state(codes)
+        for argmin in reversed(self._argmins):
+            codes[argmin.variable] = argmin.state(codes)
         states = self._network.named(codes)
         total = self._problem.cost_us(states)
         bound = total if bound_us is None else min(total, bound_us)

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -12,13 +11,12 @@ import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve.exact import with_margin
-from autotuner.solve.labelled import Labelled
-from autotuner.solve.labelling import Labelling
-from autotuner.solve.limits import MEMORY_BYTES, Limits
-from autotuner.solve.parts import Part
-from autotuner.solve.prepared import FEW_LABELS, Prepared, prepared
-from autotuner.solve.priced import Plan, plan_of
+from autotuner.solve.label_setting import LabelSetting
+from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
+from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
+from autotuner.solve.subproblems import Subproblem
 
 # Prices tried for a part of the assignments, at most; a few are enough where they are begun near the best one.
 MOST_PRICES = 24
@@ -31,10 +29,8 @@ FEWER = 0.8
 # Labels are looked for within this share of the best plan above the bound first, then so many times as far.
 FIRST_SHARE = 1 / 2048
 WIDER = 2.5
-# A part is eliminated with labels while joins make at most so many pairs; fewer where it is split by what rows need for
-# a while anyway.
+# A part is eliminated with labels while joins make at most so many pairs.
 MOST_PAIRS = 2_000_000
-FEW_PAIRS = 100_000
 # A table of labels may have so many before the states of a variable are shared between two parts instead.
 MOST_LABELS = 60_000.0
 
@@ -47,27 +43,27 @@ def budgeted(
     memory_limit_bytes: float = MEMORY_BYTES,
     epsilon: float = 0.0,
 ) -> Solution:
-    """Return the assignment of least total cost whose held bytes and largest transient fit in the budget together.
+    """Return the assignment of least total cost whose held bytes fit in the budget.
 
     A held byte gets a price. What is cheapest then, found as by `exact`, bounds the time of all that fits, and the best
     price gives the best bound; plans come up on the way. Rows whose bound is above the best plan are dropped. What is
     left is eliminated with labels: for each combination of states, every time that fewer bytes cost. That is tried for
-    a small part of the gap first. Where plans need more for a while than all must, or labels get too many, assignments
-    are split into two parts, by what rows may need or by a variable's states, and the part of the lower bound is next.
+    a small part of the gap first. Where labels get too many, assignments are split into two parts, by a variable's
+    states, and the part of the lower bound is next.
 
     Args:
-        budget_bytes: for `Memory.total_bytes` of the answer.
+        budget_bytes: for `held_bytes` of the answer.
         time_limit_s: when to return the best plan known, unproven.
         memory_limit_bytes: the most that one table may need, with what is needed to make it.
         epsilon: the share of the bound by which the answer may lie above it; 0 for the least time.
 
     Returns:
-        States within the budget, `memory` included. `lower_bound_us` equals `total_us` where it is proven, up to
+        States within the budget, `held_bytes` included. `lower_bound_us` equals `total_us` where it is proven, up to
         rounding by less than 1e-9 of it. The same problem gives the same states, unless time is limited.
 
     Raises:
-        BudgetError: the factors allow assignments, but each needs more, and `least_bytes` is what one needs at least;
-            or none that fits was found in time, as the message says, and `least_bytes` is what the leanest found needs.
+        BudgetError: the factors allow assignments, but each holds more, and `least_bytes` is what one holds at least;
+            or none that fits was found in time, as the message says, and `least_bytes` is what the leanest found holds.
         InfeasibleError: the factors contradict each other.
 
     Cost:
@@ -79,8 +75,8 @@ def budgeted(
     """
     check_budget(budget_bytes)
     check_epsilon(epsilon)
-    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    return Search(prepared(problem, limits), budget_bytes, epsilon).solution("budgeted")
+    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon).solution("budgeted")
 
 
 def check_budget(budget_bytes: int) -> None:
@@ -96,22 +92,22 @@ def check_epsilon(epsilon: float) -> None:
 
 
 @dataclass(eq=False)
-class Search:
+class BudgetSearch:
     """The search for the least time within one budget.
 
     Args:
         best: a plan that fits, where one is known.
     """
 
-    ready: Prepared
+    ready: LagrangianDual
     budget_bytes: int
     epsilon: float
-    best: Plan | None = None
+    best: BudgetPlan | None = None
     # The least bound of the parts that are settled.
     settled_us: float = inf
     prices: int = 0
     parts: int = 0
-    _queue: list[tuple[float, int, Part]] = field(default_factory=list)
+    _queue: list[tuple[float, int, Subproblem]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def solution(self, solver: str) -> Solution:
@@ -124,29 +120,29 @@ class Search:
         # Bounds are given with the margin of rounding, as the cutoff is.
         bound_us = best.time_us if bound_us >= with_margin(best.time_us, -3) else bound_us
         statistics = self.limits.statistics() | {"prices": self.prices, "parts": self.parts}
-        return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.memory)
+        return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.held_bytes)
 
-    def found(self) -> tuple[Plan, float]:
+    def found(self) -> tuple[BudgetPlan, float]:
         """Return the best plan and a bound.
 
         Raises:
             BudgetError, InfeasibleError: as `budgeted`.
         """
         fastest, bound_us = self.ready.fastest
-        if fastest.memory.total_bytes <= self.budget_bytes:
+        if fastest.held_bytes <= self.budget_bytes:
             return fastest, bound_us
         plans = [fastest]
         if self.best is None:
             for price in self.ready.steep_prices:
                 plans.append(self.ready.at(self.ready.given, price)[0])
-                if plans[-1].memory.total_bytes <= self.budget_bytes or self.limits.over:
+                if plans[-1].held_bytes <= self.budget_bytes or self.limits.over:
                     break
-            if plans[-1].memory.total_bytes > self.budget_bytes:
+            if plans[-1].held_bytes > self.budget_bytes:
                 plans.append(self._any())
             self.best = plans[-1]
         else:
             plans.append(self.best)
-        self._push(Part(self.ready.given, 0, bound_us, -1.0, plans=tuple(plans)))
+        self._push(Subproblem(self.ready.given, bound_us, -1.0, plans=tuple(plans)))
         while self._queue and not self.limits.over:
             _, _, part = heapq.heappop(self._queue)
             if part.bound_us >= self._cutoff_us:
@@ -156,7 +152,7 @@ class Search:
             self._process(part)
         return self.best, min(self.best.time_us, self.settled_us, *(bound for bound, _, _ in self._queue))
 
-    def _any(self) -> Plan:
+    def _any(self) -> BudgetPlan:
         """Return a plan that fits.
 
         Raises:
@@ -170,48 +166,39 @@ class Search:
         if plan is not None:
             return plan
         plan, proven = ready.leanest()
-        needed = plan.memory
-        if needed.total_bytes <= self.budget_bytes:
+        if plan.held_bytes <= self.budget_bytes:
             return plan
         # What is not proven was cut off by the limit.
         found = f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is"
         if not proven and ready.limits.over:
             found = f"no assignment was found in time that fits in {self.budget_bytes:,} bytes; the leanest found needs"
-        raise BudgetError(
-            f"{found} {needed.total_bytes:,} bytes, {needed.held_bytes:,} of them held and"
-            f" {needed.transient_bytes:,} for a while",
-            needed.total_bytes,
-        )
+        raise BudgetError(f"{found} {plan.held_bytes:,} bytes", plan.held_bytes)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SolverLimits:
         return self.ready.limits
 
     @property
     def _cutoff_us(self) -> float:
-        """What is as dear is not looked for."""
+        """A bound on the time of plans worth finding: those that take as long are not looked for."""
         assert self.best is not None
         return with_margin(self.best.time_us, -1) / (1 + self.epsilon)
 
-    def _offer(self, plan: Plan) -> None:
+    def _offer(self, plan: BudgetPlan) -> None:
         assert self.best is not None
-        if plan.memory.total_bytes <= self.budget_bytes and plan.time_us < self.best.time_us:
+        if plan.held_bytes <= self.budget_bytes and plan.time_us < self.best.time_us:
             self.best = plan
 
-    def _push(self, part: Part) -> None:
+    def _push(self, part: Subproblem) -> None:
         heapq.heappush(self._queue, (part.bound_us, next(self._numbers), part))
 
     def _settle(self, bound_us: float) -> None:
         self.settled_us = min(self.settled_us, bound_us)
 
-    def _process(self, part: Part) -> None:
+    def _process(self, part: Subproblem) -> None:
         """Settle a part, or push what it is split into."""
         try:
-            floor = max(part.floor_bytes, part.given.least_transient)
-            if floor > self.budget_bytes:
-                return
-            given = part.given.fitting(self.budget_bytes, floor)
-            part = self._climb(replace(part, given=given, floor_bytes=max(floor, given.least_transient)))
+            part = self._climb(replace(part, given=part.given.fitting(self.budget_bytes)))
             if part.bound_us >= self._cutoff_us:
                 self._settle(part.bound_us)
             elif self.limits.over:
@@ -221,18 +208,18 @@ class Search:
         except InfeasibleError:
             self._settle(self._cutoff_us)
 
-    def _climb(self, part: Part) -> Part:
+    def _climb(self, part: Subproblem) -> Subproblem:
         """Return the part with the best bound that prices give, and without rows that this rules out.
 
         Raises:
             InfeasibleError: nothing is left that is better than the best plan.
         """
-        room = self.budget_bytes - part.floor_bytes
-        price = part.price if part.price >= 0 else part.next_price(room)[0]
+        budget_bytes = self.budget_bytes
+        price = part.price if part.price >= 0 else part.next_price(budget_bytes)[0]
         part, rows = replace(part, own=0), part.given.rows
         if price == part.given.price:
             # Costs lie as they did when this part was split off: it may be seen at once that it is settled.
-            tight = part.given.tightened().within(with_margin(self._cutoff_us + price * room), part.floor_bytes)
+            tight = part.given.tightened().within(with_margin(self._cutoff_us + price * budget_bytes))
             part = replace(part, given=tight)
         best_us = -inf
         for _ in range(MOST_PRICES):
@@ -243,55 +230,44 @@ class Search:
                 self.prices += 1
                 plan, bound_us = self.ready.at(part.given, price)
             self._offer(plan)
-            value = bound_us - price * room
+            value = bound_us - price * budget_bytes
             part = replace(part, plans=(*part.plans, plan), own=part.own + 1, bound_us=max(part.bound_us, value))
             if value > best_us:
                 best_us = value
                 part = replace(part, price=price, cheapest=(plan, bound_us))
             if part.bound_us >= self._cutoff_us or self.limits.over:
                 break
-            if price >= part.given.lean_price and plan.memory.held_bytes > room:
-                raise InfeasibleError(f"every plan of this part holds more than {room} bytes")
-            part = replace(part, given=self._shrunk(part, price, room, self._cutoff_us))
-            last, (price, most) = price, part.next_price(room)
+            if price >= part.given.lean_price and plan.held_bytes > budget_bytes:
+                raise InfeasibleError(f"every plan of this part holds more than {budget_bytes} bytes")
+            part = replace(part, given=self._shrunk(part, price, self._cutoff_us))
+            last, (price, most) = price, part.next_price(budget_bytes)
             if price == last or most - best_us <= LIFT * (self._cutoff_us - best_us):
                 break
         given = part.given
         if given.rows < FEWER * rows:
-            labelling = Labelling(given, self.limits)
+            labelling = LabelSetting(given, self.limits)
             labelling.run(FEW_LABELS)
             part = replace(part, given=labelling.left())
         return part
 
-    def _shrunk(self, part: Part, price: float, room: int, most_us: float) -> Labelled:
+    def _shrunk(self, part: Subproblem, price: float, most_us: float) -> Relaxation:
         """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
-        return part.given.shrunk(price, with_margin(most_us + price * room), part.floor_bytes)
+        return part.given.shrunk(price, with_margin(most_us + price * self.budget_bytes))
 
-    def _divide(self, part: Part) -> None:
+    def _divide(self, part: Subproblem) -> None:
         """Settle the part with labels, or push two parts of it."""
-        room, levels = self.budget_bytes - part.floor_bytes, part.given.levels
-        fitting = [plan for plan in part.plans[-part.own :] if plan.memory.held_bytes <= room] if part.own else []
-        nearest = min(fitting, key=lambda plan: (plan.time_us, plan.memory), default=None)
-        needs_more = nearest is not None and nearest.memory.total_bytes > self.budget_bytes
         # Where each variable has one state left, only labels tell assignments apart.
         settled = all(np.count_nonzero(domain) == 1 for domain in part.given.left.domains.values())
-        found = self._near(part, inf if settled else FEW_PAIRS if needs_more else MOST_PAIRS)
-        if found is None:
+        left = self._near(part, inf if settled else MOST_PAIRS)
+        if left is None:
             return
-        part = found
         if self.limits.over:
-            self._push(part)
-        elif nearest is not None and needs_more:
-            needed = nearest.memory.transient_bytes
-            self._push(replace(part, floor_bytes=needed))
-            below = int(levels[np.searchsorted(levels, needed) - 1])
-            with suppress(InfeasibleError):
-                self._push(replace(part, given=part.given.capped(below)))
-        else:
-            for half in part.halves(room):
-                self._push(half)
+            self._push(left)
+            return
+        for half in left.halves(self.budget_bytes):
+            self._push(half)
 
-    def _near(self, part: Part, most_pairs: float) -> Part | None:
+    def _near(self, part: Subproblem, most_pairs: float) -> Subproblem | None:
         """Return the part with the bound that labels ever further above it give, None where they settle it."""
         cutoff = self._cutoff_us
         distance = max(part.reach_us, FIRST_SHARE * (abs(cutoff) + cutoff - part.bound_us))
@@ -309,20 +285,18 @@ class Search:
             distance *= WIDER
         return part
 
-    def _labelled(self, part: Part, most_us: float, most_pairs: float) -> float | None:
+    def _labelled(self, part: Subproblem, most_us: float, most_pairs: float) -> float | None:
         """Return the least time up to `most_us` that fits, or that; None if labels get more than is worth waiting for.
 
         Args:
             most_pairs: that joins may make in all.
         """
-        room = self.budget_bytes - part.floor_bytes
         try:
-            given = self._shrunk(part, part.price, room, most_us)
-            labelling = Labelling(
+            given = self._shrunk(part, part.price, most_us)
+            labelling = LabelSetting(
                 given,
                 self.limits,
-                floor_bytes=part.floor_bytes,
-                most_us=with_margin(most_us + part.price * room),
+                most_us=with_margin(most_us + part.price * self.budget_bytes),
                 most_pairs=most_pairs,
             )
             whole = labelling.eliminated(MOST_LABELS if most_pairs < inf else inf)
@@ -330,7 +304,7 @@ class Search:
             return most_us
         if whole is None:
             return None
-        fits = np.flatnonzero(whole.held_bytes + whole.transient_bytes <= self.budget_bytes)
+        fits = np.flatnonzero(whole.held_bytes <= self.budget_bytes)
         if not len(fits):
             return most_us
         row = int(fits[np.argmin(whole.time_us[fits])])

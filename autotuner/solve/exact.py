@@ -8,13 +8,13 @@ from time import monotonic
 import numpy as np
 
 from autotuner.errors import InfeasibleError
-from autotuner.solve.consistency import whole
-from autotuner.solve.elimination import Elimination
-from autotuner.solve.limits import MEMORY_BYTES, Limits
+from autotuner.solve.arc_consistency import arc_consistent
+from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.dominance import merged, undominated
+from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.reduction import merged, undominated
-from autotuner.solve.splitting import split
 from autotuner.solve.tables import Network, encode
+from autotuner.solve.variable_splitting import split
 
 # Tables of this many rows cost less to make than to avoid; above it, bounds drop rows first, and cases are split.
 MOST_ROWS = 4_500.0
@@ -66,7 +66,7 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_b
     Source:
         Dechter, Bucket elimination (1999); de Givry et al., Solving Max-SAT as weighted CSP (2003) for the bounds.
     """
-    limits = Limits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encode(problem)
     found = cheapest(reduced(network, limits))
     states = network.named(found.plan.codes())
@@ -75,26 +75,26 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_b
     return Solution(states, total, bound, "exact", limits.statistics())
 
 
-def reduced(network: Network, limits: Limits) -> Elimination:
+def reduced(network: Network, limits: SolverLimits) -> BucketElimination:
     """Return an elimination of what is left of a problem when all is done that costs little and changes no optimum.
 
     Raises:
         InfeasibleError: nothing is left.
     """
-    parts = split(whole(network), network.state_counts)
-    left, choices = merged(undominated(parts.left, parts.state_counts), parts.state_counts)
-    return Elimination(left.names, parts.state_counts, left.tables.values(), limits, choices)
+    parts = split(arc_consistent(network), network.state_counts)
+    left, argmins = merged(undominated(parts.left, parts.state_counts), parts.state_counts)
+    return BucketElimination(left.names, parts.state_counts, left.tables.values(), limits, argmins)
 
 
 @dataclass(frozen=True)
 class Found:
     """A complete elimination, and a bound below which no plan lies; None where the plan itself is the bound."""
 
-    plan: Elimination
+    plan: BucketElimination
     bound_us: float | None
 
 
-def cheapest(start: Elimination, least_us: float = 0.0, reached_us: float = inf) -> Found:
+def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float = inf) -> Found:
     """Return the cheapest assignment, or the best one when the time is over; guesses rise until one holds.
 
     Args:
@@ -161,14 +161,14 @@ class _Within:
     where a bound shows them, so an elimination may end above what it was meant for.
     """
 
-    start: Elimination
+    start: BucketElimination
     most_us: float
     stoppable: bool
-    best: Elimination | None = None
-    dearer: Elimination | None = None
+    best: BucketElimination | None = None
+    dearer: BucketElimination | None = None
     stopped: bool = False
     reason: str = ""
-    _cases: list[Elimination] = field(default_factory=list)
+    _cases: list[BucketElimination] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = self.start.limits
@@ -192,7 +192,7 @@ class _Within:
                 self.dearer = case
 
 
-def _solved(case: Elimination, most_us: float) -> list[Elimination]:
+def _solved(case: BucketElimination, most_us: float) -> list[BucketElimination]:
     """Eliminate every variable of a case and return nothing, or return the cases that it splits into.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rows of states with a time and bytes: several of the same states, where none is better than the others in all."""
+"""Rows of states with a time and held bytes: several of the same states, where none is better than another in both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.solve.limits import Limits, TooLargeError
-from autotuner.solve.tables import Costs, Integers, Table, keys
+from autotuner.solve.limits import SolverLimits, TooLargeError
+from autotuner.solve.tables import Codes, Costs, CostTable, Integers, keys
 
 Rows = NDArray[np.intp]
 
@@ -19,30 +19,40 @@ class Labels:
 
     Args:
         table: their states; several rows may have the same. Its costs are what bounds are made of.
-        time_us, held_bytes, transient_bytes: of each row; the last is the largest of its parts.
+        time_us, held_bytes: of each row.
         parts: what was joined, and which row of it is in each row of this.
         spread: rows per different states.
     """
 
-    table: Table
+    table: CostTable
     time_us: Costs
     held_bytes: Integers
-    transient_bytes: Integers
     parts: tuple[tuple["Labels", Rows], ...] = ()
     spread: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def variables(self) -> tuple[int, ...]:
+        return self.table.variables
 
     @property
     def rows(self) -> int:
         return self.table.rows
 
+    def column(self, variable: int) -> Codes:
+        """Return the variable's state in each row."""
+        return self.table.column(variable)
+
     def take(self, rows: Rows) -> "Labels":
         """Return these rows only."""
         table = self.table
         return Labels(
-            Table(table.name, table.variables, table.columns[:, rows], table.costs[rows]),
+            CostTable(table.name, table.variables, table.columns[:, rows], table.costs[rows]),
             self.time_us[rows],
             self.held_bytes[rows],
-            self.transient_bytes[rows],
             tuple((part, numbers[rows]) for part, numbers in self.parts),
             self.spread,
         )
@@ -83,9 +93,14 @@ class Labels:
 
 
 def joined(
-    left: Labels, right: Labels, state_counts: Sequence[int], limits: Limits, most_rows: float, most_us: float = np.inf
+    left: Labels,
+    right: Labels,
+    state_counts: Sequence[int],
+    limits: SolverLimits,
+    most_rows: float,
+    most_us: float = np.inf,
 ) -> Labels:
-    """Return every pair of rows that agree and cost at most `most_us` together: weights added, transients the larger.
+    """Return every pair of rows that agree and cost at most `most_us` together: weights added.
 
     Raises:
         TooLargeError: the pairs are more than `most_rows`, or need more memory than there may be.
@@ -110,7 +125,7 @@ def joined(
         raise TooLargeError(f"joining {one.name!r} with {other.name!r} makes {rows:,} labels, above {most_rows:,.0f}")
     variables = (*one.variables, *added)
     limits.admit(
-        rows, [state_counts[v] for v in variables] + [1] * 6, lambda: f"joining {one.name!r} with {other.name!r}"
+        rows, [state_counts[v] for v in variables] + [1] * 4, lambda: f"joining {one.name!r} with {other.name!r}"
     )
     order = np.argsort(right_key, kind="stable")
     first = (np.cumsum(counts) - counts)[left_key]
@@ -123,10 +138,9 @@ def joined(
         left_rows, right_rows, costs = left_rows[fit], right_rows[fit], costs[fit]
     columns = np.concatenate([one.columns[:, left_rows], *(other.column(v)[right_rows][np.newaxis] for v in added)])
     return Labels(
-        Table(one.name, variables, columns, costs),
+        CostTable(one.name, variables, columns, costs),
         left.time_us[left_rows] + right.time_us[right_rows],
         left.held_bytes[left_rows] + right.held_bytes[right_rows],
-        np.maximum(left.transient_bytes[left_rows], right.transient_bytes[right_rows]),
         ((left, left_rows), (right, right_rows)),
         left.spread * right.spread,
     )
@@ -140,51 +154,21 @@ def _affordable(
     return np.flatnonzero(costs + least[key] <= most_us)
 
 
-def undominated_rows(
-    labels: Labels, state_counts: Sequence[int], slack_us: float = 0.0, floor_bytes: int = 0
-) -> Labels:
-    """Return the rows to which no other of the same states is at least equal in time and both counts of bytes.
+def undominated_rows(labels: Labels, state_counts: Sequence[int]) -> Labels:
+    """Return the rows to which no other of the same states is at least equal in time and held bytes.
 
     Of equal rows the first stays. The result is in order of states, then of bytes.
-
-    Args:
-        slack_us: how much longer the row may take that stays in another's place. Times are cut into spans of this.
-        floor_bytes: what is needed for a while anyway, so that transient bytes up to this are alike.
-
-    Source:
-        Kung et al., On finding the maxima of a set of vectors (1975): by halves of the third weight.
     """
     table = labels.table
     key, _ = keys(table.columns, [state_counts[v] for v in table.variables], table.rows)
-    times = np.floor(labels.time_us / slack_us) if slack_us > 0 else labels.time_us
-    _, rank = np.unique(times, return_inverse=True)
-    levels, level = _ranks(np.maximum(labels.transient_bytes, floor_bytes))
-    rank, held = rank.astype(np.int64), _smaller(labels.held_bytes)
-    # First within each count of transient bytes, then lower halves of counts against upper ones.
-    block = key * levels + level
-    rows = np.lexsort((labels.time_us, rank, held, block)) if slack_us > 0 else _in_order(block, held, rank)
-    least = _least_before(block[rows], rank[rows], np.ones(len(rows), np.bool_))
-    rows = rows[rank[rows] < least]
-    for bit in range((levels - 1).bit_length()):
-        block = key[rows] * levels + (level[rows] >> (bit + 1))
-        upper = level[rows] >> bit & 1
-        order = _in_order(block, held[rows], upper, rank[rows])
-        rows, block, upper = rows[order], block[order], upper[order]
-        least = _least_before(block, rank[rows], upper == 0)
-        rows = rows[(upper == 0) | (rank[rows] < least)]
-    rows = rows[_in_order(key[rows], held[rows], level[rows])]
+    _, rank = np.unique(labels.time_us, return_inverse=True)
+    rank = rank.astype(np.int64)
+    rows = _in_order(key, _smaller(labels.held_bytes), rank)
+    rows = rows[rank[rows] < _least_before(key[rows], rank[rows])]
     found = labels.take(rows)
     ordered = key[rows]
     groups = 1 + np.count_nonzero(ordered[1:] != ordered[:-1]) if len(rows) else 1
     return replace(found, spread=len(rows) / groups)
-
-
-def _ranks(counts: Integers) -> tuple[int, Integers]:
-    """Return how many different counts there are, and the place of each among them."""
-    if not len(counts) or (counts == counts[0]).all():
-        return 1, np.zeros(len(counts), np.int64)
-    levels, level = np.unique(counts, return_inverse=True)
-    return len(levels), level.astype(np.int64)
 
 
 def _smaller(counts: Integers) -> Integers:
@@ -211,15 +195,15 @@ def _in_order(*columns: Integers) -> Rows:
     return order
 
 
-def _least_before(blocks: Integers, ranks: Integers, counted: NDArray[np.bool_]) -> Integers:
-    """Return, for each row, the least rank of the counted rows before it in its block, whose rows are neighbours."""
+def _least_before(blocks: Integers, ranks: Integers) -> Integers:
+    """Return, for each row, the least rank of the rows before it in its block, whose rows are neighbours."""
     if not len(blocks):
         return ranks
     number = np.cumsum(np.concatenate(([0], blocks[1:] != blocks[:-1])))
     # Ranks of a later block lie below those of an earlier one, so that one running minimum serves all.
     none = int(ranks.max()) + 1
     offset = number * (none + 1)
-    running = np.minimum.accumulate(np.where(counted, ranks, none) - offset)
+    running = np.minimum.accumulate(ranks - offset)
     before = np.empty_like(ranks)
     before[0] = none
     before[1:] = np.where(number[1:] == number[:-1], running[:-1] + offset[1:], none)

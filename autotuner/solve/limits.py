@@ -1,4 +1,4 @@
-"""What solving may take, in memory and time, and what it took."""
+"""Limits of memory and time for a solver, and a count of what it used."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class TooLargeError(ProblemError):
 
 
 @dataclass
-class Limits:
-    """What one call of a solver may use, and what it has used so far.
+class SolverLimits:
+    """Limits of one call of a solver, and a count of what it has used so far.
 
     Args:
         memory_bytes: the most that one table may need, with what is needed to make it.
@@ -38,7 +38,7 @@ class Limits:
 
     @property
     def over(self) -> bool:
-        """Whether the time is over."""
+        """True once the time is over."""
         checkpoint()
         return self.ends_at is not None and monotonic() >= self.ends_at
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.limits import Limits, TooLargeError
+from autotuner.solve.limits import SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem
 
 Integers = NDArray[np.int64]
@@ -20,7 +20,7 @@ DENSE_KEYS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class CostTable:
     """Distinct rows of states and their costs.
 
     Args:
@@ -55,18 +55,18 @@ class Table:
         np.minimum.at(best, self.column(variable), self.costs)
         return best
 
-    def take(self, rows: NDArray[np.bool_]) -> "Table":
+    def take(self, rows: NDArray[np.bool_]) -> "CostTable":
         """Return the table of the rows where the mask is true."""
-        return Table(self.name, self.variables, self.columns[:, rows], self.costs[rows])
+        return CostTable(self.name, self.variables, self.columns[:, rows], self.costs[rows])
 
-    def without(self, variables: Container[int]) -> "Table":
+    def without(self, variables: Container[int]) -> "CostTable":
         """Return the table without the columns of these variables; the caller knows that rows stay distinct."""
         places = [place for place, variable in enumerate(self.variables) if variable not in variables]
-        return Table(self.name, tuple(self.variables[place] for place in places), self.columns[places], self.costs)
+        return CostTable(self.name, tuple(self.variables[place] for place in places), self.columns[places], self.costs)
 
-    def costing(self, costs: Costs) -> "Table":
+    def costing(self, costs: Costs) -> "CostTable":
         """Return the table with the same rows at other costs."""
-        return Table(self.name, self.variables, self.columns, costs)
+        return CostTable(self.name, self.variables, self.columns, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Network:
 
     names: tuple[str, ...]
     states: tuple[tuple[str, ...], ...]
-    tables: tuple[Table, ...]
+    tables: tuple[CostTable, ...]
 
     @property
     def state_counts(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def encode(problem: Problem) -> Network:
             key, _ = keys(array, [len(states[v]) for v in variables], len(costs))
             order = np.argsort(key)
             array, costs = array[:, order], costs[order]
-        tables.append(Table(factor.name, variables, array, costs))
+        tables.append(CostTable(factor.name, variables, array, costs))
     return Network(names, states, tuple(tables))
 
 
@@ -168,7 +168,9 @@ def hashes(key: Integers, salt: int) -> NDArray[np.uint64]:
     return mixed
 
 
-def join(left: Table, right: Table, state_counts: Sequence[int], limits: Limits, most_rows: float = inf) -> Table:
+def join(
+    left: CostTable, right: CostTable, state_counts: Sequence[int], limits: SolverLimits, most_rows: float = inf
+) -> CostTable:
     """Return the table over both tables' variables: every pair of rows that agree, costs added.
 
     Raises:
@@ -209,10 +211,10 @@ def join(left: Table, right: Table, state_counts: Sequence[int], limits: Limits,
         columns[place] = left.columns[place][left_rows]
     for place, variable in enumerate(added, start=len(left.variables)):
         columns[place] = right.column(variable)[right_rows]
-    return Table(left.name, variables, columns, left.costs[left_rows] + right.costs[right_rows])
+    return CostTable(left.name, variables, columns, left.costs[left_rows] + right.costs[right_rows])
 
 
-def minimised(table: Table, variable: int, state_counts: Sequence[int]) -> tuple[Table, Codes]:
+def minimised(table: CostTable, variable: int, state_counts: Sequence[int]) -> tuple[CostTable, Codes]:
     """Return the cheapest cost over the variable's states for each row of the others, and the state that has it.
 
     Of equally cheap states the first is taken. Rows of the result are sorted.
@@ -227,7 +229,7 @@ def minimised(table: Table, variable: int, state_counts: Sequence[int]) -> tuple
     np.minimum.at(first, key[ties], states[ties])
     winners = ties[states[ties] == first[key[ties]]]
     winners = winners[np.argsort(key[winners], kind="stable")]
-    return Table(table.name, rest.variables, rest.columns[:, winners], table.costs[winners]), states[winners]
+    return CostTable(table.name, rest.variables, rest.columns[:, winners], table.costs[winners]), states[winners]
 
 
 def product(state_counts: Iterable[int]) -> float:

@@ -6,7 +6,7 @@ from autotuner.space.choices import Choice, Conversion, Space
 from autotuner.space.conversions import convertible
 from autotuner.space.enumeration import plain
 from autotuner.space.files import KernelEntry, SpaceFile, describe, load_space, space_file
-from autotuner.space.given import chain_ends, given_forms
+from autotuner.space.given import given_forms
 
 __all__ = [
     "Cell",
@@ -16,7 +16,6 @@ __all__ = [
     "Space",
     "SpaceFile",
     "build_space",
-    "chain_ends",
     "convertible",
     "describe",
     "given_forms",

@@ -13,23 +13,22 @@ from autotuner.space.given import given_forms
 from autotuner.space.size import Size
 
 
-def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, chained: bool = False) -> Space:
+def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space:
     """Enumerate the space of a graph.
 
     Args:
         graph: forward or training.
         file: which kernels and conversions to try.
         saving: whether to try what costs time and saves memory, too: dropout masks kept as bits or as seeds.
-        chained: whether the graph is one of many equal layers in a row, which may hand each other any order of axes.
 
     Raises:
-        SpaceError: the space is too large; or chained, but the output is no input of another such layer.
+        SpaceError: the space is too large.
     """
     kernels = tuple(name for name in file.kernels if saving or not set(KERNELS[name].flat) & set(SAVING))
     size = Size(graph.name)
     found = size.covers(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
-    given = given_forms(graph, chained=chained)
+    given = given_forms(graph)
     enumerated = Enumeration(graph, file, families, given, size)
     anchored = size.kept(choice for cover in found for choice in enumerated.choices(cover, anchors=True))
     domains = form_domains(graph, anchored, given)

@@ -1,4 +1,4 @@
-"""What a space consists of: choices, conversions, and the calls that they execute."""
+"""Search space of a graph: choices, conversions, and the calls that they execute."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Which forms of a tensor lead to which, and which choices no whole assignment can contain."""
+"""Conversions between forms of a tensor, and removal of choices that no whole assignment can contain."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping

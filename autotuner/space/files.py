@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 60
 
 
 class KernelEntry(BaseModel):
-    """What to try of one kernel.
+    """Layouts and parameters to try of one kernel.
 
     `params` are lists that multiply out. Where the kernel admits more than `enumerate_up_to` of the combinations for
     some operands, these are not all tried: `trials` of them are, each proposed by what the earlier ones took.
@@ -47,12 +47,12 @@ class KernelEntry(BaseModel):
 
     @property
     def combinations(self) -> int:
-        """How many combinations the lists make, those included that the kernel refuses."""
+        """The number of combinations of the lists, with those that the kernel refuses."""
         return _combinations(self.params)
 
     @property
     def sampled(self) -> bool:
-        """Whether there may be operands for which not all combinations are tried."""
+        """True if not all combinations may be tried for some operands."""
         return self.combinations > self.enumerate_up_to
 
 

@@ -1,7 +1,7 @@
-"""A space with its measurements -> the answer: solved, in running order, with its certificate."""
+"""Answer of a tuning run: the configuration that a space and its measurements give, with its certificate."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,24 +13,20 @@ from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import fused_bytes, moved_bytes
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
-from autotuner.plan.configuration import Alternative, Certificate, Configuration, Fusion, Memory, Step, tensor_of
-from autotuner.plan.placement import StepMemory, memory, plan_steps
+from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
+from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
+from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.solve import SOLVERS, exact
 from autotuner.solve.default import default_us
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation, formulate
-from autotuner.solve.problem.ordering import CircleError, order_steps
+from autotuner.solve.problem.formulate import Formulation, formulate, solve_in_order
 from autotuner.space import Space
 from autotuner.tuner.budget import within_budget
 from autotuner.tuner.doubts import doubts_of
-from autotuner.tuner.explaining import explained
-from autotuner.tuner.outlook import gap
+from autotuner.tuner.explanation import explained
+from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
+from autotuner.tuner.progress import gap
 from autotuner.tuner.steps import steps_of
-
-# An encoder layer takes a quarter of it; where it is over, steps are left without an alternative.
-EXPLAINING_S = 10.0
-# An answer takes so long even where the job's time is over; a layer's problem is built and solved in half of it.
-FINISHING_S = 1.5
 
 
 def build_configuration(
@@ -47,6 +43,7 @@ def build_configuration(
     budget_bytes: int | None = None,
     left_s: float | None = None,
     fresh: Collection[str] | None = None,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
@@ -54,21 +51,22 @@ def build_configuration(
         lower_bound_us: proven: no plan takes less, measured or not; None for what follows from the measurements.
         estimated_us: by learned costs, no plan takes less; None where nothing is estimated.
         budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
-        left_s: what this may take; `FINISHING_S` at least. The best plan that is found until then is taken, and what
-            else there is to say of it is left out. None for as long as it takes.
+        left_s: time limit, raised to the policy's `finishing_s`. The best plan that is found until then is taken, and
+            its explanation is left out. None for no limit.
         fresh: keys of what was measured for it: of all else, what could matter was measured well. None for everything.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
             into the budget; the message says what does.
     """
-    ends_at = None if left_s is None else monotonic() + max(left_s, FINISHING_S)
+    ends_at = None if left_s is None else monotonic() + max(left_s, policy.finishing_s)
     problem, solution = solved(space, known, solver, budget_bytes, ends_at)
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()
     if SOLVERS[solver].exact and solution.gap == 0 and budget_bytes is None:
-        explanation = explained(problem, solution, known, time_limit_s=min(EXPLAINING_S, _left_s(ends_at)))
+        limit_s = min(policy.explaining_s, _left_s(ends_at))
+        explanation = explained(problem, solution, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
         steps, overtaking = explanation.with_alternatives(steps), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
     total = sum(step.predicted_us for step in steps)
@@ -140,7 +138,7 @@ def solved(
     def peak_bytes(solution: Solution) -> int:
         return _needs(space, steps_of(problem, solution, known), known).peak_bytes
 
-    return in_order(
+    return solve_in_order(
         problem, lambda each: within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
     )
 
@@ -159,23 +157,11 @@ def solved_at(
             return exact(each.problem, time_limit_s=_left_s(ends_at))
         return SOLVERS[solver](each.problem)
 
-    return in_order(formulate(space, costs_us), solve)
+    return solve_in_order(formulate(space, costs_us), solve)
 
 
 def _left_s(ends_at: float | None) -> float:
     return inf if ends_at is None else max(0.0, ends_at - monotonic())
-
-
-def in_order(problem: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
-    """Solve, and again without the covers that were chosen, where these depend on each other in a circle."""
-    while True:
-        solution = solve(problem)
-        try:
-            order_steps(problem.offered.graph, problem.chosen(solution))
-        except CircleError as error:
-            problem = problem.without(error.covers)
-        else:
-            return problem, solution
 
 
 def must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:

@@ -1,4 +1,4 @@
-"""The fastest plan whose memory, as it would really be allocated, stays within a budget."""
+"""Memory budget: the fastest plan whose peak of memory, simulated by the memory planner, stays within it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ def within_budget(
     one that holds less is taken, until one fits, and then ones in between.
 
     Args:
-        problem: its rows say what they hold; what they need for a while is left to the simulation.
+        problem: its rows say what they hold; what they need while they run is left to the simulation.
         base_bytes: what every plan needs beside.
         budget_bytes: of the peak.
         peak_bytes: simulates a solution.
@@ -46,15 +46,14 @@ def within_budget(
     first = exact(problem, time_limit_s=None if ends_at is None else max(0.0, ends_at - monotonic()))
     if peak_bytes(first) <= budget_bytes:
         return first
-    relaxed = Problem(tuple(replace(f, transient_bytes={}) for f in problem.factors), problem.chain)
-    search = _Search(relaxed, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
+    search = _BudgetSearch(problem, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
     try:
         loosest = search.solved(max(0, budget_bytes - base_bytes))
     except BudgetError as error:
         smallest = search.solved(error.least_bytes)
         raise _too_small(budget_bytes, peak_bytes(smallest)) from None
     bound_us = loosest.lower_bound_us
-    least, most = 0, loosest.memory.held_bytes
+    least, most = 0, loosest.held_bytes
     limit = most - (search.peaks[-1] - budget_bytes)
     while search.rounds < ROUNDS and least < most and search.best is not loosest and not search.is_over:
         try:
@@ -63,16 +62,16 @@ def within_budget(
             least = error.least_bytes
         else:
             if search.peaks[-1] <= budget_bytes:
-                least = max(limit, found.memory.held_bytes)
+                least = max(limit, found.held_bytes)
             else:
-                most = found.memory.held_bytes - 1
+                most = found.held_bytes - 1
         limit = (least + most) // 2
     if search.best is None:
         raise _too_small(budget_bytes, min(search.peaks))
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
 
 
-class _Search:
+class _BudgetSearch:
     """Plans within limits of what is held, each simulated; the fastest that fits is kept."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A solution -> steps in running order: each conversion and each repetition right before its first reader."""
+"""Steps of a solution in running order: each conversion and each repetition right before its first reader."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import Candidate, Measurement
-from autotuner.plan.configuration import AGAIN, Step
+from autotuner.plan.step import AGAIN, Step
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, order_steps
 from autotuner.space import Choice, Conversion
@@ -25,10 +25,10 @@ def steps_of(formulation: Formulation, solution: Solution, known: Mapping[str, M
     Raises:
         CircleError: chosen covers depend on each other.
     """
-    return tuple(_Walk(formulation, solution, known).steps())
+    return tuple(_StepBuilder(formulation, solution, known).steps())
 
 
-class _Walk:
+class _StepBuilder:
     def __init__(self, formulation: Formulation, solution: Solution, known: Mapping[str, Measurement]) -> None:
         self._formulation, self._known = formulation, known
         self._graph: Graph = formulation.offered.graph

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotuner import cli
-from autotuner.cli import printing
+from autotuner.cli import console
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from tests.cli.running import Ran, Run
@@ -18,7 +18,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Run the command line in this process, in an empty folder, with a database that is not there yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOTUNER_DATABASE", str(tmp_path / "empty.sqlite"))
-    monkeypatch.setattr(printing.out, "width", 200)
+    monkeypatch.setattr(console.out, "width", 200)
 
     def command(*arguments: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["autotuner", *map(str, arguments)])

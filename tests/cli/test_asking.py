@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from autotuner.cli.following import Followed, note_of, stage_of
+from autotuner.cli.progress import Followed, note_of, stage_of
 from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.server.client import Client
 from autotuner.server.wire import JobView
@@ -20,8 +20,7 @@ FINISHED = job(state="finished", revision=5, configuration_id=7, counts={"measur
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended()
-    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport))
-    monkeypatch.setattr("autotuner.server.client.transport.sleep", lambda _: None)
+    monkeypatch.setattr("autotuner.server.client.Client", partial(Client, transport=made.transport, clock=made.clock))
     return made
 
 
@@ -122,7 +121,7 @@ def test_an_interrupt_ends_the_waiting_and_not_the_job(run: Run, service: Preten
 
 
 def test_progress_on_a_terminal_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.cli.printing.err._force_terminal", True)
+    monkeypatch.setattr("autotuner.cli.console.err._force_terminal", True)
     shown = Followed(quiet=False)
     for told in (job(), job(state="running", progress=PROGRESS, revision=2)):
         shown(JobView.model_validate(told))

@@ -12,10 +12,10 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from autotuner.cli import printing
-from autotuner.cli.following import Followed
-from autotuner.cli.plain import PlainConsole, lines, plain
+from autotuner.cli import console, printing
+from autotuner.cli.console import PlainConsole, lines, plain
 from autotuner.cli.program import app
+from autotuner.cli.progress import Followed
 from autotuner.plan.configuration import Configuration
 from autotuner.server.client import Client
 from autotuner.server.wire import JobView
@@ -102,8 +102,8 @@ def test_a_refusal_of_a_service_is_plain(run: Run, service: Pretended, text: str
 
 @pytest.mark.parametrize("text", SENT)
 def test_progress_on_a_terminal_is_plain(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(printing.err, "_force_terminal", True)
-    monkeypatch.setattr(printing.err, "_file", StringIO())
+    monkeypatch.setattr(console.err, "_force_terminal", True)
+    monkeypatch.setattr(console.err, "_file", StringIO())
     with Followed(quiet=False) as show:
         show(JobView.model_validate(job(state="running", progress=PROGRESS | {"stage": text})))
         (line,) = show.bars.tasks

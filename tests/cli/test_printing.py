@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from autotuner.cli import printing
+from autotuner.cli import console, printing, progress
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt
 from autotuner.plan.configuration import Configuration, Measured
@@ -20,7 +20,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no cell of a table be folded."""
-    monkeypatch.setattr(printing.out, "width", 200)
+    monkeypatch.setattr(console.out, "width", 200)
 
 
 def cells(text: str) -> list[list[str]]:
@@ -30,11 +30,11 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_every_stage_of_a_walk_has_a_word() -> None:
-    assert set(printing.STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
+    assert set(progress.STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
 
 
 def test_progress_shows_each_stage_once_with_what_was_reused_and_failed() -> None:
-    shown = printing.Shown(quiet=True)
+    shown = progress.Shown(quiet=True)
     shown(Progress("space", 0, 0))
     shown(Progress("measure", 1, 4))
     shown(Progress("measure", 3, 4, reused=2, failed=1))
@@ -46,8 +46,8 @@ def test_off_a_terminal_progress_is_lines_one_for_each_stage_and_then_one_every_
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(printing, "Lines", partial(printing.Lines, lambda: now_s))
-    with printing.Shown(quiet=False) as shown:
+    monkeypatch.setattr(progress, "ProgressLines", partial(progress.ProgressLines, lambda: now_s))
+    with progress.Shown(quiet=False) as shown:
         shown(Progress("space", 0, 0))
         for done in range(100):
             now_s = done / 10
@@ -77,7 +77,7 @@ def test_a_doubtful_configuration_says_why_and_what_to_do(found: Configuration, 
 
 
 def test_progress_for_a_program_prints_nothing(capsys: Captured) -> None:
-    with printing.Shown(quiet=True) as shown:
+    with progress.Shown(quiet=True) as shown:
         shown(Progress("measure", 3, 4))
     assert capsys.readouterr() == ("", "")
 
@@ -113,7 +113,7 @@ def test_every_kernel_and_every_fused_set_is_shown_where_steps_are_asked_for(
 
 def test_json_for_programs_is_neither_wrapped_nor_coloured(capsys: Captured) -> None:
     long = "[bold]" + "a " * 300
-    printing.emit({"text": long})
+    console.emit({"text": long})
     assert f'"{long}"' in capsys.readouterr().out
 
 

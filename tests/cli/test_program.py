@@ -60,6 +60,7 @@ def test_a_command_that_does_not_exist_ends_with_2(run: Run) -> None:
     assert "No such command 'guess'" in ran.err
 
 
+@pytest.mark.slow
 def test_the_program_ends_with_one_line_and_its_code() -> None:
     ran = subprocess.run([sys.executable, "-m", "autotuner.cli", "solve", "bert-encoder:nano"], capture_output=True,
                          text=True, check=False)  # fmt: skip

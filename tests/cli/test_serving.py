@@ -99,6 +99,7 @@ def test_sigterm_ends_the_worker_before_the_service_is_gone(run: Run, served: di
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_here_is_refused_before_anything_starts(run: Run, served: dict[str, Any]) -> None:
     ran = run("serve", "--with-worker", "--device", "abacus")
     assert ran.code == 3
@@ -118,6 +119,7 @@ def test_a_worker_that_could_not_measure_is_refused_before_anything_starts(
     assert run("serve").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_a_worker_beside_a_service_is_started_anew_and_dies_with_a_service_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -144,6 +146,7 @@ def test_a_worker_beside_a_service_is_started_anew_and_dies_with_a_service_that_
     until(lambda: gone(second))
 
 
+@pytest.mark.slow
 def test_sigterm_ends_service_and_worker_in_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = os.environ | {"AUTOTUNER_DATABASE": str(tmp_path / "served.sqlite")}
@@ -173,6 +176,7 @@ def test_what_a_worker_does_is_one_line_each_on_standard_error(run: Run, worked:
     assert worked["database"] is None
 
 
+@pytest.mark.slow
 def test_a_worker_whose_queue_is_empty_ends_where_that_is_asked_for(run: Run) -> None:
     ran = run("worker", "--once")
     assert (ran.code, ran.out) == (0, "")

@@ -1,9 +1,12 @@
-"""A fresh database for each test: a file, and a PostgreSQL schema as well where AUTOTUNER_TEST_POSTGRES is a URL."""
+"""A fresh database for each test, of each engine: an SQLite file, and a PostgreSQL schema where there is a server.
+
+`AUTOTUNER_TEST_POSTGRES` is the URL of that server, such as `postgresql+psycopg://tuner@127.0.0.1/tests`; without it,
+the tests of PostgreSQL are skipped. Another engine joins with an entry in `ENGINES`.
+"""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,16 +17,18 @@ from autotuner.database import Database, open_database
 from autotuner.ir.records import Call, Candidate, Environment, Node, Subgraph, TensorType
 
 POSTGRES = os.environ.get("AUTOTUNER_TEST_POSTGRES")
-HOLDING = Path(__file__).with_name("holding.py")
 ENVIRONMENT = Environment("cpu", "Xeon", (("torch", "2.13"), ("cores", 2), ("bf16", True)), (("cache", "warm"),))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES else ["sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/timings.sqlite"
-        return
-    assert POSTGRES is not None
+@contextmanager
+def sqlite_file(directory: Path) -> Iterator[str]:
+    yield f"sqlite:///{directory}/timings.sqlite"
+
+
+@contextmanager
+def postgresql_schema(_directory: Path) -> Iterator[str]:
+    if POSTGRES is None:
+        pytest.skip("needs the URL of a PostgreSQL server in AUTOTUNER_TEST_POSTGRES")
     schema = f"test_{uuid4().hex}"
     engine = create_engine(POSTGRES)
     with engine.begin() as connection:
@@ -33,6 +38,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with engine.begin() as connection:
         connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
     engine.dispose()
+
+
+ENGINES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "sqlite": sqlite_file,
+    "postgresql": postgresql_schema,
+}
+"""Each makes an empty database and yields its URL."""
+
+
+@pytest.fixture(params=ENGINES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database of one engine."""
+    with ENGINES[request.param](tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -59,19 +78,3 @@ def make_call() -> Callable[..., Call]:
         return Call(subgraph, Candidate(kernel, ("ab", "ba"), (("block", block),)))
 
     return make
-
-
-@pytest.fixture
-def start_holding(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `holding.py` on the test's database; what still runs after the test is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(HOLDING), url, *arguments]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()

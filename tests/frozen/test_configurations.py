@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
-from autotuner.tuner import answer, build_configuration
+from autotuner.tuner import TuningPolicy, build_configuration
 from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
 from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of
 
@@ -20,6 +20,8 @@ FILES = (
     *(FROZEN / f"configuration_{name}.json.gz" for name in NAMES),
     FROZEN.parent / "configuration_interleaved_weights.json.gz",
 )
+PATIENT = TuningPolicy(explaining_s=1000.0)
+"""Leaves out no alternative on a busy machine."""
 VOLATILE = ("created_at", "versions")
 EFFORT = ("statistics",)
 """Fields of the certificate: what solving took, which is the solver's own affair."""
@@ -30,7 +32,7 @@ def solved(name: str) -> Configuration:
     space, known = recording.space(), measurements_of(recording)
     return build_configuration(
         recording.model, space, {key: known[key] for key in space.calls}, environment_of(recording),
-        {"calls": len(space.calls), "measured": 0, "reused": len(space.calls)}, noise_floor=0.01,
+        {"calls": len(space.calls), "measured": 0, "reused": len(space.calls)}, noise_floor=0.01, policy=PATIENT,
     )  # fmt: skip
 
 
@@ -46,12 +48,7 @@ def write() -> None:
         write_golden(f"configuration_{name}.json.gz", solved(name).to_json())
 
 
-@pytest.fixture(autouse=True)
-def explains_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no alternative be left out on a busy machine."""
-    monkeypatch.setattr(answer, "EXPLAINING_S", 1000.0)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_sweep_gives_the_configuration_that_it_gave(name: str) -> None:
     found, expected = solved(name).to_json(), golden(f"configuration_{name}.json.gz")

@@ -15,6 +15,7 @@ import pytest
 
 from autotuner.database import Database, open_database
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import TuneOptions
 from autotuner.tuner import Replay, tune
 from autotuner.tuner.request import Request
 from scripts.recorded import TINY
@@ -24,7 +25,7 @@ from tests.tuner.asking import Asking
 
 PACKED = FROZEN / "database.sqlite.gz"
 HOLDS = "database_configuration.json.gz"
-REQUEST = Request(TINY.model, exhaustive=True, end_to_end=False)
+REQUEST = Request(TINY.model, options=TuneOptions(exhaustive=True, end_to_end=False))
 WORKER = "a worker"
 ENVIRONMENT = environment_of(TINY)
 
@@ -56,6 +57,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield opened
 
 
+@pytest.mark.slow
 def test_it_knows_the_environment_and_every_measurement(database: Database) -> None:
     assert [environment.key for environment in database.environments()] == [ENVIRONMENT.key]
     calls, recorded = TINY.space().calls, measurements_of(TINY)
@@ -90,6 +92,7 @@ def test_it_holds_the_jobs_as_they_were(database: Database) -> None:
     assert claimed.id == waits.id
 
 
+@pytest.mark.slow
 def test_the_same_request_is_solved_again_once_and_then_answered_from_it(database: Database) -> None:
     """Its key held the dotted paths of implementations when the file was written; since then it does not."""
     silent = Asking({}, ENVIRONMENT, ceilings=TINY.ceilings)
@@ -100,9 +103,10 @@ def test_the_same_request_is_solved_again_once_and_then_answered_from_it(databas
     assert found.configuration.counts["measured"] == 0
 
 
+@pytest.mark.slow
 def test_solving_anew_asks_the_measurer_for_nothing_and_gives_the_same_plan(database: Database) -> None:
     silent = Asking({}, ENVIRONMENT, ceilings=TINY.ceilings)
-    again = Request(TINY.model, exhaustive=True, again=True, end_to_end=False)
+    again = Request(TINY.model, options=TuneOptions(exhaustive=True, again=True, end_to_end=False))
     found = tune(again, TINY.file, database, silent).configuration
     assert silent.asked == silent.confirmed == silent.compiled == []
     expected = Configuration.from_json(golden(HOLDS))

@@ -10,6 +10,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.frozen.golden import FROZEN
 
 FILE = FROZEN / "help.txt"
@@ -42,6 +44,7 @@ def write() -> None:
     Path(FILE).write_text(text(), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_command_has_the_help_it_had() -> None:
     assert text().splitlines() == FILE.read_text(encoding="utf-8").splitlines()
 

@@ -16,9 +16,10 @@ from autotuner.database import open_database
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import known_models, load_model, named_model
 from autotuner.ir.records import Attributes, Call, Candidate, Environment, Node, Subgraph, TensorType
+from autotuner.settings import Limits, TuneOptions
 from autotuner.space import build_space, space_file
 from autotuner.tuner import request_key
-from autotuner.tuner.request import Limits, Request, family_key
+from autotuner.tuner.request import Request, family_key
 from tests.frozen.golden import assert_same, golden, write_golden
 
 DEVICES = ("cpu", "cuda")
@@ -79,9 +80,12 @@ def single_keys() -> dict[str, str]:
         "family, no budget": family_key(tiny.family),
         "request": request_key(Request(tiny), space_file("cpu")),
         "request, cuda": request_key(Request(tiny, "cuda", ENVIRONMENT.device_name), space_file("cuda")),
-        "request, budget": request_key(Request(tiny, budget_bytes=3 << 20), space_file("cpu")),
+        "request, budget": request_key(Request(tiny, options=TuneOptions(budget_bytes=3 << 20)), space_file("cpu")),
         "request, effort": request_key(
-            Request(tiny, gap=0.1, exhaustive=True, limits=Limits(10.0, 5), again=True, end_to_end=False),
+            Request(
+                tiny,
+                options=TuneOptions(gap=0.1, exhaustive=True, limits=Limits(10.0, 5), again=True, end_to_end=False),
+            ),
             space_file("cpu"),
         ),
     }
@@ -119,6 +123,7 @@ def test_every_preset_has_a_golden_space_and_no_other() -> None:
     assert sorted(golden("spaces.json")) == sorted(title(*case) for case in SPACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPACES, ids=lambda case: title(*case))
 def test_the_calls_of_a_space_have_the_keys_they_had(case: tuple[str, str, str | None, Attributes]) -> None:
     assert_same(space_keys(*case), golden("spaces.json")[title(*case)])

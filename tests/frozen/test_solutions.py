@@ -1,7 +1,6 @@
 """Plans of the recorded sweeps, by every solver, and what tuning by need asks to be measured.
 
-See `tests.frozen.golden` for how a golden value is written anew. With memory, the problem has the bytes that rows hold
-and not those that they need for a while: the tuner's budget is of the former.
+See `tests.frozen.golden` for how a golden value is written anew.
 """
 
 import hashlib
@@ -12,10 +11,11 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
+from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
-from autotuner.solve.problem import Factor, Problem, Solution
+from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
-from autotuner.tuner import measuring, tune
+from autotuner.tuner import TuningPolicy, tune
 from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 from tests.frozen.golden import assert_same, golden, write_golden
@@ -27,6 +27,8 @@ METHODS = ("exact", "shortest_path", "greedy")
 SHARES = (0.25, 0.6)
 """Of what the fastest plan holds more than the plan that holds least."""
 GAPS = (0.1,)
+LOOKS_ALWAYS = TuningPolicy(few_calls=0, solutions=0, explaining_s=1000.0)
+"""Measures lazily and explains whatever that costs: else the machine's speed decides."""
 
 
 def told(formulation: Formulation, solution: Solution) -> dict[str, Any]:
@@ -55,15 +57,14 @@ def solved(name: str) -> dict[str, Any]:
 
 def within_budgets() -> dict[str, Any]:
     formulation = formulate(TINY.space(), TINY.costs_us, saving=True)
-    whole = formulation.problem
-    problem = Problem(tuple(Factor(f.name, f.variables, f.table, f.held_bytes) for f in whole.factors), whole.chain)
-    most = problem.memory(SOLVERS["exact"](problem).states).held_bytes
-    least = least_bytes(problem).memory.held_bytes
+    problem = formulation.problem
+    most = problem.held_bytes(SOLVERS["exact"](problem).states)
+    least = least_bytes(problem).held_bytes
     found = {}
     for share in SHARES:
         budget_bytes = int(least + share * (most - least))
         solution = budgeted(problem, budget_bytes)
-        held_bytes = problem.memory(solution.states).held_bytes
+        held_bytes = problem.held_bytes(solution.states)
         assert held_bytes <= budget_bytes
         plan = told(formulation, solution)
         found[str(share)] = plan | {"budget_bytes": budget_bytes, "held_bytes": held_bytes}
@@ -73,8 +74,9 @@ def within_budgets() -> dict[str, Any]:
 def asked(gap: float, file: Path) -> dict[str, Any]:
     """Return what tuning asks to be measured where it looks after every race at what could still matter."""
     asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
+    request = Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False))
     with open_database(file) as database:
-        found = tune(Request(TINY.model, gap=gap, end_to_end=False), TINY.file, database, asking).configuration
+        found = tune(request, TINY.file, database, asking, policy=LOOKS_ALWAYS).configuration
     return {
         "asked": len(asking.asked),
         "calls": hashlib.sha256("\n".join(sorted(asking.asked)).encode()).hexdigest(),
@@ -85,32 +87,27 @@ def asked(gap: float, file: Path) -> dict[str, Any]:
     }
 
 
-def looks_always(patch: pytest.MonkeyPatch) -> None:
-    """Have tuning look whatever that costs: else it depends on the machine's speed how often it does."""
-    patch.setattr(measuring, "FEW", 0)
-    patch.setattr(measuring, "pays", lambda *_: True)
-
-
 def write() -> None:
     """Write the golden values of this module anew."""
     for name in NAMES:
         write_golden(f"solutions_{name}.json", solved(name))
     write_golden("solutions_budget.json", within_budgets())
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        looks_always(patch)
+    with TemporaryDirectory() as folder:
         write_golden("asked.json", {str(gap): asked(gap, Path(folder) / f"{gap}.sqlite") for gap in GAPS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_solvers_choose_what_they_chose(name: str) -> None:
     assert_same(solved(name), golden(f"solutions_{name}.json"))
 
 
+@pytest.mark.slow
 def test_within_a_budget_they_choose_what_they_chose() -> None:
     assert_same(within_budgets(), golden("solutions_budget.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", GAPS)
-def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks_always(monkeypatch)
+def test_tuning_asks_for_what_it_asked_for(gap: float, tmp_path: Path) -> None:
     assert_same(asked(gap, tmp_path / "lazy.sqlite"), golden("asked.json")[str(gap)])

@@ -16,7 +16,8 @@ from autotuner.errors import ServiceError
 from autotuner.ir.models import named_model
 from autotuner.server.client import Client
 from autotuner.server.http import create_app
-from autotuner.tuner.request import Limits, Request
+from autotuner.settings import Limits, TuneOptions
+from autotuner.tuner.request import Request
 from tests.frozen.golden import assert_same, golden, write_golden
 from tests.made_up import FEED_FORWARD
 
@@ -86,8 +87,8 @@ def sent(folder: Path) -> list[dict[str, Any]]:
 def stored_request() -> dict[str, Any]:
     """Return a request as a job holds it in the database."""
     return Request(
-        named_model("gpt-block:tiny"), "cuda", "NVIDIA H200", 0.05, 0.1, 1 << 30, True, Limits(60.5, 7), True, True,
-        True, False,
+        named_model("gpt-block:tiny"), "cuda", "NVIDIA H200",
+        TuneOptions(0.05, 0.1, 1 << 30, True, Limits(60.5, 7), True, True, True, False),
     ).to_json()  # fmt: skip
 
 

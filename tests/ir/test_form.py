@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autotuner.kernels.rules  # noqa: F401  (declares storage formats)
 from autotuner.errors import LayoutError
 from autotuner.ir.form import ABSENT, Form, Layout, Stack, Stored
 
@@ -23,6 +24,7 @@ def forms(draw: st.DrawFn) -> Form:
     return Form(Layout(f"{axes[:place]}*{axes[place:]}"), storage, stack)
 
 
+@pytest.mark.slow
 @given(forms())
 def test_a_form_that_is_printed_and_parsed_is_the_same_form(form: Form) -> None:
     assert Form.parse(str(form)) == form

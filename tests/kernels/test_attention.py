@@ -19,6 +19,7 @@ FLASH = [kernel for kernel in COUNTS if "flash" in kernel]
 PLAIN, CAUSAL = 1, 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 @pytest.mark.parametrize("extents", [ODD, ROOMY], ids=["odd", "roomy"])
 def test_every_layout_row_equals_the_reference(kernel: str, extents: dict[str, int]) -> None:
@@ -27,6 +28,7 @@ def test_every_layout_row_equals_the_reference(kernel: str, extents: dict[str, i
     assert faults(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", FLASH)
 def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None:
     calls = admitted(kernel, ROOMY, "bfloat16", [PLAIN, CAUSAL])
@@ -34,6 +36,7 @@ def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None
     assert faults(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_operands_are_read_as_they_lie(kernel: str) -> None:
     # The library has no out-variants: it allocates its results and scratch of its own, but clones no operand.
@@ -88,6 +91,7 @@ def test_a_gradient_of_the_output_that_is_not_as_declared_is_refused(form: str) 
     assert reason == f"the library copies its output's gradient: it lies as {form}, not as it is declared"
 
 
+@pytest.mark.slow
 def test_both_gradients_of_a_layer_norm_come_from_one_call() -> None:
     (call, *_) = admitted("torch_layer_norm_grad", ROOMY, "float32", [0])
     assert call.subgraph.kinds == ("layer_norm_grad_input", "layer_norm_grad_parameters")

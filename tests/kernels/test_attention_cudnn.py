@@ -84,7 +84,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> FakeGraph:
         cudnnGraphNotSupportedError=RuntimeError, set_stream=lambda **_: None,
     )  # fmt: skip
     monkeypatch.setattr(attention_cudnn, "_handle", lambda _: (library, 5))
-    monkeypatch.setattr(attention_cudnn, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     attention_cudnn._built.cache_clear()
     return made
 
@@ -103,6 +103,7 @@ def built(kernel: str, stacked: bool) -> tuple[Call, list[Tensor], list[Tensor],
     return call, *found, KERNELS[kernel].builder()(call, inputs, outputs)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 def test_forward_reads_and_writes_operands_where_and_as_they_lie(graph: FakeGraph, stacked: bool) -> None:
     _, inputs, outputs, run = built("cudnn_attention", stacked)
@@ -126,6 +127,7 @@ def test_forward_reads_and_writes_operands_where_and_as_they_lie(graph: FakeGrap
     assert graph.asked["use_causal_mask"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 def test_backward_writes_gradients_where_and_as_they_lie_and_draws_nothing(graph: FakeGraph, stacked: bool) -> None:
     _, inputs, outputs, run = built("cudnn_attention_grad", stacked)
@@ -143,6 +145,7 @@ def test_backward_writes_gradients_where_and_as_they_lie_and_draws_nothing(graph
     assert torch.equal(inputs[6], before)
 
 
+@pytest.mark.slow
 def test_operands_that_lie_alike_share_one_plan(graph: FakeGraph) -> None:
     for _ in range(2):
         built("cudnn_attention", False)[-1]()

@@ -106,6 +106,7 @@ def built(call: Call) -> tuple[list[Tensor], list[Tensor], Any]:
     return found[0], found[1], KERNELS[call.candidate.kernel].builder()(call, inputs, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("kernel", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("kind", KINDS)

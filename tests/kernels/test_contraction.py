@@ -35,6 +35,7 @@ def refusal(kernel: str, subgraph: Subgraph, *forms: str) -> str | None:
     return KERNELS[kernel].refuses(subgraph, Candidate(kernel, forms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_every_layout_row_equals_the_reference(kernel: str) -> None:
     calls = admitted(kernel, ROOMY)
@@ -49,6 +50,7 @@ def test_every_layout_row_of_a_small_layer_equals_the_reference(kernel: str) -> 
     assert faults(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None:
     calls = admitted(kernel, ROOMY, "bfloat16", [0])[::3]
@@ -56,6 +58,7 @@ def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None
     assert faults(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_no_operand_is_copied(kernel: str) -> None:
     calls = admitted(kernel, ROOMY, "float32", [0])
@@ -63,6 +66,7 @@ def test_no_operand_is_copied(kernel: str) -> None:
     assert hidden_copies(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_no_operand_of_16_bits_is_cloned(kernel: str) -> None:
     # What oneDNN allocates here is where it packs blocks of its operands; BLAS does so in memory that torch cannot see.
@@ -95,6 +99,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_the_library_gets_views_of_the_operands_with_a_contiguous_matrix_axis(kernel: str) -> None:
     for call in admitted(kernel, ROOMY, "float32", [0]):
@@ -115,6 +120,7 @@ def test_a_training_layer_has_1248_layout_triples() -> None:
     assert all(len(set(own)) == len(own) for own in rows)
 
 
+@pytest.mark.slow
 def test_of_1248_layout_triples_232_are_distinct_calls() -> None:
     # The paper counts 404 for its 18 contractions. Here query, key and value are three operators with the same calls,
     # and candidates that differ only in how they name or split their axes are one.

@@ -8,8 +8,8 @@ import torch
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Candidate, TensorType
 from autotuner.kernels import KERNELS
+from autotuner.kernels.inductor import conversion as implementation
 from autotuner.kernels.rules.conversion import CAST, EXPANDED, PACKED, UNPACKED, conversion, conversion_of
-from autotuner.kernels.torch import conversion as implementation
 from tests.kernels.calls import ODD, ROOMY, admitted, copied, faults, hidden_copies, layer, prepare
 
 CHANGES = [
@@ -93,6 +93,7 @@ def test_an_axis_of_one_element_leaves_nothing_to_convert() -> None:
     assert faults([found]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel, source, target", [each for each in CHANGES if each[0] != "expand"])
 def test_every_change_of_a_masks_storage_equals_the_reference_in_every_order(
     kernel: str, source: str, target: str

@@ -127,7 +127,7 @@ def computing_lt(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
 
 def stand_in(fake: FakeLt, monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     monkeypatch.setattr(cublaslt, "_handle", lambda _: (fake, 7))
-    monkeypatch.setattr(cublaslt, "current_stream", lambda _: 77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=77))
     return fake
 
 
@@ -140,6 +140,7 @@ def built(kernel: str, algorithm: int) -> tuple[Call, list[Any], Any]:
     return call, [*made.inputs, *made.outputs], made.run
 
 
+@pytest.mark.slow
 def test_a_weights_gradient_and_its_biass_are_one_call_of_the_library(fake_lt: FakeLt) -> None:
     call, operands, run = built("cublaslt_matmul_bias_grad", 1)
     run()
@@ -158,12 +159,14 @@ def test_a_weights_gradient_and_its_biass_are_one_call_of_the_library(fake_lt: F
     assert workspace
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_lt")
 def test_an_algorithm_that_the_library_does_not_offer_is_refused_in_a_sentence() -> None:
     with pytest.raises(KernelError, match="cuBLASLt offers 3 algorithms for this product; there is no number 5"):
         built("cublaslt_matmul", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_lt")
 @pytest.mark.parametrize("algorithm", [-1, "first", True, 1.5])
 def test_an_algorithm_that_is_no_place_in_a_list_is_refused_in_a_sentence(algorithm: Any) -> None:
@@ -211,6 +214,7 @@ FUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, options",
     [("gpt-block", {}), ("bert-encoder", {"activation": "gelu_tanh", "activation_dropout": 0.0})],
@@ -225,16 +229,19 @@ def test_gelu_and_its_gradient_are_offered_as_epilogues_of_the_products_before_t
         assert [dict(choice.candidate.params)["algorithm"] for choice in found] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_dropout_before_gelus_gradient_leaves_only_the_forward_epilogue() -> None:
     space = offered("bert-encoder", activation="gelu_tanh", activation_dropout=0.1)
     assert {c.candidate.kernel for c in space.choices if "gelu_tanh" in c.candidate.kernel} & set(FUSED) == {GELU}
 
 
+@pytest.mark.slow
 def test_gelu_by_erf_is_no_epilogue() -> None:
     space = offered("bert-encoder", activation="gelu_erf", activation_dropout=0.0)
     assert not {choice.candidate.kernel for choice in space.choices} & set(FUSED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel, training, number, read",
     [
@@ -296,6 +303,7 @@ def test_a_bias_runs_along_the_contiguous_axis_of_what_gelu_makes(kernel: str) -
         assert re.fullmatch(r"the bias runs along axes '.' of the product, whose contiguous ones are '..'", reason)
 
 
+@pytest.mark.slow
 def test_without_a_bias_gelus_gradient_takes_every_order_whose_contiguous_axes_are_a_multiple_of_8() -> None:
     for length, reason in ((4, None), (3, "GELU's input is saved along 6 elements, which is no multiple of 8")):
         made = {
@@ -313,12 +321,14 @@ def test_gelus_input_lies_as_what_is_made_of_it() -> None:
     assert reason == "GELU's input lies as bac, what is made of it as abc"
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_multiple_of_8_are_refused_only_where_gelus_input_is_saved() -> None:
     for training, offers in ((True, set()), (False, {GELU})):
         choices = offered("gpt-block", training=training, f=12).choices
         assert {choice.candidate.kernel for choice in choices} & set(FUSED) == offers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, offers", [("bfloat16", set(FUSED)), ("float32", {GELU}), ("float64", set())])
 def test_gelus_gradient_is_offered_in_16_bits_and_gelu_in_float32_too(dtype: str, offers: set[str]) -> None:
     choices = offered("gpt-block", dtype=dtype).choices

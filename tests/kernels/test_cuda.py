@@ -53,12 +53,14 @@ def products() -> dict[str, list[Call]]:
     return calls(ROOMY, "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", PRODUCTS)
 def test_products_for_cuda_equal_the_reference_on_a_cpu_too(kernel: str, products: dict[str, list[Call]]) -> None:
     assert len(products[kernel]) >= 16
     assert faults(products[kernel][::3]) == {}
 
 
+@pytest.mark.slow
 def test_attention_is_offered_for_heads_of_a_multiple_of_8_features_and_float32_by_one_library() -> None:
     half, single, odd = calls(HEADS, "bfloat16"), calls(HEADS, "float32"), calls(ODD, "bfloat16")
     for kernel in ATTENTION:

@@ -93,6 +93,7 @@ def test_an_expanded_seed_is_the_mask_that_would_have_been_drawn_and_the_same_ag
         assert torch.equal(mask, drawn[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.1, 0.5, 1 / 32768])
 def test_what_a_seed_keeps_is_unbiased_and_meets_p(p: float) -> None:
     # Four million draws: six standard deviations, and half a step of 16 bits.

@@ -66,6 +66,7 @@ def test_every_layout_row_of_a_small_layer_equals_the_reference(kernel: str) -> 
     assert faults(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [kernel for kernel in STEADY if kernel not in DRAWING])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_operand_is_copied_or_cast(kernel: str, dtype: str) -> None:
@@ -93,6 +94,7 @@ def test_a_layer_norm_allocates_its_results_and_rows_of_scratch_only(kernel: str
         assert all(size <= torch.get_num_threads() * 2 * 4 * ROOMY["h"] for size in beside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ALLOCATING)
 def test_a_layer_norm_of_16_bits_is_refused(kernel: str) -> None:
     assert admitted(kernel, ODD, "bfloat16", [0]) == []

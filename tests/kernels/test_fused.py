@@ -99,6 +99,7 @@ print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.slow
 def test_another_process_loads_what_was_compiled_and_generates_no_code_again(tmp_path: Path) -> None:
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run = [

@@ -109,6 +109,7 @@ def autograd(graph: Graph, known: Mapping[str, Tensor], activation: str, epsilon
     return {"y": y.detach(), **{f"grad_{name}": grad for name, grad in zip(leaf, gradients, strict=True)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extents", [SMALL, ODD], ids=["small", "odd"])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("drop", [0.0, 0.3], ids=["", "dropout"])
@@ -238,6 +239,7 @@ def test_relu_passes_no_gradient_at_zero() -> None:
     assert found.tolist() == [0.0, 3.0]
 
 
+@pytest.mark.slow
 def test_the_whole_training_graph_can_be_traced() -> None:
     graph = layer(SMALL, NO_DROPOUT)
     known = values(graph, {})

@@ -28,6 +28,7 @@ def refusal(*forms: str) -> str | None:
     return KERNELS[kernel].refuses(PAIR, Candidate(kernel, forms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 @pytest.mark.parametrize("extents", [ODD, ROOMY], ids=["odd", "roomy"])
 def test_every_layout_row_equals_the_reference(kernel: str, extents: dict[str, int]) -> None:
@@ -41,6 +42,7 @@ def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None
     assert faults(admitted(kernel, ROOMY, "bfloat16", [0])[::3]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_no_operand_is_copied(kernel: str) -> None:
     assert hidden_copies(admitted(kernel, ROOMY, "float32", [0])) == {}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotuner.measure.allocations import allocated_bytes
+from autotuner.measure.devices.cpu_sampling import allocated_bytes
 
 KIBI = 1024
 
@@ -36,6 +36,7 @@ def test_recording_ends_with_an_error() -> None:
             allocated_bytes(fails)
 
 
+@pytest.mark.slow
 def test_it_agrees_with_torchs_public_profiler() -> None:
     x = torch.randn(64, 64)
     held: list[torch.Tensor] = []

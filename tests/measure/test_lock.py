@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from autotuner.errors import MeasureError
-from autotuner.measure import lock
+from autotuner.measure import devices, lock
+from autotuner.measure.devices import cuda
+from autotuner.measure.devices.cuda import CudaDevice
 from autotuner.measure.lock import lock_path, locked
 
 STRANGER = 65534
@@ -30,7 +32,8 @@ def own(folder: Path) -> Path:
 
 
 def test_a_cuda_device_is_locked_by_its_uuid_whatever_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "cuda_uuid", lambda index: ("GPU-a", "GPU-b", "GPU-a")[index])
+    monkeypatch.setitem(devices.FOUND, "cuda", lambda: [CudaDevice("cuda", "A", index) for index in range(3)])
+    monkeypatch.setattr(cuda, "cuda_uuid", lambda index: ("GPU-a", "GPU-b", "GPU-a")[index])
     assert lock_path("cuda", 0) == lock_path("cuda", 2)
     assert lock_path("cuda", 0) != lock_path("cuda", 1)
     assert "cuda" not in lock_path("cpu")

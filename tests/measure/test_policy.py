@@ -4,21 +4,23 @@ import pytest
 
 from autotuner.errors import DeviceError, InputError
 from autotuner.ir.graph import Graph
-from autotuner.measure import policy as module
-from autotuner.measure.policy import CudaPolicy, Policy, cuda_rotate_bytes, policy_for, policy_of, rotate_bytes
+from autotuner.measure import devices as module
+from autotuner.measure.devices import cuda, policy_for, rotate_bytes
+from autotuner.measure.devices.cuda import CudaDevice, cuda_rotate_bytes
+from autotuner.measure.policy import CpuPolicy, CudaPolicy, Policy, policy_of
 
 H200_L2_BYTES = 60 << 20
 
 
 def test_the_cpus_facts_are_those_that_databases_hold() -> None:
-    assert Policy(4096).facts() == {
+    assert CpuPolicy(4096).facts() == {
         "name": "cpu-rotate", "rotate_bytes": 4096, "sets": 16, "sample_us": 200.0, "single_us": 20_000.0,
         "apart_us": 1_000.0, "samples_min": 3, "samples_max": 10, "race_s": 5.0,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [Policy(4096, sets=3), CudaPolicy(4096), CudaPolicy(0, graphs=False)])
-def test_a_policy_comes_back_from_its_facts(policy: Policy | CudaPolicy) -> None:
+@pytest.mark.parametrize("policy", [CpuPolicy(4096, sets=3), CudaPolicy(4096), CudaPolicy(0, graphs=False)])
+def test_a_policy_comes_back_from_its_facts(policy: Policy) -> None:
     assert policy_of(policy.facts()) == policy
 
 
@@ -37,8 +39,8 @@ def test_beyond_two_second_level_caches_there_is_only_memory() -> None:
 
 
 def test_a_small_step_is_timed_in_cache_and_a_large_one_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "device_of", lambda *_: None)
-    monkeypatch.setattr(module, "cuda_l2_bytes", lambda _: H200_L2_BYTES)
+    monkeypatch.setitem(module.FOUND, "cuda", lambda: [CudaDevice("cuda", "H200")])
+    monkeypatch.setattr(cuda, "cuda_l2_bytes", lambda _: H200_L2_BYTES)
     graph = Graph.__new__(Graph)
     monkeypatch.setattr(module, "working_set_bytes", lambda _: 10 << 20)
     assert rotate_bytes(graph, "cuda") == 4 << 20

@@ -1,9 +1,9 @@
-"""Ceilings: what so much work takes at least, and that no call which was recorded took less."""
+"""Roofline: what so much work takes at least, and that no call which was recorded took less."""
 
 import pytest
 
 from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder, Work, work_of
+from autotuner.measure.roofline import NO_ROOFLINE, Ladder, Roofline, Work, work_of
 
 LADDER = Ladder(((100.0, 10.0), (200.0, 12.0), (400.0, 40.0)))
 
@@ -48,16 +48,16 @@ def test_what_was_measured_to_be_faster_lowers_the_ladder_there_and_not_elsewher
 
 
 def test_a_call_takes_the_most_of_starting_moving_and_multiplying() -> None:
-    ceilings = Ceilings(2.0, Ladder(((100.0, 5.0),)), {"float32": Ladder(((1000.0, 9.0),))})
+    ceilings = Roofline(2.0, Ladder(((100.0, 5.0),)), {"float32": Ladder(((1000.0, 9.0),))})
     assert ceilings.optimistic_us(Work(1.0, {})) == 2.0
     assert ceilings.optimistic_us(Work(100.0, {})) == 5.0
     assert ceilings.optimistic_us(Work(100.0, {"float32": 1000.0})) == 9.0
     assert ceilings.optimistic_us(Work(100.0, {"bfloat16": 1000.0})) == 5.0, "of bfloat16 nothing is known"
-    assert NO_CEILINGS.optimistic_us(Work(100.0, {"float32": 1000.0})) == 0.0
+    assert NO_ROOFLINE.optimistic_us(Work(100.0, {"float32": 1000.0})) == 0.0
 
 
 def test_ceilings_say_of_no_measured_call_that_it_takes_longer() -> None:
-    ceilings = Ceilings(2.0, Ladder(((100.0, 5.0),)), {"float32": Ladder(((1000.0, 9.0),))})
+    ceilings = Roofline(2.0, Ladder(((100.0, 5.0),)), {"float32": Ladder(((1000.0, 9.0),))})
     measured = [(Work(150.0, {"float32": 3000.0}), 4.0), (Work(10.0, {}), 1.5)]
     lowered = ceilings.lowered(measured)
     assert all(lowered.optimistic_us(work) <= us for work, us in measured)
@@ -84,20 +84,17 @@ def test_a_product_takes_two_flop_per_step_and_half_of_them_under_a_causal_mask(
 
 def test_ceilings_come_back_from_facts_beside_others() -> None:
     products = {"float32": Ladder(((1000.0, 9.0),)), "bfloat16": LADDER}
-    ceilings = Ceilings(2.0, LADDER, products, {"to_device": LADDER, "from_device": Ladder(((4096.0, 3.0),))})
-    assert Ceilings.from_facts(ceilings.to_facts() | {"noise_floor": 0.01}) == ceilings
-    assert Ceilings.from_facts({"noise_floor": 0.01}) == NO_CEILINGS
+    ceilings = Roofline(2.0, LADDER, products)
+    others = {
+        "noise_floor": 0.01,
+        "ceiling_us to_device 4096": 3.0,
+    }  # of the host's link, in earlier databases
+    assert Roofline.from_facts(ceilings.to_facts() | others) == ceilings
+    assert Roofline.from_facts({"noise_floor": 0.01}) == NO_ROOFLINE
     assert ceilings.lacking(["float16", "float32"]) == ["float16"]
 
 
-def test_the_hosts_link_bounds_no_call_and_stays_when_ceilings_are_lowered_or_joined() -> None:
-    linked = Ceilings(2.0, Ladder(((100.0, 5.0),)), links={"to_device": Ladder(((100.0, 50.0),))})
-    assert linked.optimistic_us(Work(100.0, {})) == 5.0
-    assert linked.lowered([(Work(100.0, {}), 4.0)]).links == linked.links
-    assert NO_CEILINGS.with_products(linked).links == linked.links
-
-
 def test_the_least_of_two_moments_counts() -> None:
-    one = Ceilings(2.0, Ladder(((100.0, 5.0), (200.0, 6.0))))
-    other = Ceilings(1.0, Ladder(((100.0, 7.0), (200.0, 5.5))))
-    assert one.least(other) == Ceilings(1.0, Ladder(((100.0, 5.0), (200.0, 5.5))))
+    one = Roofline(2.0, Ladder(((100.0, 5.0), (200.0, 6.0))))
+    other = Roofline(1.0, Ladder(((100.0, 7.0), (200.0, 5.5))))
+    assert one.least(other) == Roofline(1.0, Ladder(((100.0, 5.0), (200.0, 5.5))))

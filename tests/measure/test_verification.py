@@ -172,6 +172,7 @@ def test_a_kernel_that_drops_whole_256ths_is_held_to_these() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_conversion_must_turn_the_axes_as_its_spec_says() -> None:
     assert found("torch_copy", TURN, "ab", "ab") is None
     reason = found("planted_copies_unturned", TURN, "ab", "ab")

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autotuner.errors import NotFoundError
-from autotuner.plan.configuration import Alternative, Configuration, Fusion
-from autotuner.plan.explanation import binary, explain_operator, explain_plan, explain_tensor, weigh
+from autotuner.plan.configuration import Configuration, Fusion
+from autotuner.plan.explanation import explain_operator, explain_plan, explain_tensor, weigh
+from autotuner.plan.phrases import binary
+from autotuner.plan.step import Alternative
 from tests.made_up import small_model
 from tests.plan.explained import READS_X, STEPS, TOGETHER, TURNED, explained_configuration, with_again
 

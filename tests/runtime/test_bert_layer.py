@@ -12,6 +12,7 @@ from tests.runtime.layers import assert_equal, batch, gradients, tuned
 from tests.runtime.plans import MASKED, configuration, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_equals_the_library_and_shares_its_parameters(seed: int) -> None:
     layer = bert_layer()
@@ -23,6 +24,7 @@ def test_it_equals_the_library_and_shares_its_parameters(seed: int) -> None:
     assert made.calls == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask",
     [
@@ -41,6 +43,7 @@ def test_masks_over_keys_in_the_librarys_forms_run_tuned(mask: Tensor) -> None:
     assert (made.calls, dict(made.fallbacks)) == (1, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     "mask",
@@ -62,6 +65,7 @@ def test_a_mask_that_masks_nothing_runs_tuned_with_and_without_masks(mask: Tenso
     assert (made.calls, dict(made.fallbacks)) == (1, {})
 
 
+@pytest.mark.slow
 def test_a_plan_for_calls_without_a_mask_and_one_for_calls_with_it_share_a_layer() -> None:
     layer = bert_layer(hidden_act="gelu_new")
     twin = copy.deepcopy(layer)
@@ -94,6 +98,7 @@ def test_what_it_does_not_know_runs_the_original() -> None:
     assert (made.calls, dict(made.fallbacks)) == (1, {"output_attentions": 1})
 
 
+@pytest.mark.slow
 def test_a_whole_model_trains_with_tuned_layers() -> None:
     from transformers import BertConfig, BertModel
 

@@ -19,6 +19,7 @@ def test_a_wrong_plan_does_not_pass() -> None:
     assert report.worst[1] > report.tolerance
 
 
+@pytest.mark.slow
 def test_float32_is_within_its_tolerance() -> None:
     report = check(configuration(model(dtype="float32"), 0))
     assert report.ok, report.worst
@@ -30,6 +31,7 @@ def test_a_mask_that_keeps_too_much_is_not_plausible() -> None:
     assert not Kept(0.95, 0.9, 0.02).ok
 
 
+@pytest.mark.slow
 def test_a_model_that_the_framework_lacks_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="h is n times p"):
         check(configuration(model(TINY | {"p": 3}), 0))
@@ -57,6 +59,7 @@ def test_a_missing_parameter_is_named() -> None:
         TrainingStep(configuration(model(), 0), {})
 
 
+@pytest.mark.slow
 def test_peers_are_timed_in_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     threads = torch.get_num_threads()

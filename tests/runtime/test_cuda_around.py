@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import apply, check, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
 from tests.runtime.bert_layers import KEEPS, additive, bert_layer

@@ -16,6 +16,8 @@ from autotuner.runtime import encoder_layer
 from tests.runtime.layers import batch, tuned
 from tests.runtime.plans import configuration, model
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 STEPS = 4
 
@@ -53,6 +55,7 @@ def trained(net: nn.Module, rank: int, device_type: str, after_two: Callable[[],
     return [parameter.detach().cpu() for parameter in net.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_processes_that_share_gradients_train_as_the_framework_does(device_type: str, tmp_path: Path) -> None:
     save_configuration(configuration(model(), 0, device_type), tmp_path / "found.json")

@@ -50,6 +50,7 @@ def test_a_mask_between_positions_runs_the_original() -> None:
     original_runs(layer, twin, "src_mask", batch(), src_mask=causal, is_causal=True)
 
 
+@pytest.mark.slow
 def test_dropout_in_eval_mode_runs_the_original() -> None:
     layer, twin = tuned_layer(model(p=WITH_DROPOUT))
     original_runs(layer.eval(), twin.eval(), "settings", batch())

@@ -11,8 +11,8 @@ import torch
 
 from autotuner.errors import ConfigurationError
 from autotuner.runtime import TunedModule, TunedWarning, apply
+from autotuner.runtime.cuda import CallSequence, Graphs, Switch
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.graphs import Graphs, Row, Switch
 from autotuner.runtime.workspace import Workspace
 from tests.runtime.layers import batch, tuned_layer
 from tests.runtime.plans import configuration, model
@@ -54,9 +54,9 @@ class Device:
         return lambda: self.log.append("replayed")
 
 
-def rows(device: Device, names: str = "a") -> tuple[Graphs, Switch, list[Row]]:
+def rows(device: Device, names: str = "a") -> tuple[Graphs, Switch, list[CallSequence]]:
     switch = Switch(True)
-    return Graphs(device, switch), switch, [Row([partial(device.log.append, name)]) for name in names]
+    return Graphs(device, switch), switch, [CallSequence([partial(device.log.append, name)]) for name in names]
 
 
 def test_a_row_runs_once_call_by_call_then_it_is_captured_and_from_then_on_replayed() -> None:
@@ -106,7 +106,7 @@ def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> N
 def test_a_row_that_makes_no_graphs_is_never_captured() -> None:
     device = Device()
     graphs, _, _ = rows(device)
-    row = Row([lambda: device.log.append("c")], replays=False)
+    row = CallSequence([lambda: device.log.append("c")], replays=False)
     for _ in range(3):
         graphs.run(row)
     assert device.log == ["c", "c", "c"]
@@ -163,10 +163,11 @@ def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
     made = layer._bindings[0].pool.take()._set("backward")
     count = len(made.handed)
     choices = [tuple(place == number for place in range(count)) for number in range(5)]
-    assert [made.row_for(wanted).replays for wanted in choices] == [True, True, True, True, False]
-    assert made.row_for(choices[0]) is made.row_for(choices[0])
+    assert [made.sequence_for(wanted).replays for wanted in choices] == [True, True, True, True, False]
+    assert made.sequence_for(choices[0]) is made.sequence_for(choices[0])
 
 
+@pytest.mark.slow
 def test_a_configuration_of_another_device_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match=r"on cpu, and .* measured on cuda: move .* module.to\('cuda'\)"):
         apply(encoder_layer(model()), configuration(model(), 0, "cuda"))

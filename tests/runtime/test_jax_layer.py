@@ -11,10 +11,12 @@ from autotuner.errors import ConfigurationError
 from autotuner.ir.models import Model
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.peers.jax_layer import arguments, imported, training_step
-from autotuner.runtime.peers.jax_side import PLAIN, WITHOUT_DROPOUT, JaxSide, jax_names
-from autotuner.runtime.peers.on_cuda import Timed, add_jax
+from scripts.bench import jax_layer
+from scripts.bench.all_peers import TakesTurns, add_jax
+from scripts.bench.jax_layer import PLAIN, WITHOUT_DROPOUT, JaxSide, arguments, imported, jax_names, training_step
 from tests.runtime.plans import MASKED, SITES, model
+
+pytestmark = pytest.mark.slow
 
 jax = pytest.importorskip("jax")
 P = 0.25
@@ -31,6 +33,7 @@ def stepped(of: Model, *seeds: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu_erf", "gelu_tanh"])
 def test_y_and_all_gradients_equal_the_frameworks(activation: str) -> None:
     of = model(dtype="float32", activation=activation)
@@ -52,6 +55,7 @@ def test_results_have_the_models_dtype(dtype: str) -> None:
     assert {str(value.dtype) for value in jax.tree.leaves(results)} == {dtype}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_each_site_drops_by_the_key_that_it_is_given(site: str) -> None:
     options: dict[str, Any] = {site: P}
@@ -62,8 +66,6 @@ def test_each_site_drops_by_the_key_that_it_is_given(site: str) -> None:
 
 
 def test_kept_elements_are_scaled_so_that_the_mean_stays() -> None:
-    from autotuner.runtime.peers import jax_layer
-
     ones = jax.numpy.ones(100_000)
     found = np.asarray(jax_layer._dropped(jax, ones, jax.random.key(0, impl="rbg"), P))
     assert {*np.unique(found)} == {np.float32(0), np.float32(1 / (1 - P))}
@@ -82,18 +84,19 @@ def test_cudnns_attention_is_named_by_what_it_leaves_out() -> None:
     assert jax_names(model(p=P, attention_dropout=0.0)) == ("jax", "jax cudnn")
 
 
+@pytest.mark.slow
 def test_a_side_takes_turns_and_knows_the_memory_of_its_step() -> None:
     of = model(dtype="float32", p=P)
     side = JaxSide(PLAIN, of, 100.0, "cpu")
     assert side.turn_us() > 0
-    assert not side.computes_less
     results = sum(value.numel() * 4 for value in (*encoder_layer(of).parameters(), *[MadeUpCall.of(of).x] * 2))
     assert side.peak_bytes is not None
     assert side.peak_bytes >= results
 
 
+@pytest.mark.slow
 def test_sides_that_do_not_run_are_left_out_with_their_reason() -> None:
-    sides: dict[str, Timed] = {}
+    sides: dict[str, TakesTurns] = {}
     with pytest.warns(TunedWarning, match="no dropout of weights is not among the sides"):
         add_jax(sides, model(dtype="bfloat16", p=P), "cpu")  # there is no cuDNN on a CPU
     assert {*sides} == {PLAIN}
@@ -101,8 +104,8 @@ def test_sides_that_do_not_run_are_left_out_with_their_reason() -> None:
 
 
 def test_without_jax_there_are_no_sides_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.runtime.peers.on_cuda.is_installed", lambda: False)
-    sides: dict[str, Timed] = {}
+    monkeypatch.setattr("scripts.bench.all_peers.is_installed", lambda: False)
+    sides: dict[str, TakesTurns] = {}
     add_jax(sides, model(dtype="float32"), "cpu")
     assert sides == {}
 

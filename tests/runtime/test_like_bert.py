@@ -57,6 +57,7 @@ def test_it_is_copied_and_pickled_as_what_it_is(family: str) -> None:
         assert_equal(gradients(again, batch()), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_librarys_code_of_it_is_that_of_bert(family: str) -> None:
     def code(of: str) -> str:
@@ -91,6 +92,7 @@ def test_an_attention_that_is_not_the_librarys_own_is_refused_before_and_runs_th
     torch.testing.assert_close(found, twin(batch()))
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_refused_with_the_names_of_its_layers() -> None:
     from transformers import RobertaConfig, RobertaModel
 

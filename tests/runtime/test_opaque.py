@@ -41,6 +41,7 @@ def gradients_of(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name.removeprefix("_orig_mod."): value for name, value in gradients(net, x).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_whole_model_compiles_as_one_graph_and_trains_as_the_framework_does(backend: str) -> None:
     layer, twin = tuned_layer()
@@ -52,6 +53,7 @@ def test_a_whole_model_compiles_as_one_graph_and_trains_as_the_framework_does(ba
     assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameters_that_were_loaded_in_place_of_others_are_followed_without_a_break(backend: str) -> None:
     layer, _ = tuned_layer(seed=1)
@@ -64,6 +66,7 @@ def test_parameters_that_were_loaded_in_place_of_others_are_followed_without_a_b
     assert (layer.calls, dict(layer.fallbacks)) == (1 + STEPS, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_each_kind_and_plan_train_compiled_with_ordinary_gradients(kind: str, backend: str) -> None:
@@ -78,6 +81,7 @@ def test_layers_of_each_kind_and_plan_train_compiled_with_ordinary_gradients(kin
     assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
 
 
+@pytest.mark.slow
 def test_one_weight_of_a_stack_can_be_frozen() -> None:
     layer, twin = pair("bert")
     for module in (layer, twin):
@@ -86,6 +90,7 @@ def test_one_weight_of_a_stack_can_be_frozen() -> None:
     assert_equal(gradients_of(net, batch()), gradients_of(nn.Sequential(twin), batch()), 1e-9)
 
 
+@pytest.mark.slow
 def test_two_layers_in_a_row_keep_their_own() -> None:
     (one, first), (two, second) = tuned_layer(), tuned_layer(seed=1)
     net = compiled(one, two)
@@ -94,6 +99,7 @@ def test_two_layers_in_a_row_keep_their_own() -> None:
     assert (one.calls, two.calls) == (STEPS, STEPS)
 
 
+@pytest.mark.slow
 def test_one_layer_called_twice_in_a_model_draws_other_masks() -> None:
     layer, _ = tuned_layer(model(p=WITH_DROPOUT))
 
@@ -105,6 +111,7 @@ def test_one_layer_called_twice_in_a_model_draws_other_masks() -> None:
     assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_checkpointing_inside_a_compiled_model_draws_the_same_masks_again() -> None:
     layer, _ = tuned_layer(model(p=WITH_DROPOUT))
     found = []
@@ -123,6 +130,7 @@ def test_checkpointing_inside_a_compiled_model_draws_the_same_masks_again() -> N
     torch.testing.assert_close(*found, rtol=0.0, atol=0.0)
 
 
+@pytest.mark.slow
 def test_dropout_follows_torchs_generator() -> None:
     layer, _ = tuned_layer(model(p=WITH_DROPOUT))
     net = compiled(layer)
@@ -134,6 +142,7 @@ def test_dropout_follows_torchs_generator() -> None:
     assert not torch.equal(runs[0]["y"], runs[2]["y"])
 
 
+@pytest.mark.slow
 def test_only_the_wanted_gradients_are_there() -> None:
     layer, twin = tuned_layer()
     frozen, wanted = "linear1.weight", "linear2.weight"
@@ -146,6 +155,7 @@ def test_only_the_wanted_gradients_are_there() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_over_forwards_that_wait_for_their_backwards() -> None:
     layer, twin = tuned_layer()
     net = compiled(layer)
@@ -157,6 +167,7 @@ def test_gradients_accumulate_over_forwards_that_wait_for_their_backwards() -> N
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_workspace_is_given_back_when_nobody_can_ask_for_a_backward() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)
@@ -170,6 +181,7 @@ def test_a_workspace_is_given_back_when_nobody_can_ask_for_a_backward() -> None:
     assert binding.pool.made == 1
 
 
+@pytest.mark.slow
 def test_a_mask_over_keys_is_an_input_of_the_operator() -> None:
     layer, twin = tuned_layer(MASKED)
     mask = torch.zeros(2, 6, dtype=torch.float64)
@@ -182,6 +194,7 @@ def test_a_mask_over_keys_is_an_input_of_the_operator() -> None:
     assert (layer.calls, dict(layer.fallbacks)) == (STEPS, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mask_that_masks_something_runs_the_original_inside_the_operator_if_no_plan_has_it(backend: str) -> None:
     layer, twin = pair("bert")
@@ -194,6 +207,7 @@ def test_a_mask_that_masks_something_runs_the_original_inside_the_operator_if_no
     assert (layer.calls, dict(layer.fallbacks)) == (2, {"mask": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_model_that_always_gives_a_mask_runs_tuned_where_nothing_is_masked(
@@ -221,6 +235,7 @@ def test_a_compiled_model_that_always_gives_a_mask_runs_tuned_where_nothing_is_m
     assert [(layer.calls, dict(layer.fallbacks)) for layer in whole.encoder.layer] == [(STEPS, {})] * 2
 
 
+@pytest.mark.slow
 def test_what_the_configuration_does_not_cover_runs_the_original_behind_a_break_of_the_graph() -> None:
     layer, twin = tuned_layer(model(p=WITH_DROPOUT))
     net = torch.compile(nn.Sequential(layer), backend="aot_eager")
@@ -252,6 +267,7 @@ def test_a_forward_replaced_before_compiling_is_called() -> None:
         torch.testing.assert_close(compiled(layer)(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_module_that_was_converted_after_compiling_is_an_error_and_no_wrong_result() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)
@@ -261,6 +277,7 @@ def test_a_module_that_was_converted_after_compiling_is_an_error_and_no_wrong_re
         net(batch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_plans_with_and_without_a_mask_run_in_one_compiled_layer(seed: int, first: int) -> None:
@@ -275,6 +292,7 @@ def test_plans_with_and_without_a_mask_run_in_one_compiled_layer(seed: int, firs
     assert (made.calls, dict(made.fallbacks)) == (3, {})
 
 
+@pytest.mark.slow
 def test_a_mask_that_no_plan_covers_is_told_as_one_beside_plans_of_other_modes() -> None:
     layer = bert_layer(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     twin = copy.deepcopy(layer).eval()
@@ -289,6 +307,7 @@ def test_a_mask_that_no_plan_covers_is_told_as_one_beside_plans_of_other_modes()
     assert dict(made.fallbacks) == {"mask": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_parameters_that_are_not_its_own_are_refused_whatever_the_mask(masked: bool) -> None:
     layer, _ = pair("bert")
@@ -303,6 +322,7 @@ def test_parameters_that_are_not_its_own_are_refused_whatever_the_mask(masked: b
         called(others, batch())
 
 
+@pytest.mark.slow
 def test_hooks_and_replaced_parts_run_the_original_behind_a_break_of_the_graph() -> None:
     seen: list[nn.Module] = []
     layer, twin = tuned_layer()
@@ -326,6 +346,7 @@ def test_hooks_and_replaced_parts_run_the_original_behind_a_break_of_the_graph()
     assert layer.calls == 0
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_its_own_are_an_error_and_no_wrong_result() -> None:
     layer, _ = tuned_layer()
     others = {name: nn.Parameter(parameter.detach() * 2) for name, parameter in layer.named_parameters()}
@@ -356,6 +377,7 @@ def test_a_parameter_that_changes_between_forward_and_backward_is_noticed() -> N
         y.sum().backward()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_has_its_backward() -> None:
     layer, twin = tuned_layer()
     net = compiled(layer, backend="inductor")
@@ -367,6 +389,7 @@ def test_a_model_that_is_gone_has_its_backward() -> None:
     torch.testing.assert_close(x.grad, twins.grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
     """torch gives up at the ninth compilation of one function."""
     layers = [tuned_layer()[0] for _ in range(10)]
@@ -376,6 +399,7 @@ def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
     assert [layer.calls for layer in layers] == [1] * 10
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_compiled_module_is_another_one() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)

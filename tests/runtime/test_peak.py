@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from autotuner.ir.models import load_model
-from autotuner.measure.allocations import allocated_bytes
-from autotuner.plan.placement import make_plan, memory
+from autotuner.measure.devices.cpu_sampling import allocated_bytes
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
 from tests.runtime.plans import MASKED, SITES, configuration, model
@@ -16,6 +16,7 @@ WIDE = {"b": 4, "l": 24, "h": 32, "n": 4, "p": 8, "f": 96}
 GPT = load_model("gpt-block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_a_layer_allocates_what_its_plan_says(p: float, seed: int) -> None:
@@ -27,6 +28,7 @@ def test_a_layer_allocates_what_its_plan_says(p: float, seed: int) -> None:
     assert abs(predicted / measured - 1) <= ALLOWED_SHARE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_a_step_without_a_module_allocates_what_its_plan_says(p: float) -> None:
     of = GPT.instantiate(extents=WIDE, dtype="float32", options=dict.fromkeys(SITES, p))
@@ -47,6 +49,7 @@ def test_a_step_without_a_module_allocates_what_its_plan_says(p: float) -> None:
     assert abs(memory(plan, workspaces(plan)).peak_bytes / measured - 1) <= ALLOWED_SHARE
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_layer_does_not_depend_on_what_ran_before() -> None:
     tuned, call = apply(encoder_layer(MASKED), configuration(MASKED)), MadeUpCall.of(MASKED)
     first = peak_bytes(tuned, call)

@@ -1,7 +1,6 @@
 """The peers' layers and what is made of their timings; the timing itself is tested where there is a device."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +8,16 @@ from torch import nn
 
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.peers import Timing, as_measured
-from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest, rounds, timing
+from autotuner.runtime.peers import as_measured
+from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
 from autotuner.runtime.peers.stacked_layer import stacked_layer
+from autotuner.runtime.peers.training_loop import rounds
+from scripts.bench.all_peers import SideTiming, timing
+from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.layers import assert_equal, gradients
 from tests.runtime.plans import MASKED, model
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_stacked_layer_equals_the_frameworks_with_the_same_parameters() -> None:
@@ -51,11 +55,10 @@ def test_every_round_starts_with_the_next_side() -> None:
     assert found["a"] == [1, 6, 8, 10]
 
 
-def test_a_sides_clock_is_of_the_turns_that_were_timed_and_none_where_nobody_says() -> None:
-    side = SimpleNamespace(peak_bytes=7, computes_less=False, clocks_mhz=[345, 1980, 1700, 1650])
-    assert timing(side, [3, 1, 2]) == Timing(2, 1, 7, sm_clock_mhz=1700)
-    side.clocks_mhz = []
-    assert timing(side, [3, 1, 2]) == Timing(2, 1, 7)
+def test_a_sides_clock_is_the_median_of_its_turns_and_none_where_nobody_says() -> None:
+    assert timing("eager", [3, 1, 2], 7, [1980, 1700, 1650]) == SideTiming(2, 1, 7, sm_clock_mhz=1700)
+    assert timing("eager", [3, 1, 2], 7, []) == SideTiming(2, 1, 7)
+    assert timing(WITHOUT_DROPOUT, [1], None, []).computes_less
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason_and_the_plan_is_not() -> None:
@@ -68,10 +71,14 @@ def test_a_peer_that_fails_is_left_out_with_its_reason_and_the_plan_is_not() -> 
         add({}, PLAN, fails, partial(MadeUpCall.of, model()))
 
 
-def test_the_fastest_form_of_the_plan_stands_for_it_and_who_computes_less_is_no_peer() -> None:
-    timings = {PLAN: Timing(9, 8, 90), GRAPHS: Timing(7, 6, 70), PLAN + CAPTURED: Timing(5, 4, 50)}
-    less = {"jax cudnn, no dropout of weights": Timing(1, 1, None, computes_less=True)}
-    found = as_measured(timings | {"eager": Timing(10, 9, None)} | less, 3, 0.5)
+def test_the_fastest_form_of_the_plan_stands_for_it() -> None:
+    times_us = {
+        PLAN: [9.0, 8.0, 9.0],
+        GRAPHS: [7.0, 6.0, 7.0],
+        PLAN + CAPTURED: [5.0, 4.0, 5.0],
+        "eager": [9.0, 10.0, 11.0],
+    }
+    found = as_measured(times_us, {PLAN: 90, GRAPHS: 70, PLAN + CAPTURED: 50, "eager": None}, 0.5)
     assert (found.plan_us, found.overhead_us, found.peak_bytes, found.samples) == (5, 0.5, 50, 3)
     assert found.ratios == {"eager": 2.0}
     assert found.peers_peak_bytes == {"eager": None}

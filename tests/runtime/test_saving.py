@@ -8,7 +8,7 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import check
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import build_space
@@ -16,6 +16,8 @@ from autotuner.tuner.steps import steps_of
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
 from tests.solve.problem.test_formulate import CPU, costs_of
 from tests.solve.problem.test_saving import with_dear_bytes
+
+pytestmark = pytest.mark.slow
 
 COMPILED = ("inductor", "inductor_threefry")
 
@@ -31,6 +33,7 @@ def holding_little(of: Model, seed: int) -> Configuration:
     return replace(configuration(of), steps=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, seed", [(0.0, 0), (WITH_DROPOUT, 1)])
 def test_a_plan_that_holds_little_computes_what_the_framework_does(p: float, seed: int) -> None:
     of = model(p=p)

@@ -51,6 +51,7 @@ def inputs(seed: int, device: str = "cpu") -> list[Tensor]:
     ]
 
 
+@pytest.mark.slow
 @devices
 def test_calls_of_either_shape_train_as_the_framework_does(device: str, graphs: bool) -> None:
     layer, twin = pair(device, graphs)
@@ -63,6 +64,7 @@ def test_calls_of_either_shape_train_as_the_framework_does(device: str, graphs: 
     assert (layer.calls, dict(layer.fallbacks)) == (2 * STEPS, {})
 
 
+@pytest.mark.slow
 @devices
 def test_gradients_of_both_shapes_add_up_and_are_contiguous(device: str, graphs: bool) -> None:
     layer, twin = pair(device, graphs)
@@ -77,6 +79,7 @@ def test_gradients_of_both_shapes_add_up_and_are_contiguous(device: str, graphs:
         assert all(p.grad is not None and p.grad.stride() == p.stride() for p in layer.parameters())
 
 
+@pytest.mark.slow
 @devices
 def test_masks_over_keys_of_either_shape_are_taken(device: str, graphs: bool) -> None:
     layer, twin = pair(device, graphs, attention_mask=True)
@@ -96,6 +99,7 @@ def test_a_third_shape_runs_the_original_and_the_warning_names_those_that_were_t
     assert dict(layer.fallbacks) == {"shape": 1}
 
 
+@pytest.mark.slow
 def test_a_copy_and_an_unpickled_layer_run_both_shapes() -> None:
     layer, twin = pair()
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -115,6 +119,7 @@ def test_parameters_that_were_replaced_are_followed_by_the_shape_that_is_called_
     assert layer.calls == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @devices
 def test_in_a_compiled_model_both_shapes_run_tuned(device: str, graphs: bool, backend: str) -> None:
@@ -130,6 +135,7 @@ def test_in_a_compiled_model_both_shapes_run_tuned(device: str, graphs: bool, ba
     assert (layer.calls, dict(layer.fallbacks)) == (2 * STEPS, {})
 
 
+@pytest.mark.slow
 def test_dropout_draws_of_either_shape_are_those_of_the_generators_seed() -> None:
     layer, _ = pair(p=WITH_DROPOUT)
     runs = []
@@ -140,6 +146,7 @@ def test_dropout_draws_of_either_shape_are_those_of_the_generators_seed() -> Non
     assert not any(torch.equal(one, other) for one, other in zip(runs[0], runs[2], strict=True))
 
 
+@pytest.mark.slow
 def test_train_and_eval_mode_each_run_their_own_configuration() -> None:
     layer = encoder_layer(model(p=WITH_DROPOUT))
     twin = copy.deepcopy(layer).eval()
@@ -179,6 +186,7 @@ def test_a_configuration_for_eval_mode_alone_is_for_a_layer_in_eval_mode() -> No
     assert (made.calls, dict(made.fallbacks)) == (1, {"settings": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -10,6 +10,8 @@ from torch.multiprocessing.spawn import spawn
 from tests.runtime.kinds import KINDS, pair
 from tests.runtime.layers import batch
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 STEPS = 6
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotuner.plan.configuration import AGAIN, Configuration, Step
-from autotuner.plan.placement.planning import make_plan
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.memory_planner import make_plan
+from autotuner.plan.step import AGAIN, Step
 from autotuner.runtime import check
 from autotuner.runtime.training_step import TrainingStep
 from autotuner.space import Choice

@@ -12,6 +12,8 @@ from autotuner.runtime import TrainingStep
 from tests.runtime.layers import batch
 from tests.runtime.plans import MASKED, WITH_DROPOUT, configuration, model
 
+pytestmark = pytest.mark.slow
+
 
 def training_step(of: Model) -> TrainingStep:
     found = configuration(of)

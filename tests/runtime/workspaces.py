@@ -4,12 +4,12 @@ import torch
 
 from autotuner.ir.records import Call
 from autotuner.kernels import KERNELS
-from autotuner.measure.allocations import allocated_bytes, allocated_on_cuda_bytes
+from autotuner.measure.devices import device_of
 from autotuner.measure.operands import Buffers, Values
-from autotuner.plan.placement import Plan
+from autotuner.plan.memory_planner import MemoryPlan
 
 
-def workspaces(plan: Plan, device_type: str = "cpu") -> dict[str, int]:
+def workspaces(plan: MemoryPlan, device_type: str = "cpu") -> dict[str, int]:
     """Return bytes by call key."""
     device = torch.device(device_type)
     with torch.no_grad():
@@ -21,4 +21,4 @@ def _workspace_bytes(call: Call, device: torch.device) -> int:
     values = Values(call.subgraph, kernel.consistent, device)
     run = kernel.builder()(call, buffers.inputs(call, values, 0), buffers.outputs(call, values, 0))
     run()
-    return allocated_on_cuda_bytes(run) if device.type == "cuda" else allocated_bytes(run)
+    return device_of(device.type, device.index or 0).allocated_bytes(run)

@@ -96,20 +96,19 @@ def problems() -> st.SearchStrategy[Problem]:
 
 @st.composite
 def weighed_problems(draw: st.DrawFn) -> Problem:
-    """Problems of either kind in which some rows hold bytes, and some need bytes for a while; all are small integers.
+    """Problems of either kind in which some rows hold bytes; all are small integers.
 
     Drawn from few numbers or from many, so that ties and conflicts with the time both occur.
     """
     problem = draw(problems())
     fill = random.Random(draw(st.integers(0, 2**32)))
-    most_held, most_transient = draw(st.sampled_from((0, 3, 40))), draw(st.sampled_from((0, 2, 40)))
+    most_held = draw(st.sampled_from((0, 3, 40)))
     unit = draw(st.sampled_from((1, 4096)))
     share = draw(st.sampled_from((0.3, 1.0)))
     factors = []
     for factor in problem.factors:
         held = {row: unit * fill.randint(0, most_held) for row in factor.table if fill.random() < share}
-        transient = {row: unit * fill.randint(0, most_transient) for row in factor.table if fill.random() < share}
-        factors.append(replace(factor, held_bytes=held, transient_bytes=transient))
+        factors.append(replace(factor, held_bytes=held))
     return Problem(tuple(factors), problem.chain)
 
 
@@ -122,10 +121,10 @@ def shuffled(problem: Problem, seed: int) -> Problem:
         rows = list(factor.table.items())
         fill.shuffle(rows)
         weights = [{tuple(row[p] for p in places): weight for row, weight in each} for each in
-                   (rows, factor.held_bytes.items(), factor.transient_bytes.items())]  # fmt: skip
+                   (rows, factor.held_bytes.items())]  # fmt: skip
         table = {row: float(cost) for row, cost in weights[0].items()}
-        held, transient = ({row: int(count) for row, count in each.items()} for each in weights[1:])
-        factors.append(Factor(factor.name, tuple(factor.variables[p] for p in places), table, held, transient))
+        held = {row: int(count) for row, count in weights[1].items()}
+        factors.append(Factor(factor.name, tuple(factor.variables[p] for p in places), table, held))
     fill.shuffle(factors)
     return Problem(tuple(factors), problem.chain)
 

@@ -16,8 +16,8 @@ from tests.solve.test_marginals import AB, BA, CHAIN, expected_marginals
 
 ALTERNATIVES = import_module("autotuner.solve.alternatives")
 EXACT = import_module("autotuner.solve.exact")
-TREE = import_module("autotuner.solve.tree")
-SPLITTING = import_module("autotuner.solve.splitting")
+TREE = import_module("autotuner.solve.junction_tree")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 
 
 def others(problem: Problem, best: Solution) -> dict[str, dict[str, float]]:
@@ -56,6 +56,7 @@ def test_another_state_of_a_chain_changes_the_rest_as_suits_it() -> None:
     assert found.least_us == {"x": 12.0, "y": 10.0, "z": inf}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), near=st.sampled_from(((), (0.1,), (0.0, 0.5), (100.0,))), hard=st.booleans())
 def test_every_alternative_is_the_best_of_all_assignments_with_another_state(
@@ -74,6 +75,7 @@ def test_every_alternative_is_the_best_of_all_assignments_with_another_state(
         assert_true(problem, best, alternatives(problem, best))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), above=st.integers(0, 12), near=st.sampled_from(((), (0.05,))))
 def test_what_is_above_the_most_asked_for_is_not_there(problem: Problem, above: int, near: tuple[float, ...]) -> None:
@@ -86,6 +88,7 @@ def test_what_is_above_the_most_asked_for_is_not_there(problem: Problem, above: 
         assert_true(problem, best, alternatives(problem, best, most_us=most_us), most_us)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), most=st.integers(0, 3))
 def test_of_too_many_near_states_the_cheapest_are_there_and_the_result_says_up_to_where(
@@ -102,6 +105,7 @@ def test_of_too_many_near_states_the_cheapest_are_there_and_the_result_says_up_t
     assert sum(plan.total_us <= found.complete_us for of in found.plans.values() for plan in of.values()) <= most
 
 
+@pytest.mark.slow
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_without_time_or_memory_what_is_said_is_still_true(problem: Problem) -> None:
@@ -115,6 +119,7 @@ def test_without_time_or_memory_what_is_said_is_still_true(problem: Problem) -> 
     assert_true(problem, best, alternatives(problem, best, memory_limit_bytes=1))
 
 
+@pytest.mark.slow
 def test_alternatives_of_a_layer_equal_its_marginals() -> None:
     layer = transformer_layer(0, rows=8, converted=False)
     best = exact(layer)

@@ -1,4 +1,4 @@
-"""Labels: of rows with the same states, those stay that no other equals in time and both counts of bytes."""
+"""Labels: of rows with the same states, those stay that no other equals in time and held bytes."""
 
 import numpy as np
 import pytest
@@ -6,55 +6,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotuner.solve.labels import Labels, undominated_rows
-from autotuner.solve.tables import Table
+from autotuner.solve.tables import CostTable
 
-Weights = tuple[int, int, int, int]
+Weights = tuple[int, int, int]
 
 
 def labels_of(rows: list[Weights], byte: int = 1) -> Labels:
-    """Return rows of a state, a time, held and transient counts of bytes."""
-    states, times, held, transient = np.array(rows, np.int64).reshape(-1, 4).T
+    """Return rows of a state, a time and a count of held bytes."""
+    states, times, held = np.array(rows, np.int64).reshape(-1, 3).T
     time_us = times.astype(np.float64)
-    table = Table("t", (0,), states[np.newaxis].astype(np.int32), time_us)
-    return Labels(table, time_us, held * byte, transient * byte)
+    table = CostTable("t", (0,), states[np.newaxis].astype(np.int32), time_us)
+    return Labels(table, time_us, held * byte)
 
 
 def left(found: Labels, byte: int = 1) -> list[Weights]:
-    columns = (found.table.columns[0], found.time_us, found.held_bytes // byte, found.transient_bytes // byte)
-    return [(int(s), int(t), int(h), int(b)) for s, t, h, b in zip(*columns, strict=True)]
+    columns = (found.table.columns[0], found.time_us, found.held_bytes // byte)
+    return [(int(s), int(t), int(h)) for s, t, h in zip(*columns, strict=True)]
 
 
-def beaten(row: Weights, others: list[Weights], floor: int = 0) -> bool:
-    return any(
-        row[0] == other[0] and other[1] <= row[1] and other[2] <= row[2] and max(other[3], floor) <= max(row[3], floor)
-        for other in others
-    )
+def beaten(row: Weights, others: list[Weights]) -> bool:
+    return any(row[0] == other[0] and other[1] <= row[1] and other[2] <= row[2] for other in others)
 
 
-rows_of_labels = st.lists(st.tuples(*(st.integers(0, most) for most in (2, 5, 4, 3))), min_size=1, max_size=30)
+rows_of_labels = st.lists(st.tuples(*(st.integers(0, most) for most in (2, 5, 4))), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
-@given(rows=rows_of_labels, floor=st.integers(0, 3), byte=st.sampled_from((1, 64)))
-def test_the_rows_that_stay_are_those_that_no_other_equals(rows: list[Weights], floor: int, byte: int) -> None:
-    found = left(undominated_rows(labels_of(rows, byte), (3,), floor_bytes=floor * byte), byte)
-    assert all(not beaten(row, found[:i] + found[i + 1 :], floor) for i, row in enumerate(found))
+@given(rows=rows_of_labels, byte=st.sampled_from((1, 64)))
+def test_the_rows_that_stay_are_those_that_no_other_equals(rows: list[Weights], byte: int) -> None:
+    found = left(undominated_rows(labels_of(rows, byte), (3,)), byte)
+    assert all(not beaten(row, found[:i] + found[i + 1 :]) for i, row in enumerate(found))
     assert set(found) <= set(rows)
-    assert all(beaten(row, found, floor) for row in rows)
+    assert all(beaten(row, found) for row in rows)
 
 
 def test_rows_without_a_common_measure_are_ordered_as_well() -> None:
     """The times, held bytes and states of these rows fill more than 64 bits together."""
-    rows = [(0, 5, 0, 0), (0, 4, (1 << 61) + 1, 0), (0, 4, 1 << 61, 1), (1, 9, 3, 0), (0, 6, 1 << 60, 0)]
+    rows = [(0, 5, 0), (0, 4, (1 << 61) + 1), (0, 3, 1 << 62), (1, 9, 3), (0, 6, 1 << 60)]
     assert left(undominated_rows(labels_of(rows), (2,))) == [
-        (0, 5, 0, 0),
-        (0, 4, 1 << 61, 1),
-        (0, 4, (1 << 61) + 1, 0),
-        (1, 9, 3, 0),
+        (0, 5, 0),
+        (0, 4, (1 << 61) + 1),
+        (0, 3, 1 << 62),
+        (1, 9, 3),
     ]
-
-
-@pytest.mark.parametrize(("floor", "stay"), [(0, [(0, 3, 7, 1), (0, 2, 7, 2)]), (2, [(0, 2, 7, 2)])])
-def test_what_is_needed_anyway_makes_no_row_better(floor: int, stay: list[Weights]) -> None:
-    found = undominated_rows(labels_of([(0, 3, 7, 1), (0, 2, 7, 2)]), (1,), floor_bytes=floor)
-    assert left(found) == stay

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotuner.errors import ProblemError
-from autotuner.solve import exact, min_marginals, project
-from autotuner.solve.problem import Factor, Problem, Row
+from autotuner.solve import min_marginals
+from autotuner.solve.problem import Factor, Problem
 from tests.solve.drawing import problems, totals
-from tests.solve.generate import transformer_layer
 
-TREE = import_module("autotuner.solve.tree")
-SPLITTING = import_module("autotuner.solve.splitting")
+TREE = import_module("autotuner.solve.junction_tree")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 AB, BA = "ab", "ba"
 CHAIN = Problem(
     (
@@ -38,30 +37,18 @@ def expected_marginals(problem: Problem) -> dict[str, dict[str, float]]:
     return best
 
 
-def expected_projection(problem: Problem, variables: tuple[str, ...]) -> dict[Row, float]:
-    places = [sorted(problem.variables).index(name) for name in variables]
-    best: dict[Row, float] = {}
-    for row, total in totals(problem).items():
-        key = tuple(row[place] for place in places)
-        best[key] = min(best.get(key, inf), total)
-    return best
-
-
 def test_each_state_of_a_chain_has_the_total_of_the_best_path_through_it() -> None:
     assert min_marginals(CHAIN) == {"x": {AB: 5.0, BA: 12.0}, "y": {AB: 10.0, BA: 5.0}, "z": {AB: 5.0}}
 
 
-def test_a_chain_seen_from_its_ends_has_the_best_path_between_them() -> None:
-    assert project(CHAIN, ("z", "x")) == {(AB, AB): 5.0, (AB, BA): 12.0}
-    assert project(CHAIN, ()) == {(): 5.0}
-
-
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_marginals_are_the_best_totals_of_all_assignments(problem: Problem) -> None:
     assert min_marginals(problem) == expected_marginals(problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), above=st.integers(0, 12))
 def test_marginals_up_to_a_total_are_the_same_and_infinite_above_it(problem: Problem, above: int) -> None:
@@ -78,26 +65,7 @@ def test_marginals_up_to_a_total_are_the_same_and_infinite_above_it(problem: Pro
     }
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
-@given(problem=problems(), data=st.data())
-def test_a_projection_is_the_best_total_of_all_assignments_with_these_states(
-    problem: Problem, data: st.DataObject
-) -> None:
-    names = problem.variables
-    kept = tuple(data.draw(st.permutations(names)))[: data.draw(st.integers(0, min(3, len(names))))]
-    assert project(problem, kept) == expected_projection(problem, kept)
-
-
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
-@given(problem=problems(), data=st.data())
-def test_the_same_holds_where_no_table_fits_and_each_combination_is_solved(
-    problem: Problem, data: st.DataObject
-) -> None:
-    names = problem.variables
-    kept = tuple(data.draw(st.permutations(names)))[: data.draw(st.integers(0, min(2, len(names))))]
-    assert project(problem, kept, memory_limit_bytes=1) == pytest.approx(expected_projection(problem, kept))
-
-
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_wide_pairs_split_by_kinds_change_nothing(problem: Problem) -> None:
@@ -107,27 +75,11 @@ def test_wide_pairs_split_by_kinds_change_nothing(problem: Problem) -> None:
         assert min_marginals(problem) == expected_marginals(problem)
 
 
-def test_a_projection_is_the_table_of_a_factor() -> None:
-    layer = transformer_layer(0, rows=8, converted=False)
-    ends = ("form x", "form y")
-    whole = exact(layer).total_us
-    found = project(layer, ends, memory_limit_bytes=1 << 20)
-    assert min(found.values()) == pytest.approx(whole, rel=1e-9)
-    assert exact(Problem((Factor("layer", ends, found),))).total_us == pytest.approx(whole, rel=1e-9)
-
-
-def test_marginals_of_what_is_infeasible_are_infinite_and_its_projection_is_empty() -> None:
+def test_marginals_of_what_is_infeasible_are_infinite() -> None:
     problem = Problem((Factor("writes", ("x",), {(AB,): 1.0}), Factor("reads", ("x",), {(BA,): 1.0})))
     assert min_marginals(problem) == {"x": {AB: inf, BA: inf}}
-    assert project(problem, ("x",)) == {}
 
 
 def test_marginals_that_would_need_too_much_memory_are_refused_before_that() -> None:
     with pytest.raises(ProblemError, match=r"at most 0\.0 MiB may be used"):
         min_marginals(CHAIN, memory_limit_bytes=10)
-
-
-@pytest.mark.parametrize("names, reason", [(("x", "w"), "no variables 'w'"), (("x", "x"), "kept twice")])
-def test_a_projection_on_what_cannot_be_kept_is_refused(names: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(ProblemError, match=reason):
-        project(CHAIN, names)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from unittest.mock import ANY
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.solve import SOLVERS, Solver, exact, independent_bound_us
 from autotuner.solve.problem import Factor, Problem, Row, Solution
+from scripts.bench.brute_force import brute_force
 from tests.solve.drawing import problems, shuffled
 from tests.solve.generate import transformer_layer
 
 EXACT = import_module("autotuner.solve.exact")
-SHORTEST_PATH = import_module("autotuner.solve.shortest_path")
-SPLITTING = import_module("autotuner.solve.splitting")
+SHORTEST_PATH = import_module("autotuner.solve.baselines")
+SPLITTING = import_module("autotuner.solve.variable_splitting")
 TABLES = import_module("autotuner.solve.tables")
 AB, BA = "ab", "ba"
-ORACLE = SOLVERS["brute_force"]
 
 
 @pytest.fixture(params=SOLVERS, ids=str)
@@ -29,7 +30,7 @@ def solve(request: pytest.FixtureRequest) -> Solver:
     return SOLVERS[request.param]
 
 
-def solution_or_none(solver: Solver, problem: Problem) -> Solution | None:
+def solution_or_none(solver: Callable[[Problem], Solution], problem: Problem) -> Solution | None:
     try:
         return solver(problem)
     except InfeasibleError:
@@ -37,7 +38,7 @@ def solution_or_none(solver: Solver, problem: Problem) -> Solution | None:
 
 
 def assert_solved_as_exhaustively(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     for name, solver in SOLVERS.items():
         found = solution_or_none(solver, problem)
         if best is None:
@@ -55,12 +56,14 @@ def assert_solved_as_exhaustively(problem: Problem) -> None:
         assert independent_bound_us(problem) <= best.total_us
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_exact_solvers_equal_exhaustive_search_and_baselines_are_feasible_and_never_better(problem: Problem) -> None:
     assert_solved_as_exhaustively(problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_the_same_holds_where_every_limit_is_reached(problem: Problem) -> None:
@@ -73,6 +76,7 @@ def test_the_same_holds_where_every_limit_is_reached(problem: Problem) -> None:
         assert_solved_as_exhaustively(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_and_cases_change_nothing_for_a_layer_of_a_transformer(
     monkeypatch: pytest.MonkeyPatch, seed: int
@@ -100,18 +104,20 @@ def test_no_table_needs_more_memory_than_there_may_be() -> None:
     assert tight.total_us == tight.lower_bound_us == wide.total_us
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_exact_holds_where_hardly_any_table_fits(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     if best is not None:
         assert exact(problem, memory_limit_bytes=1) == replace(best, solver="exact", states=ANY)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(problem=problems())
 def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Problem) -> None:
-    best = solution_or_none(ORACLE, problem)
+    best = solution_or_none(brute_force, problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EXACT, "MOST_ROWS", 0.5)
         if best is None:
@@ -123,6 +129,7 @@ def test_when_the_time_is_over_there_is_a_plan_with_a_true_bound(problem: Proble
     assert found.lower_bound_us <= best.total_us <= found.total_us
 
 
+@pytest.mark.slow
 def test_a_layer_has_a_plan_before_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXACT, "MOST_ROWS", 30.0)
     problem = transformer_layer(0, rows=4)
@@ -140,6 +147,7 @@ def test_infeasible_problems_name_a_few_factors_that_contradict_each_other() -> 
         exact(Problem((*steps, *ends)))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(problem=problems(), seed=st.integers(0, 2**32))
 def test_the_order_of_factors_variables_and_rows_does_not_change_the_solution(problem: Problem, seed: int) -> None:
@@ -220,13 +228,12 @@ def test_exhaustive_search_refuses_what_would_take_too_long() -> None:
     states: dict[Row, float] = {(f"s{i}",): 0.0 for i in range(10)}
     problem = Problem(tuple(Factor(f"f{v}", (f"v{v}",), states) for v in range(7)))
     with pytest.raises(ProblemError, match="10,000,000"):
-        ORACLE(problem)
+        brute_force(problem)
 
 
-def test_there_are_exact_solvers_and_a_baseline() -> None:
+def test_there_is_an_exact_solver_and_there_are_baselines() -> None:
     assert {name: solver.exact for name, solver in SOLVERS.items()} == {
         "exact": True,
         "shortest_path": False,
         "greedy": False,
-        "brute_force": True,
     }

@@ -12,7 +12,8 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.models import load_model
 from autotuner.kernels import KERNELS
-from autotuner.kernels.rules.attention import CAUSAL_FORWARD, DROPPING, FORWARD, LIBRARY, MASKED_FORWARD
+from autotuner.kernels.patterns import Attention
+from autotuner.kernels.rules.attention import CAUSAL_FORWARD, DROPPING, FORWARD, LIBRARY, MASKED_FORWARD, attention_grad
 from autotuner.kernels.rules.fused import FUSIBLE
 from autotuner.space.fusion import (
     Cover,
@@ -22,7 +23,8 @@ from autotuner.space.fusion import (
     stack_families,
     stack_groups,
 )
-from autotuner.space.fusion.attention import attention_forward, attention_grad
+from autotuner.space.fusion import attention as matching
+from autotuner.space.fusion.cover import Boundary
 
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 ALL = tuple(kernel.name for kernel in KERNELS)
@@ -58,6 +60,16 @@ def members(of: Graph, *names: str) -> list[Operator]:
 
 def found(of: Graph, kernel: str) -> list[Cover]:
     return [cover for cover in covers(of, ALL) if kernel in cover.kernels]
+
+
+def forward_of(of: Graph, kinds: tuple[str, ...] = FORWARD) -> list[tuple[tuple[Operator, ...], Boundary]]:
+    return list(matching.attention_forward(of, Attention(kinds)))
+
+
+def backward_of(
+    of: Graph, kinds: tuple[str, ...] = FORWARD
+) -> list[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
+    return list(matching.attention_grad(of, attention_grad(kinds)))
 
 
 DIAMOND = graph("a = x", "b = a", "c = a", "d = b + c", outputs=["d"])
@@ -219,29 +231,29 @@ def test_fused_sets_of_the_paper_are_there() -> None:
 
 def test_attention_is_one_cover_only_where_nothing_stands_between() -> None:
     plain = encoder(0.0)
-    ((operators, (inputs, outputs)),) = attention_forward(plain)
+    ((operators, (inputs, outputs)),) = forward_of(plain)
     assert [operator.name for operator in operators] == ["scores", "scaled_scores", "attention", "context"]
     assert (inputs, outputs) == (("query", "key", "value"), ("context", "attention_logsumexp"))
-    (_, (read, made), again) = next(iter(attention_grad(plain)))
+    (_, (read, made), again) = backward_of(plain)[0]
     assert read == ("grad_context", "query", "key", "value", "context", "attention_logsumexp")
     assert made == ("grad_query", "grad_key", "grad_value")
     assert [operator.name for operator in again] == ["scores", "scaled_scores", "attention"]
     for other in (encoder(0.1), encoder(0.0, attention_mask=True)):
-        assert list(attention_forward(other)) == []
+        assert forward_of(other) == []
         assert found(other, "torch_flash_attention") == found(other, "torch_flash_attention_grad") == []
 
 
 def test_attention_with_a_causal_mask_is_a_cover_of_its_own() -> None:
     causal = decoder(0.0)
-    ((operators, (inputs, outputs)),) = attention_forward(causal, CAUSAL_FORWARD)
+    ((operators, (inputs, outputs)),) = forward_of(causal, CAUSAL_FORWARD)
     assert [o.name for o in operators] == ["scores", "scaled_scores", "masked_scores", "attention", "context"]
     assert (inputs, outputs) == (("query", "key", "value"), ("context", "attention_logsumexp"))
-    (_, (read, made), again) = next(iter(attention_grad(causal, CAUSAL_FORWARD)))
+    (_, (read, made), again) = backward_of(causal, CAUSAL_FORWARD)[0]
     assert read == ("grad_context", "query", "key", "value", "context", "attention_logsumexp")
     assert made == ("grad_query", "grad_key", "grad_value")
     assert [operator.name for operator in again] == ["scores", "scaled_scores", "masked_scores", "attention"]
-    assert list(attention_forward(causal)) == list(attention_forward(decoder(0.1), CAUSAL_FORWARD)) == []
-    assert list(attention_forward(encoder(0.0), CAUSAL_FORWARD)) == []
+    assert forward_of(causal) == forward_of(decoder(0.1), CAUSAL_FORWARD) == []
+    assert forward_of(encoder(0.0), CAUSAL_FORWARD) == []
 
 
 DROPPED = (*FORWARD[:-1], *DROPPING, FORWARD[-1])
@@ -249,13 +261,13 @@ DROPPED = (*FORWARD[:-1], *DROPPING, FORWARD[-1])
 
 def test_attention_with_dropped_weights_is_a_cover_that_leaves_its_mask_for_backward() -> None:
     layer = encoder(0.1)
-    ((operators, (inputs, outputs)),) = attention_forward(layer, DROPPED)
+    ((operators, (inputs, outputs)),) = forward_of(layer, DROPPED)
     assert [o.name for o in operators] == [
         "scores", "scaled_scores", "attention", "attention_dropout_mask", "attention_dropped", "context",
     ]  # fmt: skip
     assert inputs == ("query", "key", "value")
     assert outputs == ("context", "attention_logsumexp", "attention_dropout_mask")
-    (members, (read, made), again) = next(iter(attention_grad(layer, DROPPED)))
+    (members, (read, made), again) = backward_of(layer, DROPPED)[0]
     assert [o.name for o in members] == [
         "grad_attention_dropped", "grad_value", "grad_attention", "grad_scaled_scores", "grad_scores", "grad_query",
         "grad_key",
@@ -263,14 +275,14 @@ def test_attention_with_dropped_weights_is_a_cover_that_leaves_its_mask_for_back
     assert read == ("grad_context", "query", "key", "value", "context", "attention_logsumexp", "attention_dropout_mask")
     assert made == ("grad_query", "grad_key", "grad_value")
     assert [o.name for o in again] == ["scores", "scaled_scores", "attention", "attention_dropped"]
-    assert list(attention_forward(encoder(0.0), DROPPED)) == []
+    assert forward_of(encoder(0.0), DROPPED) == []
 
 
 def test_causal_attention_with_dropped_weights_is_a_cover_too() -> None:
     kinds = (*CAUSAL_FORWARD[:-1], *DROPPING, CAUSAL_FORWARD[-1])
-    ((operators, _),) = attention_forward(decoder(0.1), kinds)
+    ((operators, _),) = forward_of(decoder(0.1), kinds)
     assert [o.kind for o in operators] == list(kinds)
-    assert len(list(attention_grad(decoder(0.1), kinds))) == 1
+    assert len(backward_of(decoder(0.1), kinds)) == 1
     for kernel in LIBRARY:
         for layer in (encoder(0.1), encoder(0.0), decoder(0.1), decoder(0.0)):
             assert len(found(layer, kernel)) == len(found(layer, f"{kernel}_grad")) == 1
@@ -280,15 +292,15 @@ def test_causal_attention_with_dropped_weights_is_a_cover_too() -> None:
 def test_a_mask_that_is_added_to_the_scores_is_read_again_in_backward(p: float) -> None:
     kinds = (*MASKED_FORWARD[:-1], *(DROPPING if p else ()), MASKED_FORWARD[-1])
     layer = encoder(p, attention_mask=True)
-    ((operators, (inputs, outputs)),) = attention_forward(layer, kinds)
+    ((operators, (inputs, outputs)),) = forward_of(layer, kinds)
     assert [o.kind for o in operators] == list(kinds)
     assert inputs == ("query", "key", "value", "attention_mask")
     assert outputs[:2] == ("context", "attention_logsumexp")
-    (_, (read, made), again) = next(iter(attention_grad(layer, kinds)))
+    (_, (read, made), again) = backward_of(layer, kinds)[0]
     assert read == ("grad_context", "query", "key", "value", *outputs, "attention_mask")
     assert made == ("grad_query", "grad_key", "grad_value")
     assert [o.name for o in again][:4] == ["scores", "scaled_scores", "masked_scores", "attention"]
-    assert list(attention_forward(encoder(p), kinds)) == []
+    assert forward_of(encoder(p), kinds) == []
     covered = {kernel: len(found(layer, kernel)) for name in LIBRARY for kernel in (name, f"{name}_grad")}
     assert covered == {kernel: int("efficient" in kernel) for kernel in covered}
 
@@ -297,7 +309,7 @@ def test_a_causal_mask_that_hides_queries_from_keys_is_no_causal_attention() -> 
     causal = decoder(0.0)
     turned = (("key_axis", "q"), ("query_axis", "k"))
     operators = tuple(replace(o, attributes=turned) if o.kind == "causal_mask" else o for o in causal.operators)
-    assert list(attention_forward(replace(causal, operators=operators), CAUSAL_FORWARD)) == []
+    assert forward_of(replace(causal, operators=operators), CAUSAL_FORWARD) == []
 
 
 def test_attention_needs_both_of_its_kernels() -> None:
@@ -308,11 +320,12 @@ def test_attention_needs_both_of_its_kernels() -> None:
 
 def test_without_backward_attention_leaves_no_statistic() -> None:
     forward = load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, 0.0)).graph()
-    ((_, (_, outputs)),) = attention_forward(forward)
+    ((_, (_, outputs)),) = forward_of(forward)
     assert outputs == ("context",)
-    assert list(attention_grad(forward)) == []
+    assert backward_of(forward) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.0, 0.1])
 @pytest.mark.parametrize("model", [encoder, decoder, partial(encoder, attention_mask=True)])
 def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
@@ -379,8 +392,8 @@ def test_attention_is_taken_as_one_where_it_runs_over_batch_and_heads(
     axes: tuple[str, str, str, str, str], forward: int, backward: int
 ) -> None:
     layer = training_graph(attention(*axes))
-    assert (len(list(attention_forward(layer))), len(list(attention_grad(layer)))) == (forward, backward)
+    assert (len(forward_of(layer)), len(backward_of(layer))) == (forward, backward)
 
 
 def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:
-    assert list(attention_forward(training_graph(attention("bqnp", "bknp", "bnqk", "bknv", "bqnv", v=8)))) == []
+    assert forward_of(training_graph(attention("bqnp", "bknp", "bnqk", "bknv", "bqnv", v=8))) == []

@@ -201,6 +201,7 @@ def test_without_conversions_what_reads_a_form_that_nobody_makes_is_dropped(tmp_
     assert len(space.choices) == 1 + 1
 
 
+@pytest.mark.slow
 def test_no_choice_asks_for_a_slice_that_nobody_writes(encoder: Space) -> None:
     made = {text for name, own in encoder.given.items() if name not in encoder.graph.producers for text in own}
     made |= {choice.by_tensor[name] for choice in encoder.choices for name in choice.cover.outputs}
@@ -210,6 +211,7 @@ def test_no_choice_asks_for_a_slice_that_nobody_writes(encoder: Space) -> None:
     assert slices <= made
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_made_in_one_storage_only_is_read_in_that_one() -> None:
     kernels = [name for name in load_space(CPU).kernels if name != "torch_random_bits"]
     everything = build_space(layer(), file(*kernels))
@@ -418,6 +420,7 @@ def test_to_save_memory_a_mask_changes_its_storage_in_one_order(source: str, tar
     assert not convertible(source, target)
 
 
+@pytest.mark.slow
 def test_to_save_memory_a_space_has_seeds_and_changes_of_storage_beside_all_that_it_had(encoder: Space) -> None:
     saving = build_space(layer(), load_space(CPU), saving=True)
     mask = "output_dropout_mask"

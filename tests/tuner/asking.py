@@ -1,4 +1,4 @@
-"""A measurer for tests of the walk: answers from made-up or recorded measurements, and keeps what it was asked."""
+"""A measurer for tests of tuning runs: answers from made-up or recorded measurements, and keeps what it was asked."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,10 +7,11 @@ from autotuner import tuner
 from autotuner.database import Database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Environment, Measurement
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.plan.configuration import Configuration
+from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
-from autotuner.tuner import Asked, Replay, Watch
+from autotuner.tuner import MeasurerProtocol, Replay, TuningPolicy, Watch
 from autotuner.tuner.request import Request
 from tests.made_up import HERE
 
@@ -23,7 +24,7 @@ class Asking(Replay):
         recorded: Mapping[str, Measurement],
         environment: Environment = HERE,
         stop_after: int | None = None,
-        ceilings: Ceilings = NO_CEILINGS,
+        ceilings: Roofline = NO_ROOFLINE,
     ) -> None:
         super().__init__(environment, recorded, ceilings)
         self.compiled: list[str] = []
@@ -48,7 +49,16 @@ class Asking(Replay):
 
 
 def tune(
-    model: Model, file: SpaceFile, database: Database, measurer: Asked, *, watch: Watch = lambda _: None, **asked: Any
+    model: Model,
+    file: SpaceFile,
+    database: Database,
+    measurer: MeasurerProtocol,
+    *,
+    watch: Watch = lambda _: None,
+    policy: TuningPolicy | None = None,
+    **asked: Any,
 ) -> Configuration:
-    """Run the walk; what is asked beside the model is given by name, as in `Request`."""
-    return tuner.tune(Request(model, **asked), file, database, measurer, watch=watch).configuration
+    """Tune; what is asked beside the model is given by name, as in `TuneOptions`."""
+    policy = policy or TuningPolicy()
+    request = Request(model, options=TuneOptions(**asked))
+    return tuner.tune(request, file, database, measurer, watch=watch, policy=policy).configuration

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the walk: a small model, a database, and what was recorded of an encoder layer."""
+"""Fixtures for tests of tuning runs: a small model, a database, and what was recorded of an encoder layer."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from autotuner.database import Database, open_database
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import Environment, Measurement
-from autotuner.measure.roofline import Ceilings
+from autotuner.measure.roofline import Roofline
 from autotuner.space import Space, SpaceFile, build_space
 from tests.made_up import CPU, small_model
 
@@ -28,7 +28,7 @@ class Recorded:
     space: Space
     environment: Environment
     measurements: dict[str, Measurement]
-    ceilings: Ceilings
+    ceilings: Roofline
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def recorded() -> Recorded:
             "rules, the space or the records have changed; tune it again and write the file with scripts/record_replay"
         )
     measurements = {key: measurements[key] for key in space.calls}  # more was measured than the space has by now
-    return Recorded(model, file, space, environment, measurements, Ceilings.from_facts(value.get("ceilings", {})))
+    return Recorded(model, file, space, environment, measurements, Roofline.from_facts(value.get("ceilings", {})))
 
 
 @pytest.fixture(scope="module")

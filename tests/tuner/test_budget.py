@@ -12,7 +12,7 @@ from autotuner.ir.models.model import ModelFile
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.placement import make_plan, memory
+from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.space import Space, build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import CPU, FEED_FORWARD, HERE
@@ -62,6 +62,7 @@ def test_the_peak_stays_within_the_budget_and_costs_time(share: float) -> None:
     assert plan(None).certificate.predicted_us <= certificate.lower_bound_us <= certificate.predicted_us
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_plan_keeps_is_refused_with_what_would_do() -> None:
     with pytest.raises(
         BudgetError, match=r"no plan fits into 1,000 bytes: the smallest that was found needs [\d,]+ "

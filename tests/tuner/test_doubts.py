@@ -13,11 +13,12 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import NO_COMPILER, Call, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.measure.roofline import Ceilings, Ladder
+from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
+from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import request_key
 from autotuner.tuner.doubts import outliers
-from autotuner.tuner.request import Limits, Request
+from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 
@@ -65,6 +66,7 @@ def test_an_environment_without_a_compiler_says_so_in_every_answer(small: Model,
     assert reasons(tune(small, CPU, database, again)) == ["no_compiler"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["contended", "drifted"])
 def test_what_was_measured_in_a_bad_moment_is_doubtful_and_measured_again_by_the_next_request(
     small: Model, database: Database, mark: Mark
@@ -273,12 +275,13 @@ def test_waiting_for_the_device_does_not_count_against_the_limits_and_is_told(sm
     assert notes[-1] == ""
 
 
+@pytest.mark.slow
 def test_what_is_doubtful_and_was_not_measured_again_for_the_limits_is_left_to_a_later_request(
     small: Model, database: Database
 ) -> None:
     known = times(space_of(small).calls)
     tune(small, CPU, database, Asking(marked(known, "contended")))
-    short = tuner.tune(Request(small, limits=Limits(seconds=1e-9)), CPU, database, Asking(known))
+    short = tuner.tune(Request(small, options=TuneOptions(limits=Limits(seconds=1e-9))), CPU, database, Asking(known))
     assert not short.complete
     assert short.configuration.counts["stale"] > 0
     rest = Asking(known)
@@ -292,12 +295,12 @@ def test_what_is_doubtful_and_proven_to_make_no_difference_does_not_keep_an_answ
     known = times(space_of(small).calls)
     busy = {key: replace(m, median_us=100.0 + (m.median_us or 0), marks=("contended",)) for key, m in known.items()}
     tune(small, CPU, database, Asking(busy))
-    twenty = Ceilings(call_us=20.0, moved=Ladder(((1.0, 20.0),)))
+    twenty = Roofline(call_us=20.0, moved=Ladder(((1.0, 20.0),)))
     slower = {key: replace(m, median_us=20.0 + (m.median_us or 0)) for key, m in known.items()}
     for name, us in twenty.to_facts().items():
         database.set_fact(HERE.key, name, us)
     asking = Asking(slower, ceilings=twenty)
-    found = tuner.tune(Request(small, gap=0.0), CPU, database, asking)
+    found = tuner.tune(Request(small, options=TuneOptions(gap=0.0)), CPU, database, asking)
     assert len(asking.asked) < len(known)
     assert found.configuration.doubts == ()
     assert found.complete

@@ -1,7 +1,8 @@
-"""The walk that measures what could matter: its answer is that of measuring everything, with less of it."""
+"""Lazy measuring: its answer is that of measuring everything, with fewer measurements."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,26 @@ from autotuner.errors import MeasureError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.measure.roofline import NO_CEILINGS, Ceilings, Ladder
+from autotuner.measure.roofline import NO_ROOFLINE, Ladder, Roofline
+from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
-from autotuner.tuner import Progress, Replay, measuring
-from autotuner.tuner.races import openers
-from autotuner.tuner.request import Limits
+from autotuner.tuner import Progress, Replay, TuningPolicy
+from autotuner.tuner.runner import openers
 from tests.made_up import CPU, HERE, space_of, times
-from tests.tuner.asking import Asking, tune
+from tests.tuner import asking as tuning
+from tests.tuner.asking import Asking
 from tests.tuner.conftest import Recorded
 
-TWENTY = Ceilings(20.0, Ladder(((1.0, 20.0),)))
+TWENTY = Roofline(20.0, Ladder(((1.0, 20.0),)))
 """Every call takes 20 us at least: with times of 1 to 100 us a fifth of them show otherwise."""
 
 
-@pytest.fixture(autouse=True)
-def looking_always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "FEW", 0)
-    monkeypatch.setattr(measuring, "pays", lambda *_: True)
+LAZY = TuningPolicy(few_calls=0, solutions=0)
+PATIENT = TuningPolicy(few_calls=0, solutions=float("inf"))
+"""Solving always pays, and never."""
+
+tune = partial(tuning.tune, policy=LAZY)
 
 
 def slower(model: Model) -> dict[str, Measurement]:
@@ -37,6 +40,7 @@ def slower(model: Model) -> dict[str, Measurement]:
     return {key: replace(m, median_us=19.0 + (m.median_us or 0.0)) for key, m in found.items()}
 
 
+@pytest.mark.slow
 def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: Model, tmp_path: Path) -> None:
     known = slower(small)
     lazy, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -53,6 +57,7 @@ def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: 
     assert (whole.counts["unknown"], whole.counts["unneeded"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_on_recorded_times_a_tenth_is_proven_with_11_of_20_calls(recorded: Recorded, database: Database) -> None:
     seen: list[Progress] = []
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
@@ -79,6 +84,7 @@ def test_a_complete_answer_is_not_measured_on(small: Model, database: Database) 
     assert again.counts["measured"] == 0
 
 
+@pytest.mark.slow
 def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small: Model, database: Database) -> None:
     known = slower(small)
     lazy, rest = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -87,6 +93,7 @@ def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small:
     assert sorted(lazy.asked + rest.asked) == sorted(known)
 
 
+@pytest.mark.slow
 def test_a_gap_ends_the_loop_earlier_and_a_later_job_goes_on(small: Model, database: Database) -> None:
     known = slower(small)
     hasty, patient = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
@@ -99,6 +106,7 @@ def test_a_gap_ends_the_loop_earlier_and_a_later_job_goes_on(small: Model, datab
     assert second.certificate.predicted_us <= first.certificate.predicted_us
 
 
+@pytest.mark.slow
 def test_an_estimated_gap_ends_the_loop_without_a_proof(recorded: Recorded, database: Database) -> None:
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
     found = tune(recorded.model, recorded.file, database, replay, estimated_gap=0.1)
@@ -107,11 +115,12 @@ def test_an_estimated_gap_ends_the_loop_without_a_proof(recorded: Recorded, data
     assert found.certificate.estimated_gap <= 0.1 < (found.certificate.proven_gap or 0.0)
 
 
+@pytest.mark.slow
 def test_ceilings_are_measured_once_per_environment(small: Model, database: Database) -> None:
     class Counting(Asking):
         times = 0
 
-        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+        def ceilings(self, dtypes: Collection[str]) -> Roofline:
             assert list(dtypes) == ["float32"]
             self.times += 1
             return replace(TWENTY, products={"float32": Ladder(((1e12, 1.0),))})
@@ -121,7 +130,7 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     tune(small, CPU, database, first, limits=Limits(measurements=3 + len(space_of(small).graph.operators)))
     tune(small, CPU, database, second)
     assert (first.times, second.times) == (1, 0)
-    assert Ceilings.from_facts(database.facts(HERE.key)).call_us == 20.0
+    assert Roofline.from_facts(database.facts(HERE.key)).call_us == 20.0
 
 
 @pytest.mark.parametrize(
@@ -129,32 +138,28 @@ def test_ceilings_are_measured_once_per_environment(small: Model, database: Data
     [(1000, 0.15, 0.8, False), (1000, 3.0, 0.8, True), (10, 3.0, 0.8, False), (1000, 0.0, 0.0, False)],
 )
 def test_looking_pays_where_there_are_many_calls_or_slow_ones(
-    left: int, alone_s: float, look_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+    left: int, alone_s: float, look_s: float, pays: bool
 ) -> None:
-    monkeypatch.undo()
-    assert measuring.pays(left, alone_s, look_s) == pays
+    assert TuningPolicy().lazy_pays(left, alone_s, look_s) == pays
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "ceilings"), [("pays", lambda *_: False, TWENTY), ("FEW", 10_000, NO_CEILINGS)]
-)
+@pytest.mark.parametrize(("policy", "ceilings"), [(PATIENT, TWENTY), (TuningPolicy(few_calls=10_000), NO_ROOFLINE)])
 def test_where_looking_does_not_pay_everything_is_measured_and_of_many_calls_ceilings_at_the_end(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: object, ceilings: Ceilings
+    small: Model, database: Database, policy: TuningPolicy, ceilings: Roofline
 ) -> None:
-    monkeypatch.setattr(measuring, name, value)
     asking, seen = Asking(slower(small), ceilings=TWENTY), list[Progress]()
-    tune(small, CPU, database, asking, watch=seen.append)
+    tune(small, CPU, database, asking, watch=seen.append, policy=policy)
     assert sorted(asking.asked) == sorted(space_of(small).calls)
-    assert Ceilings.from_facts(database.facts(HERE.key)) == ceilings
+    assert Roofline.from_facts(database.facts(HERE.key)) == ceilings
     stages = [progress.stage for progress in seen]
     last = max(place for place, stage in enumerate(stages) if stage == "measure")
     assert "ceilings" not in stages[:last]
-    assert ("ceilings" in stages) == (ceilings != NO_CEILINGS)
+    assert ("ceilings" in stages) == (ceilings != NO_ROOFLINE)
 
 
 def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Model, database: Database) -> None:
     class Lost(Asking):
-        def ceilings(self, dtypes: Collection[str]) -> Ceilings:
+        def ceilings(self, dtypes: Collection[str]) -> Roofline:
             raise MeasureError(f"lost at {dtypes}")
 
     with pytest.warns(UserWarning, match=r"ceilings were not measured: lost at \['float32'\]"):
@@ -165,7 +170,7 @@ def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Mo
 def test_a_walk_that_stopped_at_its_limits_measures_no_ceilings_at_its_end(small: Model, database: Database) -> None:
     limits = Limits(measurements=3 + len(space_of(small).graph.operators))
     tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY), exhaustive=True, limits=limits)
-    assert Ceilings.from_facts(database.facts(HERE.key)) == NO_CEILINGS
+    assert Roofline.from_facts(database.facts(HERE.key)) == NO_ROOFLINE
 
 
 def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database: Database) -> None:
@@ -175,6 +180,7 @@ def test_a_call_that_is_faster_than_its_ceiling_lowers_it(small: Model, database
     assert found.certificate.proven_gap == 0.0
 
 
+@pytest.mark.slow
 def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
     small: Model, database: Database
 ) -> None:
@@ -187,6 +193,7 @@ def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
     assert len(patient.compiled) == len(set(patient.compiled))
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slower(
     small: Model, database: Database
 ) -> None:
@@ -244,17 +251,15 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
     assert found.counts["reused"] == 5
 
 
-def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
     """Whatever it would decide now, and also where another model has left ceilings."""
-    monkeypatch.setattr(measuring, "pays", lambda *_: False)
     known = slower(small)
+    stopped = Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY)
     with pytest.raises(KeyboardInterrupt):
-        tune(small, CPU, database, Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY))
+        tune(small, CPU, database, stopped, policy=PATIENT)
     for name, us in TWENTY.to_facts().items():
         database.set_fact(HERE.key, name, us)
-    monkeypatch.setattr(measuring, "pays", lambda *_: True)
     found = tune(small, CPU, database, Asking(known, ceilings=TWENTY))
     assert found.counts["unknown"] == 0
 

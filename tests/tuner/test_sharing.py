@@ -28,6 +28,7 @@ class Together(Asking):
         return super().measure(races)
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_measure_a_shared_candidate_once(small: Model, tmp_path: Path) -> None:
     known = times(space_of(small).calls)
     barrier = threading.Barrier(2)

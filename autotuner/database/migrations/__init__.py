@@ -1,1 +1,77 @@
-"""Migrations, run from `autotuner.database.migrating`; a new one also moves `HEAD` there."""
+"""Migrations: bring a database's tables to the ones that this version works with. A new one also moves `HEAD`."""
+
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from autotuner.database.engine import WRITES, shown, unlimited
+from autotuner.database.tables import Tables
+from autotuner.errors import DatabaseError
+
+HEAD = "0002"
+"""The newest migration. Stated here so that opening a migrated database does not import Alembic (0.2 s)."""
+
+VERSION_TABLE = "autotuner_migration"
+"""Not Alembic's usual name: on PostgreSQL another application may share the database."""
+
+SCRIPTS = Path(__file__).parent
+_LOCK = 0x6175746F
+"""PostgreSQL's lock for migrations of this product; on SQLite `BEGIN IMMEDIATE` is the lock."""
+
+
+def migrate(engine: Engine) -> None:
+    """Make or update the tables, in one transaction; two processes may do it at once.
+
+    Raises:
+        DatabaseError: the tables are another application's, or of a migration that this version does not know.
+    """
+    with engine.connect() as connection:
+        if _version(connection) == HEAD:
+            return
+    try:
+        with engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                unlimited(connection.connection.driver_connection)
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            version = _version(connection)
+            if version != HEAD:
+                _check(connection, version)
+                _upgrade(connection)
+    finally:
+        engine.dispose()  # of a connection without limits
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+
+
+def _check(connection: Connection, version: str | None) -> None:
+    from alembic.script import ScriptDirectory
+
+    where = shown(connection.engine.url)
+    known = {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
+    if version is not None and version not in known:
+        raise DatabaseError(
+            f"{where} is at migration {version!r}, and this version knows none after {HEAD!r}: it was written by a "
+            "newer autotuner; update this one, or give another database"
+        )
+    tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+    foreign = tables & set(Tables.metadata.tables) if connection.dialect.name == "postgresql" else tables
+    if version is None and foreign:
+        raise DatabaseError(
+            f"{where} holds tables that are not autotuner's ({', '.join(sorted(foreign)[:5])}): give a new database, "
+            "or one that autotuner made"
+        )
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,8 +1,8 @@
-"""What Alembic runs: the migrations, on the connection and in the transaction that it is given."""
+"""The script that Alembic runs: the migrations, on the connection and in the transaction that it is given."""
 
 from alembic import context
 
-from autotuner.database.migrating import VERSION_TABLE
+from autotuner.database.migrations import VERSION_TABLE
 from autotuner.database.tables import Tables
 
 context.configure(

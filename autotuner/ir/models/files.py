@@ -1,4 +1,4 @@
-"""Where model files are, and how they are read."""
+"""Finding and reading of model files."""
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a model file may contain. Unknown keys are errors; nothing in the file is evaluated."""
+"""Content of a model file, as Pydantic models. Unknown keys are errors; nothing in the file is evaluated."""
 
 import sys
 from typing import Annotated, Any, Literal, Self

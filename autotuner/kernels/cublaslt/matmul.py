@@ -27,7 +27,6 @@ from autotuner.kernels.rules.cublaslt import (
     summed_operand,
 )
 from autotuner.kernels.torch import contraction, stacked
-from autotuner.kernels.torch.streams import current_stream
 
 Run = Callable[[], Any]
 
@@ -48,7 +47,7 @@ GELU_BIAS, GELU_SAVING_BIAS, GELU_GRAD, GELU_GRAD_SUM_OF_D = 36, 164, 192, 208
 
 
 @dataclass(frozen=True)
-class Operand:
+class Matrix:
     """A column-major matrix, or one that is to be transposed: rows and columns as they are stored."""
 
     pointer: int
@@ -60,7 +59,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of a product before it is written.
+    """An operation on a product before it is written.
 
     Args:
         number: of cublasLtEpilogue_t.
@@ -80,9 +79,9 @@ NO_EPILOGUE = Epilogue()
 class Oriented:
     """A product as cuBLASLt sees it, and whether its operands are swapped."""
 
-    a: Operand
-    b: Operand
-    d: Operand
+    a: Matrix
+    b: Matrix
+    d: Matrix
     swapped: bool
 
 
@@ -98,11 +97,11 @@ def oriented(a: Tensor, b: Tensor, c: Tensor) -> Oriented:
     return Oriented(_operand(a), _operand(b), _operand(c), swapped)
 
 
-def _operand(matrix: Tensor) -> Operand:
+def _operand(matrix: Tensor) -> Matrix:
     rows, columns = matrix.shape
     if matrix.stride(0) == 1 or rows == 1:
-        return Operand(matrix.data_ptr(), rows, columns, max(rows, matrix.stride(1) if columns > 1 else rows))
-    return Operand(matrix.data_ptr(), columns, rows, max(columns, matrix.stride(0)), transposed=True)
+        return Matrix(matrix.data_ptr(), rows, columns, max(rows, matrix.stride(1) if columns > 1 else rows))
+    return Matrix(matrix.data_ptr(), columns, rows, max(columns, matrix.stride(0)), transposed=True)
 
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -215,12 +214,12 @@ def _product(
     wanted = dict(call.candidate.params).get("algorithm", 0)
     if type(wanted) is not int or wanted < 0:
         raise KernelError(f"algorithm is {wanted!r}: write a place in the library's list, from 0")
-    plan = _planned(oriented(a, b, c), DATA_TYPES[a.dtype], epilogue, wanted, c.device, addend)
-    return lambda: plan.launch(c.device)
+    launch = _prepared(oriented(a, b, c), DATA_TYPES[a.dtype], epilogue, wanted, c.device, addend)
+    return lambda: launch.queue(c.device)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Launch:
     """A call of the library, less its workspace and stream, and what its pointers point to."""
 
     bindings: Any
@@ -228,10 +227,11 @@ class Plan:
     workspace_bytes: int
     kept: tuple[Any, ...]
 
-    def launch(self, device: torch.device) -> None:
+    def queue(self, device: torch.device) -> None:
         """Queue the product on the current stream, with a workspace of that stream's."""
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
-        self.bindings.matmul(*self.arguments, workspace.data_ptr(), self.workspace_bytes, current_stream(device))
+        stream = torch.cuda.current_stream(device).cuda_stream
+        self.bindings.matmul(*self.arguments, workspace.data_ptr(), self.workspace_bytes, stream)
 
 
 @cache
@@ -249,14 +249,14 @@ def _handle(device_index: int) -> tuple[Any, int]:
         return cublasLt, cublasLt.create()
 
 
-def _planned(
+def _prepared(
     seen: Oriented,
     data_type: int,
     epilogue: Epilogue,
     wanted: int,
     device: torch.device,
     addend: Tensor | None,
-) -> Plan:
+) -> Launch:
     library, handle = _handle(device.index or 0)
     attribute = library.MatmulDescAttribute
     descriptor = library.matmul_desc_create(COMPUTE_32F, DATA_TYPES[torch.float32])
@@ -308,7 +308,7 @@ def _planned(
         seen.d.pointer, result, found.ptr + wanted * size,
     )  # fmt: skip
     needed = int(found.workspace_size[wanted])
-    plan = Plan(library, arguments, needed + SLACK_BYTES if needed else 0, (found, one, zero))
+    plan = Launch(library, arguments, needed + SLACK_BYTES if needed else 0, (found, one, zero))
     finalize(plan, _destroy, library, descriptor, layouts)
     return plan
 

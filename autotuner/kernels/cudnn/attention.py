@@ -18,7 +18,6 @@ from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.torch.attention import back, causal, factor, forward_operands
-from autotuner.kernels.torch.streams import current_stream
 
 Run = Callable[[], Any]
 
@@ -26,7 +25,7 @@ SEEDS = 1 << 62
 
 
 @dataclass(frozen=True)
-class Lies:
+class Operand:
     """An operand as the library is told of it: batch, heads, rows, features."""
 
     dtype: torch.dtype
@@ -34,7 +33,7 @@ class Lies:
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Lies":
+    def of(cls, tensor: Tensor) -> "Operand":
         return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
@@ -46,7 +45,7 @@ class Wanted:
         operands: by the library's names, those that it reads and those that it writes.
     """
 
-    operands: tuple[tuple[str, Lies], ...]
+    operands: tuple[tuple[str, Operand], ...]
     backward: bool
     dropped: float
     causal: bool
@@ -79,7 +78,7 @@ def _launched(
 ) -> Run:
     device = operands["q"].device
     wanted = Wanted(
-        tuple((name, Lies.of(tensor)) for name, tensor in operands.items()), backward, dropped_share(subgraph),
+        tuple((name, Operand.of(tensor)) for name, tensor in operands.items()), backward, dropped_share(subgraph),
         causal(subgraph), factor(subgraph), device.index or 0,
     )  # fmt: skip
     built = _built(wanted, seeded=seed is not None)
@@ -93,7 +92,7 @@ def _launched(
             assert seed is not None
             seed.random_(0, SEEDS)
         workspace = torch.empty(built.workspace_bytes, dtype=torch.uint8, device=device)
-        library.set_stream(handle=handle, stream=current_stream(device))
+        library.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
         built.graph.execute(pointers, workspace.data_ptr(), handle=handle)
 
     return run

@@ -1,11 +1,13 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from math import floor
 
+from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
 
@@ -24,25 +26,25 @@ BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction"
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
 
+
+def attention_grad(kinds: tuple[str, ...]) -> AttentionGrad:
+    """Return the pattern of the backward of attention of some kinds."""
+    return AttentionGrad((*BACKWARD, *("dropout" for kind in kinds if kind == "dropout")), kinds)
+
+
 LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
 """The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+GENERATOR_STATES.update(flash=2, cudnn=1, efficient=2)
 
 ADDS = ("cuda_efficient_attention",)
 """Kernels that also add a mask to the scores; backward reads it again."""
 
-ATTENTION: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "torch_flash_attention": (FORWARD,),
-    "torch_flash_attention_causal": (CAUSAL_FORWARD,),
-    **{
-        name: tuple(
-            (*kinds[:-1], *drop, kinds[-1])
-            for kinds in (FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD] if name in ADDS else ()))
-            for drop in ((), DROPPING)
-        )
-        for name in LIBRARY
-    },
-}
-"""Kernels of attention's forward, and which operators each computes; with `_grad` behind its name, its backward."""
+
+def _library_kinds(name: str) -> tuple[tuple[str, ...], ...]:
+    """Return the kinds of each attention that a CUDA library's kernel computes."""
+    forwards = (FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD] if name in ADDS else ()))
+    return tuple((*kinds[:-1], *drop, kinds[-1]) for kinds in forwards for drop in ((), DROPPING))
+
 
 MOST_FEATURES = 128
 """Of a head; FlashAttention and cuDNN take more in forward than in backward."""
@@ -225,26 +227,34 @@ def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         )
 
 
-for _name, _kinds, _function, _consistent in (
-    ("torch_flash_attention", FORWARD, "forward", ""),
-    ("torch_flash_attention_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
-    ("torch_flash_attention_causal", CAUSAL_FORWARD, "forward", ""),
-    ("torch_flash_attention_causal_grad", BACKWARD, "backward", f"{_IMPLEMENTATION}:fill_in_statistics"),
-):
+for _name, _kinds in (("torch_flash_attention", FORWARD), ("torch_flash_attention_causal", CAUSAL_FORWARD)):
     KERNELS.add(
         Kernel(
-            _name, _kinds, f"{_IMPLEMENTATION}:{_function}", features_scattered, consistent=_consistent,
-            layouts=attention_layouts, anchors=True, merges=False, pitched=True,
+            _name, _kinds, f"{_IMPLEMENTATION}:forward", features_scattered, layouts=attention_layouts, anchors=True,
+            merges=False, pitched=True, patterns=(Attention(_kinds),), partner=f"{_name}_grad",
+        )
+    )  # fmt: skip
+    KERNELS.add(
+        Kernel(
+            f"{_name}_grad", BACKWARD, f"{_IMPLEMENTATION}:backward", features_scattered,
+            consistent=f"{_IMPLEMENTATION}:fill_in_statistics", layouts=attention_layouts, anchors=True, merges=False,
+            pitched=True, patterns=(attention_grad(_kinds),), partner=_name,
         )
     )  # fmt: skip
 for _name, _storage in LIBRARY.items():
-    for _suffix, _function, _consistent in (("", "forward", ""), ("_grad", "backward", f"{_MASKS}:fill_in_{_storage}")):
+    _forwards = tuple(Attention(kinds) for kinds in _library_kinds(_name))
+    _backwards = tuple(attention_grad(kinds) for kinds in _library_kinds(_name))
+    for _suffix, _partner, _function, _consistent, _patterns in (
+        ("", "_grad", "forward", "", _forwards),
+        ("_grad", "", "backward", f"{_MASKS}:fill_in_{_storage}", _backwards),
+    ):
         KERNELS.add(
             Kernel(
                 f"{_name}{_suffix}", (), f"{_IMPLEMENTATIONS[_storage]}:{_function}", not_for_cuda(_storage),
                 consistent=_consistent, numerics="exact" if _suffix else "unbiased", layouts=library_layouts(_storage),
                 anchors=True, merges=False, pitched=True, flat=(_storage,),
-                drops=dropped_by_flash if _storage == "flash" else as_asked,
+                drops=dropped_by_flash if _storage == "flash" else as_asked, patterns=_patterns,
+                partner=f"{_name}{_partner}",
                 version=2 if (_storage, _suffix) == ("flash", "") else 1,  # until 2, its mask was held to p exactly
             )
         )  # fmt: skip

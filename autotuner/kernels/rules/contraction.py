@@ -20,6 +20,7 @@ from autotuner.kernels.geometry import (
     packed,
     translate,
     unit_stride,
+    unit_strides,
 )
 from autotuner.kernels.registry import KERNELS, Kernel
 
@@ -145,12 +146,7 @@ def no_loop_over_products(subgraph: Subgraph, candidate: Candidate) -> str | Non
     matrices = as_matrices(node, strides, extents)
     if isinstance(matrices, str):
         return matrices
-    ok = (
-        unit_stride(matrices.a, matrices.m, matrices.k)
-        and unit_stride(matrices.b, matrices.k, matrices.n)
-        and unit_stride(matrices.c, matrices.m, matrices.n)
-    )
-    return None if ok else "an operand has no contiguous matrix axis"
+    return None if unit_strides(matrices) else "an operand has no contiguous matrix axis"
 
 
 def no_loop_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from autotuner.errors import KernelError
 from autotuner.ir.form import SAVING, Form
 from autotuner.ir.graph import Graph
+from autotuner.ir.kinds import draws
 from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
 from autotuner.kernels.geometry import forms_by_number, operand_strides
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 
 KIND = "conversion"
 
-_IMPLEMENTATION = "autotuner.kernels.torch.conversion"
+_COPY = "autotuner.kernels.torch.elementwise:copy"
+_MASKS = "autotuner.kernels.inductor.conversion"
 
 PACKED = (("raw", "bit"), ("byte", "bit"))
 UNPACKED = (("bit", "raw"), ("bit", "byte"))
@@ -55,7 +57,7 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
 
 def is_mask(graph: Graph, name: str) -> bool:
     """Tell whether a tensor of a graph is a dropout mask."""
-    return name in graph.producers and graph.producers[name].kind == "dropout_mask"
+    return name in graph.producers and draws(graph.producers[name].kind)
 
 
 def nothing_to_convert(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -88,8 +90,8 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Refuses:
     return refuses
 
 
-KERNELS.add(Kernel("torch_copy", (KIND,), f"{_IMPLEMENTATION}:copy", refuses=nothing_to_convert,
+KERNELS.add(Kernel("torch_copy", (KIND,), _COPY, refuses=nothing_to_convert,
                    version=2, pitched=True))  # fmt: skip
 for _name, _pairs in (("pack", PACKED), ("unpack", UNPACKED), ("expand", EXPANDED), ("cast", CAST)):
-    KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_IMPLEMENTATION}:{_name}", refuses=_only(_pairs),
+    KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_MASKS}:{_name}", refuses=_only(_pairs),
                        compiles=True, flat=() if _pairs is CAST else SAVING))  # fmt: skip

@@ -20,6 +20,7 @@ from autotuner.kernels.geometry import (
     operand_numbers,
     operand_strides,
 )
+from autotuner.kernels.patterns import Pair, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.kernels.rules.contraction import contraction_of, not_one_product, product_layouts
 from autotuner.kernels.rules.stacked import members, not_one_stacked_product, stacked_product_layouts
@@ -91,8 +92,10 @@ def summed_operand(subgraph: Subgraph) -> int:
 
 
 def sums_contracted_axes(subgraph: Subgraph) -> bool:
-    """Tell whether a bias gradient sums what the contraction that reads the same gradient contracts."""
+    """Tell whether a bias gradient sums what the contraction that reads the same gradient, once, contracts."""
     product, bias = contraction_of(subgraph), members(subgraph, "bias_grad")[0]
+    if product.inputs[0] == product.inputs[1]:
+        return False
     source, kept = operand_letters(bias)
     place = product.inputs.index(bias.inputs[0])
     letters, made = operand_letters(product)[place], operand_letters(product)[2]
@@ -192,7 +195,7 @@ for _name, _kinds in (("cublaslt_matmul", ("contraction",)), ("cublaslt_matmul_b
 KERNELS.add(
     Kernel(
         "cublaslt_matmul_bias_grad", (), f"{_IMPLEMENTATION}:matmul_bias_grad", _beside_bias_grads(not_single),
-        layouts=bias_grad_layouts, anchors=True,
+        layouts=bias_grad_layouts, anchors=True, patterns=(Pair(("bias_grad", "contraction"), sums_contracted_axes),),
     )
 )  # fmt: skip
 for _name, _chain in (
@@ -206,16 +209,20 @@ for _name, _chain in (
             anchors=True,
         )
     )  # fmt: skip
-for _name in ("cublaslt_stacked_matmul", "cublaslt_stacked_matmul_bias"):
+for _name, _kinds in (
+    ("cublaslt_stacked_matmul", ("contraction",)),
+    ("cublaslt_stacked_matmul_bias", ("contraction", "bias")),
+):
     KERNELS.add(
         Kernel(
             _name, (), f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_one_stacked_product,
-            layouts=stacked_product_layouts, anchors=True, merges=False,
+            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(Siblings(_kinds),),
         )
     )  # fmt: skip
 KERNELS.add(
     Kernel(
         "cublaslt_stacked_matmul_bias_grad", (), f"{_IMPLEMENTATION}:stacked_matmul_bias_grad",
         _beside_bias_grads(not_one_stacked_product), layouts=stacked_bias_grad_layouts, anchors=True, merges=False,
+        patterns=(Siblings(("contraction", "bias_grad")),),
     )
 )  # fmt: skip

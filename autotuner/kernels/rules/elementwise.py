@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 
 from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.kinds import KINDS, draws
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
     HALVES,
@@ -32,35 +33,27 @@ def widest(node: Node) -> str:
     return max(operand_letters(node), key=len)
 
 
+def _operands(node: Node, symbols: str) -> set[int]:
+    """Return the tensors that the pattern of a node's kind writes with one of these symbols."""
+    numbers = operand_numbers(node)
+    return {numbers[place] for place in KINDS[node.kind].places(symbols)} if node.kind in KINDS else set()
+
+
 def vectors(node: Node) -> set[int]:
     """Return the tensors that keep their declared order: biases, scales, masks over keys, and their gradients."""
-    inputs, outputs = node.inputs, node.outputs
-    match node.kind:
-        case "bias" | "mask":
-            return {inputs[1]}
-        case "bias_grad":
-            return {outputs[0]}
-        case "layer_norm":
-            return {inputs[1], inputs[2]}
-        case "layer_norm_grad_input":
-            return {inputs[2]}
-        case "layer_norm_grad_parameters":
-            return {outputs[0], outputs[1]}
-    return set()
+    return _operands(node, "SH")
 
 
 def dropout_masks(subgraph: Subgraph) -> set[int]:
     """Return the numbers of tensors that are dropout masks; a conversion that carries p is one of a mask."""
-    return (
-        {node.inputs[1] for node in subgraph.nodes if node.kind == "dropout"}
-        | {node.outputs[0] for node in subgraph.nodes if node.kind == "dropout_mask"}
-        | {
-            number
-            for node in subgraph.nodes
-            if node.kind == "conversion" and node.attributes
-            for number in node.inputs + node.outputs
-        }
-    )
+    converted = (node for node in subgraph.nodes if node.kind == "conversion" and node.attributes)
+    masks = {number for node in converted for number in operand_numbers(node)}
+    return masks.union(*(_operands(node, "M") for node in subgraph.nodes))
+
+
+def drawn_masks(subgraph: Subgraph) -> set[int]:
+    """Return the numbers of the dropout masks that a subgraph draws."""
+    return {number for node in subgraph.nodes if draws(node.kind) for number in node.outputs}
 
 
 def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -116,12 +109,9 @@ def axis_not_contiguous(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def normalised(node: Node) -> str:
-    """Return the letters that a layer normalisation reduces over."""
-    if node.kind == "layer_norm":
-        return operand_letters(node)[1]
-    if node.kind == "layer_norm_grad_input":
-        return operand_letters(node)[2]
-    return operand_letters(node)[len(node.inputs)]
+    """Return the letters that a normalisation reduces over; "" for an operator of another kind."""
+    places = KINDS[node.kind].places("H")
+    return operand_letters(node)[places[0]] if places else str(dict(node.attributes).get("axis", ""))
 
 
 def statistics_too_narrow(subgraph: Subgraph, candidate: Candidate) -> str | None:

@@ -4,16 +4,24 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import operand_letters, operand_numbers
+from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
 
-FUSIBLE = frozenset({
-    "bias", "scale", "mask", "causal_mask", "add", "softmax", "gelu_erf", "gelu_tanh", "relu", "dropout", "layer_norm",
-    "bias_grad", "softmax_grad", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
-    "layer_norm_grad_input", "layer_norm_grad_parameters",
-})  # fmt: skip
+FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
+SETS = Connected(
+    FUSIBLE,
+    alone=frozenset(kind.name for kind in KINDS.values() if kind.fused_alone),
+    without=(
+        frozenset(),
+        frozenset({"bias"}),  # which a product's own kernel can add
+        frozenset(name for name in FUSIBLE if not KINDS[name].keeps_axes),  # whose sums run along another axis
+    ),
+)
+"""Few enough to compile them all."""
 
 
 def global_letters(subgraph: Subgraph) -> dict[int, str]:
@@ -61,4 +69,4 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,
-                   layouts=fused_layouts))  # fmt: skip
+                   layouts=fused_layouts, patterns=(SETS,)))  # fmt: skip

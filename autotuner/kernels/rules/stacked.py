@@ -5,7 +5,7 @@ ordinary dense tensor that is asked to lie right behind its sibling.
 """
 
 from collections.abc import Iterator
-from itertools import permutations, product
+from itertools import product
 
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import Candidate, Node, Subgraph
@@ -15,8 +15,10 @@ from autotuner.kernels.geometry import (
     forms_by_number,
     letter_groups,
     operand_letters,
-    unit_stride,
+    orders,
+    unit_strides,
 )
+from autotuner.kernels.patterns import Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
 
 _IMPLEMENTATION = "autotuner.kernels.torch.stacked"
@@ -85,12 +87,7 @@ def not_one_stacked_product(subgraph: Subgraph, candidate: Candidate) -> str | N
     matrices = as_matrices(stacked_node(subgraph), strides, stacked_extents(subgraph))
     if isinstance(matrices, str):
         return matrices
-    ok = (
-        unit_stride(matrices.a, matrices.m, matrices.k)
-        and unit_stride(matrices.b, matrices.k, matrices.n)
-        and unit_stride(matrices.c, matrices.m, matrices.n)
-    )
-    return None if ok else "an operand has no contiguous matrix axis"
+    return None if unit_strides(matrices) else "an operand has no contiguous matrix axis"
 
 
 def stacked_product_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -126,7 +123,7 @@ def _bias_forms(subgraph: Subgraph, forms: dict[int, str]) -> dict[int, str]:
 
 
 def _orders(letters: str) -> list[str]:
-    return [letters] if STACK_LETTER in letters else ["".join(order) for order in permutations(letters)]
+    return [letters] if STACK_LETTER in letters else orders(letters)
 
 
 def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -146,26 +143,15 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-for _name, _function in (
-    ("torch_stacked_matmul", "matmul"),
-    ("torch_stacked_matmul_bias", "matmul"),
-    ("cublas_stacked_matmul", "matmul"),
-    ("cublas_stacked_matmul_bias", "matmul_row_bias"),
+_PRODUCT, _BIASED = Siblings(("contraction",)), Siblings(("contraction", "bias"))
+for _name, _function, _siblings in (
+    ("torch_stacked_matmul", "matmul", _PRODUCT),
+    ("torch_stacked_matmul_bias", "matmul", _BIASED),
+    ("cublas_stacked_matmul", "matmul", _PRODUCT),
+    ("cublas_stacked_matmul_bias", "matmul_row_bias", _BIASED),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=stacked_product_layouts, anchors=True, merges=False))  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "torch_stacked_bias", (), f"{_IMPLEMENTATION}:bias", layouts=stacked_vector_layouts, anchors=True, merges=False
-    )
-)
-KERNELS.add(
-    Kernel(
-        "torch_stacked_bias_grad",
-        (),
-        f"{_IMPLEMENTATION}:bias_grad",
-        layouts=stacked_vector_layouts,
-        anchors=True,
-        merges=False,
-    )
-)
+                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(_siblings,)))  # fmt: skip
+for _kind in ("bias", "bias_grad"):
+    KERNELS.add(Kernel(f"torch_stacked_{_kind}", (), f"{_IMPLEMENTATION}:{_kind}", layouts=stacked_vector_layouts,
+                       anchors=True, merges=False, patterns=(Siblings((_kind,)),)))  # fmt: skip

@@ -6,13 +6,14 @@ weight was dropped.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import STATE_INTEGERS
+from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Subgraph
 from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.torch.attention import added, causal, factor
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 def library_seed(library: str, subgraph: Subgraph, number: int) -> Tensor:
     """Return a seed made up for measuring, and an offset if the library has one: of a tensor of a subgraph."""
     seed = int(subgraph.signature[SEED_DIGITS : 2 * SEED_DIGITS], 16) + number
-    return torch.tensor([seed, 0][: STATE_INTEGERS[library]])
+    return torch.tensor([seed, 0][: GENERATOR_STATES[library]])
 
 
 def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) -> Tensor:
@@ -70,21 +71,6 @@ def _output(library: str, query: Tensor, key: Tensor, value: Tensor, p: float) -
     return found
 
 
-def fill_in_flash(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
-    """As `_fill_in`, with a mask that FlashAttention draws."""
-    _fill_in("flash", subgraph, inputs)
-
-
-def fill_in_cudnn(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
-    """As `_fill_in`, with a mask that cuDNN draws."""
-    _fill_in("cudnn", subgraph, inputs)
-
-
-def fill_in_efficient(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
-    """As `_fill_in`, with a mask that memory-efficient attention draws."""
-    _fill_in("efficient", subgraph, inputs)
-
-
 def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output, log-sum-exp and mask of a backward's inputs those of its query, key and value.
 
@@ -109,3 +95,8 @@ def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None
         inputs[6].copy_(library_mask(library, state, tuple(inputs[6].shape), share))
         weights = weights * inputs[6] / (1 - share)
     out.copy_(weights @ value.float())
+
+
+fill_in_flash = partial(_fill_in, "flash")
+fill_in_cudnn = partial(_fill_in, "cudnn")
+fill_in_efficient = partial(_fill_in, "efficient")

@@ -36,6 +36,14 @@ def in_memory_order(tensor: Tensor) -> tuple[Tensor, list[int]]:
     return tensor.permute(order), order
 
 
+def copy(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    """Copy a tensor into another memory order."""
+    (source,), (target,) = inputs, outputs
+    have, want = operand_letters(_node(call))
+    turned = source.permute([have.index(letter) for letter in want])
+    return lambda: target.copy_(turned)
+
+
 def scale(call: Call, inputs: Operands, outputs: Operands) -> Run:
     (x,), (y,), factor = inputs, outputs, float(_attribute(call, "factor"))
     return lambda: torch.mul(x, factor, out=y)

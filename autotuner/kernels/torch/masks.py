@@ -1,4 +1,4 @@
-"""What a stored dropout mask stands for, in plain torch: bits, and Threefry behind a seed.
+"""Decoding of stored dropout masks in plain torch: bits, and Threefry behind a seed.
 
 Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers, SC 2011). A seed of 64 bits is its
 key. A mask of n elements is four parts of ceil(n / 4), the last ones shorter: counter c draws 16 bits for element c of
@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import BITS, LIBRARIES, Form
+from autotuner.ir.form import BITS, GENERATOR_STATES, Form
 from autotuner.ir.records import TensorType
 from autotuner.kernels.torch.attention_masks import library_mask
 
@@ -64,7 +64,7 @@ def decoded(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> 
     """
     if not form.is_flat:
         return stored
-    if form.storage in LIBRARIES:
+    if form.storage in GENERATOR_STATES:
         assert p is not None
         return library_mask(form.storage, stored, tensor.extents, p)
     shape = dict(zip(tensor.axes, tensor.extents, strict=True))

@@ -1,11 +1,12 @@
-"""An alternative set against the plan: in what it differs, what it would gain where it stands and what it costs."""
+"""Alternatives weighed against the plan, with their gains and costs, and the prices of its conversions."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from math import fsum
 
-from autotuner.plan.configuration import Alternative, Configuration, Step
-from autotuner.plan.explanation.phrases import SHOWN, call_words, counted, form_words, listed, more_us, some, us
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import SHOWN, call_words, counted, form_words, listed, more_us, some, us
+from autotuner.plan.step import Alternative, Step, tensor_of
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,41 @@ def _difference_words(alternative: Alternative, same: Step | None, differences: 
     if same is not None and (same.kernel, same.params) != (alternative.kernel, alternative.params):
         parts.append(f"{call} in place of {call_words(same.kernel, same.params)}")
     return f"with {listed(parts)}" if parts else f"with {call} in its place"
+
+
+@dataclass(frozen=True)
+class Price:
+    """A conversion of the plan: a tensor that is copied from one form into another, and what that takes.
+
+    Args:
+        step: its number from 1, in running order.
+        tensor: as the step names it.
+        predicted_us, low_us, high_us: the median of its measurement, and the 95 % interval of that.
+    """
+
+    step: int
+    tensor: str
+    source: str
+    target: str
+    predicted_us: float
+    low_us: float
+    high_us: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.tensor} from {form_words(self.source)} to {form_words(self.target)} for {us(self.predicted_us)}"
+
+
+def conversion_prices(configuration: Configuration) -> tuple[Price, ...]:
+    """Return every conversion of a plan, in running order."""
+    return tuple(
+        Price(number, name, source, target, step.predicted_us, step.low_us, step.high_us)
+        for number, step in enumerate(configuration.steps, start=1)
+        if step.is_conversion
+        for (name, source), (_, target) in zip(step.inputs, step.outputs, strict=True)
+    )
+
+
+def prices_of(configuration: Configuration, tensor: str) -> tuple[Price, ...]:
+    """Return the conversions of a tensor, those of what backward makes of it a second time included."""
+    return tuple(price for price in conversion_prices(configuration) if tensor_of(price.tensor) == tensor)

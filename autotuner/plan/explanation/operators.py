@@ -6,10 +6,10 @@ from typing import Any
 
 from autotuner.errors import NotFoundError
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Fusion, Step, tensor_of
-from autotuner.plan.explanation.alternatives import Weighed, balance_words, computing, weigh
-from autotuner.plan.explanation.phrases import TOLD, call_words, counted, form_words, interval_us, near, some, us
-from autotuner.plan.explanation.prices import Price, conversion_prices
+from autotuner.plan.configuration import Configuration, Fusion
+from autotuner.plan.explanation.alternatives import Price, Weighed, balance_words, computing, conversion_prices, weigh
+from autotuner.plan.phrases import TOLD, call_words, counted, form_words, interval_us, near, some, us
+from autotuner.plan.step import Step, tensor_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """Why an operator is computed as it is; times in microseconds, of the whole step that computes it.
+    """Reasons for which an operator is computed as it is; times in microseconds, of the whole step that computes it.
 
     Args:
         step: number from 1, in running order, of the step that computes it.

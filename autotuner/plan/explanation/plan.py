@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from math import fsum
 
 from autotuner.plan.configuration import Certificate, Configuration
-from autotuner.plan.explanation.alternatives import Weighed, weigh
-from autotuner.plan.explanation.phrases import TOLD, binary, counted, interval_us, some, us
-from autotuner.plan.explanation.prices import Price, conversion_prices
+from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_prices, weigh
+from autotuner.plan.phrases import TOLD, binary, counted, interval_us, some, us
 
 NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a step takes above the fastest that was measured for the same operators, under any forms."""
+    """Time that a step takes above the fastest that was measured for the same operators, under any forms."""
 
     step: int
     operators: tuple[str, ...]
@@ -26,7 +25,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class PlanExplanation:
-    """How good a plan is, and why it is not better.
+    """Quality of a plan, and the reasons why it is not better.
 
     Args:
         losses: of every step that is above its own best, the greatest first.

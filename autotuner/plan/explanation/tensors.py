@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotuner.errors import NotFoundError
-from autotuner.plan.configuration import Configuration, Step, tensor_of
-from autotuner.plan.explanation.alternatives import Weighed, weigh
-from autotuner.plan.explanation.phrases import TOLD, counted, form_words, near, some, us
-from autotuner.plan.explanation.prices import Price, prices_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.explanation.alternatives import Price, Weighed, prices_of, weigh
+from autotuner.plan.phrases import TOLD, counted, form_words, near, some, us
+from autotuner.plan.step import Step, tensor_of
 
 
 @dataclass(frozen=True)

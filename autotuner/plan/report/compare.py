@@ -1,4 +1,4 @@
-"""What was measured for the work of each step: the best and worst of it, the default, what failed, what is unknown."""
+"""Comparison of each step with all that was measured for its work: best, worst, default, failed and unknown."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from autotuner.errors import ConfigurationError
 from autotuner.ir.records import STATUSES, Measurement, Scalar, Status
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.step import Step, tensor_of
 from autotuner.solve.default import alone_as_declared_us
 from autotuner.space import Choice, Conversion, Space
 
@@ -15,7 +16,7 @@ SameWork = frozenset[str] | tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedCandidate:
     """A candidate with its time.
 
     Args:
@@ -40,8 +41,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was measured for the work of one step: for the same operators under any kernel, forms and parameters.
+class StepComparison:
+    """A step beside what was measured for its work: the same operators under any kernel, forms and parameters.
 
     For a conversion, the same work is a copy of the same tensor between the same two forms. Candidates that execute the
     same call are measured once and counted once.
@@ -61,8 +62,8 @@ class Row:
     label: str
     operators: tuple[str, ...]
     chosen_us: float
-    best: Timed | None
-    worst: Timed | None
+    best: TimedCandidate | None
+    worst: TimedCandidate | None
     default_us: float | None
     candidates: int
     measured: int
@@ -82,7 +83,7 @@ class Row:
         return self.candidates - self.measured - sum(self.failed.values())
 
 
-def compare(space: Space, known: Mapping[str, Measurement], configuration: Configuration) -> tuple[Row, ...]:
+def compare(space: Space, known: Mapping[str, Measurement], configuration: Configuration) -> tuple[StepComparison, ...]:
     """Return what was measured for each step's work, in the order of the steps.
 
     Args:
@@ -104,7 +105,7 @@ def compare(space: Space, known: Mapping[str, Measurement], configuration: Confi
         work = (conversion.tensor, conversion.source, conversion.target)
         alternatives[work].setdefault(conversion.call.key, conversion)
     alone_us = alone_as_declared_us(space, {key: m.median_us for key, m in known.items() if m.median_us is not None})
-    return tuple(_row(step.label, step, alternatives[_work(step)], known, alone_us) for step in configuration.steps)
+    return tuple(_compared(step, alternatives[_work(step)], known, alone_us) for step in configuration.steps)
 
 
 def tally(space: Space, known: Mapping[str, Measurement]) -> dict[str, int]:
@@ -121,17 +122,16 @@ def _work(step: Step) -> SameWork:
     return frozenset(step.operators)
 
 
-def _row(
-    label: str,
+def _compared(
     step: Step,
     alternatives: Mapping[str, Choice | Conversion],
     known: Mapping[str, Measurement],
     alone_us: Mapping[str, float],
-) -> Row:
+) -> StepComparison:
     timed = sorted(_timed(alternatives, known), key=lambda found: found.us)
     has_default = bool(step.operators) and alone_us.keys() >= set(step.operators)
-    return Row(
-        label=label,
+    return StepComparison(
+        label=step.label,
         operators=step.operators,
         chosen_us=step.predicted_us,
         best=timed[0] if timed else None,
@@ -143,12 +143,14 @@ def _row(
     )
 
 
-def _timed(alternatives: Mapping[str, Choice | Conversion], known: Mapping[str, Measurement]) -> Iterator[Timed]:
+def _timed(
+    alternatives: Mapping[str, Choice | Conversion], known: Mapping[str, Measurement]
+) -> Iterator[TimedCandidate]:
     for key, alternative in alternatives.items():
         us = known[key].median_us if key in known else None
         if us is not None:
             candidate = alternative.candidate
-            yield Timed(candidate.kernel, candidate.params, _forms(alternative), us)
+            yield TimedCandidate(candidate.kernel, candidate.params, _forms(alternative), us)
 
 
 def _forms(alternative: Choice | Conversion) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""What the drawing of a training step contains, before it has places: boxes, tensors between them, saved tensors."""
+"""Contents of the drawing of a training step, before they have places: boxes, tensors between them, saved tensors."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,8 @@ from typing import Literal
 
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import OperatorClass, kind_of
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.step import Step, tensor_of
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -33,7 +34,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class BoxTensor:
     """A tensor named inside a box: nothing leads to or from it within the phase.
 
     Roles: a `parameter` that is read; a tensor `saved` by forward, where it is read in backward; one `kept` for
@@ -53,8 +54,8 @@ class Box:
     step: Step
     step_class: StepClass
     members: tuple[Member, ...]
-    reads: tuple[Port, ...] = field(default=())
-    makes: tuple[Port, ...] = field(default=())
+    reads: tuple[BoxTensor, ...] = field(default=())
+    makes: tuple[BoxTensor, ...] = field(default=())
 
     @property
     def phase(self) -> Phase:
@@ -104,13 +105,13 @@ def diagram(configuration: Configuration) -> Diagram:
     outputs = _outputs(graph, makers)
     flows: list[Flow] = []
     links: list[Link] = []
-    reads: dict[int, list[Port]] = defaultdict(list)
-    makes: dict[int, list[Port]] = defaultdict(list)
+    reads: dict[int, list[BoxTensor]] = defaultdict(list)
+    makes: dict[int, list[BoxTensor]] = defaultdict(list)
     for made, source in makers.items():
         tensor = graph.tensors[tensor_of(made[0])]
         if source is None and tensor.role == "parameter":
             for target in readers[made]:
-                reads[target].append(Port(*made, "parameter"))
+                reads[target].append(BoxTensor(*made, "parameter"))
             continue
         phase: Phase = "backward" if tensor.role == "gradient" else "forward"
         if source is not None:
@@ -123,10 +124,10 @@ def diagram(configuration: Configuration) -> Diagram:
         if near or (is_output and not for_parameter) or (source is None and far):
             flows.append(Flow(made, phase, source, near, is_output))
         elif source is not None:
-            makes[source].append(Port(*made, "gradient" if for_parameter else "kept" if far else "unread"))
+            makes[source].append(BoxTensor(*made, "gradient" if for_parameter else "kept" if far else "unread"))
         for target in far:
             links.append(Link(made, source, target))
-            reads[target].append(Port(*made, "saved"))
+            reads[target].append(BoxTensor(*made, "saved"))
     operators = {operator.name: operator for operator in graph.operators}
     boxes = tuple(
         _box(number, step, operators, tuple(reads[number]), tuple(makes[number]))
@@ -177,7 +178,11 @@ def _is_of_parameter(graph: Graph, gradient: str) -> bool:
 
 
 def _box(
-    number: int, step: Step, operators: Mapping[str, Operator], reads: tuple[Port, ...], makes: tuple[Port, ...]
+    number: int,
+    step: Step,
+    operators: Mapping[str, Operator],
+    reads: tuple[BoxTensor, ...],
+    makes: tuple[BoxTensor, ...],
 ) -> Box:
     if step.is_conversion:
         return Box(number, step, "conversion", ())

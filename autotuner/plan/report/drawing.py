@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autotuner.plan.report.diagram import PHASES, Box, Diagram, Flow, Link, Made, Phase, Port
-from autotuner.plan.report.layered import Placement, Size, place, spread
-from autotuner.plan.report.units import duration
+from autotuner.plan.phrases import duration, short_form
+from autotuner.plan.report.diagram import PHASES, Box, BoxTensor, Diagram, Flow, Link, Made, Phase
+from autotuner.plan.report.layered import NodeSize, Placement, place, spread
 
 LETTER = 6.65
 """Width of a letter of a fixed-width font at 11 pixels: 0.6 em, and a little more for the fonts that are wider."""
@@ -37,12 +37,12 @@ class PlacedBox:
 
     @property
     def left(self) -> float:
-        """Where text begins."""
+        """The left edge of text."""
         return self.x + _inset(self.box)
 
     @property
     def right(self) -> float:
-        """Where text ends."""
+        """The right edge of text."""
         return self.x + self.width - _inset(self.box)
 
     @property
@@ -110,11 +110,6 @@ def draw(diagram: Diagram) -> Drawing:
     lines += _links(diagram.links, boxes, flows)
     width = left - GUTTER + MARGIN if titles else 2 * MARGIN
     return Drawing(width, TITLES + height + MARGIN, tuple(titles), tuple(boxes), tuple(flows), tuple(lines))
-
-
-def form_text(form: str) -> str:
-    """Return a form without the names of its stack's members."""
-    return form.partition("#")[0]
 
 
 class _Panel:
@@ -216,26 +211,26 @@ class _Panel:
         return found
 
 
-def _box_size(box: Box) -> Size:
+def _box_size(box: Box) -> NodeSize:
     step = box.step
     head = len(step.kernel) * LETTER + (len(duration(step.predicted_us)) + 4) * SMALL_LETTER
     rows = [14 + len(m.name) * LETTER + (len(m.kind_words) + 2) * SMALL_LETTER for m in box.members]
     if step.is_conversion:
         (tensor, source), (_, target) = step.inputs[0], step.outputs[0]
-        rows.append((len(tensor) + len(form_text(source)) + len(form_text(target)) + 5) * LETTER)
-    rows += [14 + (len(p.tensor) + len(form_text(p.form)) + 2) * SMALL_LETTER for p in box.reads + box.makes]
+        rows.append((len(tensor) + len(short_form(source)) + len(short_form(target)) + 5) * LETTER)
+    rows += [14 + (len(p.tensor) + len(short_form(p.form)) + 2) * SMALL_LETTER for p in box.reads + box.makes]
     ports = len(box.reads) + len(box.makes)
     height = HEAD + max(1, len(box.members)) * ROW + ports * PORT_ROW + (4 if ports else 0) + 5
-    return Size(max(head, *rows, 130.0) + 2 * _inset(box), height)
+    return NodeSize(max(head, *rows, 130.0) + 2 * _inset(box), height)
 
 
 def _inset(box: Box) -> float:
     return INSET + (POINT if box.step.is_conversion else 0.0)
 
 
-def _flow_size(flow: Flow) -> Size:
+def _flow_size(flow: Flow) -> NodeSize:
     tensor, form = flow.made
-    return Size((len(tensor) + len(form_text(form)) + 1) * LETTER + 16, LABEL)
+    return NodeSize((len(tensor) + len(short_form(form)) + 1) * LETTER + 16, LABEL)
 
 
 def _curve(points: Sequence[Point]) -> str:
@@ -274,7 +269,7 @@ def _links(links: Iterable[Link], boxes: Iterable[PlacedBox], flows: Iterable[Pl
         yield Line(path, link.made, joined, into=True, saved=True)
 
 
-def _port_y(placed: PlacedBox, ports: Sequence[Port], rows: Sequence[float], made: Made) -> float:
+def _port_y(placed: PlacedBox, ports: Sequence[BoxTensor], rows: Sequence[float], made: Made) -> float:
     """Return where a tensor's line meets a box: at its row, or at the point of a conversion, which has no rows."""
     of_port = (row - 3 for port, row in zip(ports, rows, strict=True) if (port.tensor, port.form) == made)
     return next(of_port, placed.middle)

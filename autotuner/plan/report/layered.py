@@ -19,14 +19,14 @@ BEND_PULL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class NodeSize:
     width: float
     height: float
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where nodes lie, and through which points each edge runs between them.
+    """Places of nodes, and the points through which each edge runs between them.
 
     Args:
         centres: horizontal centre of each node.
@@ -43,7 +43,7 @@ class Placement:
 
 
 def place(
-    sizes: Mapping[str, Size],
+    sizes: Mapping[str, NodeSize],
     edges: Sequence[tuple[str, str]],
     *,
     close: Collection[str] = (),

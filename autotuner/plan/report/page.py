@@ -5,17 +5,20 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from autotuner.plan import phrases
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_plan
-from autotuner.plan.report import shares, steps, summary, units
-from autotuner.plan.report.compare import Row
+from autotuner.plan.report import shares, steps, summary
+from autotuner.plan.report.compare import StepComparison
 from autotuner.plan.report.diagram import Diagram, Made, diagram
-from autotuner.plan.report.drawing import POINT, draw, form_text
-from autotuner.plan.report.scale import Scale
+from autotuner.plan.report.drawing import POINT, draw
 
 
 def render(
-    configuration: Configuration, rows: Sequence[Row] | None = None, *, counts: Mapping[str, int] | None = None
+    configuration: Configuration,
+    rows: Sequence[StepComparison] | None = None,
+    *,
+    counts: Mapping[str, int] | None = None,
 ) -> str:
     """Return a configuration as an HTML page.
 
@@ -67,7 +70,7 @@ def render(
         provenance=summary.provenance(configuration),
         remarks=tuple(summary.remarks(configuration, explained)),
         rows_given=rows is not None and not nothing_measured,
-        scale=Scale.over(view.times for view in views),
+        scale=steps.Scale.over(view.times for view in views),
         tensors=tensors,
         tensor_words={made: steps.tensor_words(made, graph, views) for made in tensors},
         total_us=sum(view.step.predicted_us for view in views),
@@ -88,10 +91,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     found.filters |= {
-        "binary": units.binary, "candidate": steps.candidate_words, "duration": units.duration,
-        "box_words": steps.box_words, "change": units.change, "failed": steps.failed_words,
-        "failures": steps.failure_words, "form": form_text, "interval": steps.interval_words,
-        "moment": units.moment, "other": steps.other_words, "percent": units.percent,
-        "range_words": steps.range_words, "ratio": units.ratio, "us": units.microseconds,
+        "binary": phrases.binary, "candidate": steps.candidate_words, "duration": phrases.duration,
+        "box_words": steps.box_words, "change": phrases.change, "failed": steps.failed_words,
+        "failures": steps.failure_words, "form": phrases.short_form, "interval": steps.interval_words,
+        "moment": phrases.moment, "other": steps.other_words, "percent": phrases.percent,
+        "range_words": steps.range_words, "ratio": phrases.ratio, "us": phrases.microseconds,
     }  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""Where the time goes: the predicted time of the steps by class of operator, by kind and by kernel."""
+"""Shares of the time: the predicted time of the steps by class of operator, by kind and by kernel."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from autotuner.ir.cost import Cost, moved_bytes, operator_flop
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.report.diagram import STEP_CLASSES, StepClass, step_class
+from autotuner.plan.step import Step, tensor_of
 
 CONVERSION = "conversion"
 
@@ -35,7 +36,7 @@ class ClassShare:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much time one kind of operator or one kernel takes; `number` is of operators or of steps."""
+    """Time that one kind of operator or one kernel takes; `number` is of operators or of steps."""
 
     name: str
     number: int

@@ -2,21 +2,94 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log10
 
 from autotuner.errors import ConfigurationError
 from autotuner.ir.cost import Cost
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Step, tensor_of
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import Weighed, weigh
-from autotuner.plan.report.compare import Row, Timed
+from autotuner.plan.phrases import (
+    MISSING,
+    TIMES,
+    binary,
+    call_words,
+    change,
+    duration,
+    microseconds,
+    percent,
+    short_form,
+    span,
+)
+from autotuner.plan.report.compare import StepComparison, TimedCandidate
 from autotuner.plan.report.diagram import Box
-from autotuner.plan.report.drawing import form_text
-from autotuner.plan.report.scale import Range
 from autotuner.plan.report.shares import cost_of
-from autotuner.plan.report.units import MISSING, TIMES, binary, change, duration, microseconds, percent, span
+from autotuner.plan.step import Step, tensor_of
+
+STOPS = (1, 2, 5)
+MOST_TICKS = 5
+WIDTH, INSET = 160, 8
+"""Of a bar, in pixels; the ends of the scale are `INSET` from the bar's, so that marks have room."""
 
 GB_PER_S = 1e3
 """Bytes per microsecond in a gigabyte per second; flop per microsecond in a gigaflop per second as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A step's times, in microseconds; None where one is not known."""
+
+    best_us: float | None
+    chosen_us: float
+    default_us: float | None = None
+    worst_us: float | None = None
+
+    @classmethod
+    def of(cls, row: StepComparison) -> "Range":
+        best_us, worst_us = (timed.us if timed else None for timed in (row.best, row.worst))
+        return cls(best_us, row.chosen_us, row.default_us, worst_us)
+
+    @property
+    def multiples(self) -> dict[str, float]:
+        """Each known time as a multiple of the best; empty where the best is not known or takes no time."""
+        if not self.best_us:
+            return {}
+        times = {"best": self.best_us, "chosen": self.chosen_us, "default": self.default_us, "worst": self.worst_us}
+        return {name: us / self.best_us for name, us in times.items() if us}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A logarithmic scale from `low` to `high`, multiples of the best."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, ranges: Iterable[Range]) -> "Scale":
+        """Return a scale on which every multiple has a place."""
+        multiples = [multiple for times in ranges for multiple in times.multiples.values()]
+        return cls(min(1.0, *multiples, 1.0), max(2.0, *multiples, 2.0))
+
+    def place(self, multiple: float) -> float:
+        """Return where a multiple lies, from 0 to 1."""
+        share = (log10(multiple) - log10(self.low)) / (log10(self.high) - log10(self.low))
+        return min(1.0, max(0.0, share))
+
+    def x(self, multiple: float) -> float:
+        """Return where a multiple lies on a bar of `width` pixels."""
+        return round(INSET + (self.width - 2 * INSET) * self.place(multiple), 1)
+
+    @property
+    def width(self) -> int:
+        return WIDTH
+
+    @property
+    def ticks(self) -> tuple[float, ...]:
+        """1, 2, 5, 10, 20 ... as far as the scale reaches; powers of ten alone where those are too many to be read."""
+        fine = [stop * 10.0**power for power in range(-9, 10) for stop in STOPS]
+        found = tuple(value for value in fine if self.low <= value <= self.high)
+        return found if len(found) <= MOST_TICKS else tuple(value for value in found if value in fine[:: len(STOPS)])
 
 
 @dataclass(frozen=True)
@@ -32,7 +105,7 @@ class StepView:
     box: Box
     share: float
     cost: Cost
-    row: Row | None
+    row: StepComparison | None
     other: Weighed | None
 
     @property
@@ -56,7 +129,9 @@ class StepView:
         return self.cost.flop / us / GB_PER_S if us and self.cost.flop else None
 
 
-def step_views(configuration: Configuration, boxes: Sequence[Box], rows: Sequence[Row] | None) -> tuple[StepView, ...]:
+def step_views(
+    configuration: Configuration, boxes: Sequence[Box], rows: Sequence[StepComparison] | None
+) -> tuple[StepView, ...]:
     """Return a view of each step, in running order.
 
     Raises:
@@ -124,7 +199,7 @@ def box_words(view: StepView) -> str:
     """Return what hovering over a box says, line by line."""
     step = view.step
     lines = [
-        f"Step {view.number}, {step.phase}: {step.kernel}{_params(step.params)}",
+        f"Step {view.number}, {step.phase}: {call_words(step.kernel, step.params)}",
         f"{duration(step.predicted_us)}, {percent(view.share)} of the kernels' time",
         f"of the same work: {range_words(view)}",
     ]
@@ -190,19 +265,15 @@ def interval_words(step: Step) -> str:
     return span(step.low_us, step.high_us) if step.low_us < step.high_us else "not known"
 
 
-def candidate_words(timed: Timed | None) -> str:
+def candidate_words(timed: TimedCandidate | None) -> str:
     """Return a candidate in words: kernel, parameters, forms of what it reads and writes."""
     if timed is None:
         return MISSING
-    forms = ", ".join(f"{name} {form_text(form)}" for name, form in timed.forms)
-    return f"{timed.kernel}{_params(timed.params)}: {forms}"
+    forms = ", ".join(f"{name} {short_form(form)}" for name, form in timed.forms)
+    return f"{call_words(timed.kernel, timed.params)}: {forms}"
 
 
-def _params(params: Sequence[tuple[str, object]]) -> str:
-    return "".join(f" {name}={value}" for name, value in params)
-
-
-def failure_words(row: Row) -> Iterator[str]:
+def failure_words(row: StepComparison) -> Iterator[str]:
     """Yield how many candidates of which kernel failed, in which way, with the sentence stored with them."""
     for failure in row.failures:
         yield f"{failure.candidates} {TIMES} {failure.kernel}, {failure.status}: {failure.message or 'no message'}"

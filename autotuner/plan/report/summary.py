@@ -7,7 +7,7 @@ from autotuner.ir.cost import reduction
 from autotuner.ir.records import STATUSES
 from autotuner.plan.configuration import Configuration, Fusion, Measured
 from autotuner.plan.explanation import PlanExplanation, Weighed
-from autotuner.plan.report.units import MISSING, TIMES, binary, duration, moment, percent, ratio, span
+from autotuner.plan.phrases import MISSING, TIMES, binary, duration, moment, percent, ratio, span
 
 OVERTAKING_MAX = 10
 Pairs = tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many: when it was tuned, and in the database now; None where that is not recorded."""
+    """A count: when it was tuned, and in the database now; None where that is not recorded."""
 
     name: str
     tuned: int | None

@@ -7,13 +7,11 @@ from typing import Any
 from torch import nn
 
 from autotuner.errors import ConfigurationError
-from autotuner.runtime.adapters.adapter import Adapter, Description
-from autotuner.runtime.adapters.refusal import refusal_of
+from autotuner.runtime.adapter import Adapter
+from autotuner.runtime.module import TunedModule
 
-__all__ = ["Adapter", "Description", "adapter_for", "refusal_of"]
-
-# By the module's class: where its adapter is.
-_ADAPTERS = {
+# By the module's class: the file of its drop-in and adapter.
+_FILES = {
     "torch.nn.modules.transformer.TransformerEncoderLayer": "encoder_layer",
     "transformers.models.bert.modeling_bert.BertLayer": "bert_layer",
     "transformers.models.camembert.modeling_camembert.CamembertLayer": "bert_layer",
@@ -25,16 +23,20 @@ NAMED_MAX = 6
 
 
 def adapter_for(module: nn.Module) -> Adapter:
-    """Return the adapter of a module's class, tuned or not.
+    """Return the adapter of a module's class, tuned or not; raises as `drop_in_for`."""
+    return drop_in_for(module).adapter
+
+
+def drop_in_for(module: nn.Module) -> type[TunedModule]:
+    """Return the class of the tuned modules that stand in for a module, tuned or not.
 
     Raises:
         ConfigurationError: no adapter for this class; the message says what to tune instead.
     """
-    kind = getattr(type(module), "original", None)
-    kind = kind if isinstance(kind, type) else type(module)
-    if _name(kind) not in _ADAPTERS:
+    kind = module.original if isinstance(module, TunedModule) else type(module)
+    if _name(kind) not in _FILES:
         raise ConfigurationError(_instead(module))
-    found: Adapter = importlib.import_module(f"{__name__}.{_ADAPTERS[_name(kind)]}").ADAPTERS[kind]
+    found: type[TunedModule] = importlib.import_module(f"{__name__}.{_FILES[_name(kind)]}").DROP_INS[kind]
     return found
 
 
@@ -45,16 +47,16 @@ def _name(kind: type) -> str:
 def _instead(module: Any) -> str:
     """Say that a module cannot be tuned, and what about it can."""
     name = _name(type(module))
-    known = next((base for base in type(module).__mro__ if _name(base) in _ADAPTERS), None)
+    known = next((base for base in type(module).__mro__ if _name(base) in _FILES), None)
     if known is not None:
         return (
             f"{name} cannot be tuned: it is a subclass of {known.__name__} and may compute something else; give a "
             f"{known.__name__} itself"
         )
     inside = module.named_modules() if isinstance(module, nn.Module) else ()
-    layers = [(path, type(part).__name__) for path, part in inside if _name(type(part)) in _ADAPTERS]
+    layers = [(path, type(part).__name__) for path, part in inside if _name(type(part)) in _FILES]
     if not layers:
-        return f"{name} cannot be tuned; these can: {', '.join(_ADAPTERS)}"
+        return f"{name} cannot be tuned; these can: {', '.join(_FILES)}"
     paths, kinds = ", ".join(path for path, _ in layers[:NAMED_MAX]), ", ".join(sorted({kind for _, kind in layers}))
     more = f" and {len(layers) - NAMED_MAX} more" if layers[NAMED_MAX:] else ""
     return (

@@ -14,9 +14,9 @@ from transformers.models.electra.modeling_electra import ElectraLayer
 from transformers.models.roberta.modeling_roberta import RobertaLayer
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
-from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
+from autotuner.runtime.adapter import Adapter, Description, Parts, dtype_name, linear, norm
+from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.module import TunedModule
-from autotuner.runtime.reason import Reason
 
 # Keyword arguments that change nothing of what the layer returns.
 HARMLESS = frozenset({"output_hidden_states", "return_dict", "use_cache", "num_items_in_batch", "position_ids"})
@@ -179,7 +179,6 @@ def _adapter(tuned: type[TunedModule]) -> Adapter:
     linears = [f"attention.self.{name}" for name in ("query", "key", "value")]
     linears += [f"{name}.dense" for name in ("attention.output", "intermediate", "output")]
     return Adapter(
-        tuned=f"{__name__}:{tuned.__name__}",
         kinds={
             **{path: (getattr(file, beginning + name),) for path, name in own.items()},
             **dict.fromkeys(linears, (nn.Linear,)),
@@ -204,6 +203,9 @@ def _adapter(tuned: type[TunedModule]) -> Adapter:
     )
 
 
-_TUNED = (TunedBertLayer, TunedCamembertLayer, TunedElectraLayer, TunedRobertaLayer, TunedXLMRobertaLayer)
-
-ADAPTERS = {tuned.original: _adapter(tuned) for tuned in _TUNED}
+DROP_INS = {
+    tuned.original: tuned
+    for tuned in (TunedBertLayer, TunedCamembertLayer, TunedElectraLayer, TunedRobertaLayer, TunedXLMRobertaLayer)
+}
+for _tuned in DROP_INS.values():
+    _tuned.adapter = _adapter(_tuned)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from autotuner.runtime.adapters.adapter import Adapter, Description, Parts, dtype_name, linear, norm
+from autotuner.runtime.adapter import Adapter, Description, Parts, dtype_name, linear, norm
+from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.module import TunedModule
-from autotuner.runtime.reason import Reason
 
 
 def activation_kind(activation: Any) -> str | None:
@@ -117,8 +117,7 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
         return self.run(src, mask, original)
 
 
-_ADAPTER = Adapter(
-    tuned=f"{__name__}:TunedTransformerEncoderLayer",
+TunedTransformerEncoderLayer.adapter = Adapter(
     kinds={
         "self_attn": (nn.MultiheadAttention,),
         "self_attn.out_proj": (NonDynamicallyQuantizableLinear, nn.Linear),
@@ -141,4 +140,4 @@ _ADAPTER = Adapter(
     batch_first=lambda module: bool(module.self_attn.batch_first),  # type: ignore[union-attr]
 )
 
-ADAPTERS = {nn.TransformerEncoderLayer: _ADAPTER}
+DROP_INS = {nn.TransformerEncoderLayer: TunedTransformerEncoderLayer}

@@ -1,10 +1,15 @@
 """One training step of a configuration against its peers, interleaved in one run; see the file of each device."""
 
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from autotuner.ir.device import CUDA
 from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.peers.on_cpu import time_on_cpu
-from autotuner.runtime.peers.on_cuda import Timing, as_measured, overhead_us, time_on_cuda
+from autotuner.runtime.peers.on_cuda import OURS, time_on_cuda
+from autotuner.runtime.peers.training_loop import peak_bytes
 
-__all__ = ["Timing", "as_measured", "overhead_us", "time_on_cuda", "time_peers"]
+__all__ = ["as_measured", "peak_bytes", "time_peers"]
 
 
 def time_peers(configuration: Configuration, samples: int = 50, threads: int | None = None) -> Measured:
@@ -22,6 +27,22 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
     """
-    if configuration.environment["device_type"] == "cuda":
-        return as_measured(time_on_cuda(configuration, samples), samples, overhead_us(configuration, samples))
-    return time_on_cpu(configuration, samples, threads)
+    if configuration.environment["device_type"] == CUDA:
+        return as_measured(*time_on_cuda(configuration, samples))
+    return as_measured(*time_on_cpu(configuration, samples, threads))
+
+
+def as_measured(
+    times_us: Mapping[str, Sequence[float]], peaks_bytes: Mapping[str, int | None], overhead_us: float
+) -> Measured:
+    """Return the times of all sides as a configuration keeps them: of the plan's forms the fastest stands for it."""
+    medians_us = {name: median(times) for name, times in times_us.items()}
+    plan = min((name for name in OURS if name in medians_us), key=medians_us.__getitem__)
+    return Measured(
+        medians_us[plan],
+        overhead_us,
+        {name: us for name, us in medians_us.items() if name not in OURS},
+        len(times_us[plan]),
+        peaks_bytes[plan],
+        {name: peaks_bytes[name] for name in medians_us if name not in OURS},
+    )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.runtime.framework import encoder_layer
 
@@ -60,7 +61,7 @@ class StackedLayer(nn.Module):
         return y
 
 
-def stacked_layer(model: Model, backend: str | None = None, device: str = "cuda") -> StackedLayer:
+def stacked_layer(model: Model, backend: str | None = None, device: str = CUDA) -> StackedLayer:
     """Return a stacked layer with the values of `encoder_layer(model)`.
 
     Args:

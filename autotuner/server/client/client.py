@@ -1,9 +1,9 @@
-"""The client: every question that the service answers, as a method that returns values."""
+"""The client: every request of the service, as a method that returns values."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from time import monotonic, sleep
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -12,9 +12,8 @@ from autotuner.errors import JobStateError, ServiceError
 from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
-from autotuner.server.client.following import follow
-from autotuner.server.client.submitting import GivenModel, best_query, checked, params, submission
-from autotuner.server.client.transport import Patience, Transport
+from autotuner.server.client.submitting import GivenModel, best_query, checked, given_model, params
+from autotuner.server.client.transport import LONGEST_PAUSE_S, Clock, Transport
 from autotuner.server.wire import (
     PAGE_MAX,
     BestView,
@@ -29,12 +28,28 @@ from autotuner.server.wire import (
     MeasurementsQuery,
     MeasurementView,
     ModelView,
+    Query,
     StatisticsView,
+    SubmittedJob,
 )
+from autotuner.settings import TuneKeywords
 
 PATIENCE_S = 60.0
 LOOK_S = (0.2, 2.0)
 KEPT_ANSWERS = 256
+
+
+T = TypeVar("T", covariant=True)
+
+
+class ListPage(Protocol[T]):
+    """One page of a list; `next` is None on the last."""
+
+    @property
+    def items(self) -> Sequence[T]: ...
+
+    @property
+    def next(self) -> int | None: ...
 
 
 class Client:
@@ -54,17 +69,25 @@ class Client:
         url: of the service, such as "http://127.0.0.1:8000"; a path in it is the service's prefix.
         timeout_s: for connecting, and for each wait for more of an answer.
         retries: how often a question is asked again, with growing pauses.
-        transport: what carries the requests in place of the network.
+        transport: carries the requests in place of the network.
+        clock: measures time and pauses.
 
     Raises:
         InputError: `url` is no URL of a service.
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 30, retries: int = 3, transport: httpx2.BaseTransport | None = None
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30,
+        retries: int = 3,
+        transport: httpx2.BaseTransport | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._transport = Transport(url, timeout_s, retries, transport)
+        self._transport = Transport(url, timeout_s, retries, transport, clock or Clock())
         self._answers: OrderedDict[str, tuple[str, BestView]] = OrderedDict()
+        self.page_max = PAGE_MAX
 
     @property
     def url(self) -> str:
@@ -92,16 +115,9 @@ class Client:
         dtype: str | None = None,
         device: str = "cpu",
         device_name: str | None = None,
-        gap: float | None = None,
-        estimated_gap: float | None = None,
-        budget_bytes: int | None = None,
-        exhaustive: bool = False,
         max_seconds: float | None = None,
         max_measurements: int | None = None,
-        again: bool = False,
-        retry: bool = False,
-        remeasure: bool = False,
-        end_to_end: bool = True,
+        **tuning: Unpack[TuneKeywords],
     ) -> JobView:
         """Submit a tuning job, and return it as it waits for a worker.
 
@@ -113,39 +129,24 @@ class Client:
             dtype: of inputs, parameters and activations.
             device: device type.
             device_name: of one device, as `devices` lists it; None for any of the type.
-            gap: stop as soon as the best plan is proven to take at most this share longer than the best there can be.
-            estimated_gap: the same by learned costs of what is not measured: an expectation, no proof.
-            budget_bytes: the most memory that a training step may need beside parameters and inputs.
-            exhaustive: measure everything, also what is proven to make no difference.
-            max_seconds, max_measurements: stop after so much measuring, with the best plan so far.
-            again: solve anew even if the answer is known; measurements are reused all the same.
-            retry: measure once more what has failed.
-            remeasure: measure everything anew, whatever is known.
-            end_to_end: time the answer against the framework.
+            max_seconds, max_measurements: the same as `limits` of `tuning`.
+            tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
         Raises:
             ModelError: a model file that cannot be used.
         """
-        body = submission(
-            model, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
-            device_name=device_name, gap=gap, estimated_gap=estimated_gap, budget_bytes=budget_bytes,
-            exhaustive=exhaustive, max_seconds=max_seconds, max_measurements=max_measurements, again=again,
-            retry=retry, remeasure=remeasure, end_to_end=end_to_end,
+        sent, preset = given_model(model, preset)
+        given = tuning.pop("limits", None)
+        limits = asdict(given) if given else {"seconds": max_seconds, "measurements": max_measurements}
+        body = checked(
+            SubmittedJob, model=sent, preset=preset, extents=dict(extents or {}), options=dict(options or {}),
+            dtype=dtype, device={"type": device, "name": device_name}, limits=limits, **tuning,
         )  # fmt: skip
         return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
 
     def jobs(self, *, state: JobStateName | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Yield jobs, the newest first, at most `limit`."""
-        before: int | None = None
-        left = limit
-        while left is None or left > 0:
-            query = checked(JobsQuery, state=state, before=before, limit=_page(left))
-            page = self._transport.read(JobPage, self._transport.get("v1/jobs", params(query)))
-            yield from page.items
-            if page.next is None:
-                return
-            before = page.next
-            left = None if left is None else left - len(page.items)
+        return self._pages(JobPage, "v1/jobs", JobsQuery, "before", limit, state=state)
 
     def job(self, job_id: int) -> JobView:
         """Return a job."""
@@ -158,12 +159,39 @@ class Client:
     def events(self, job_id: int, *, patience_s: float = PATIENCE_S) -> Iterator[JobView]:
         """Yield a job now and after each change, until it has ended.
 
-        Lost connections and a service that is started anew are bridged: what happened meanwhile comes as one state.
+        A connection that breaks off is opened again where it was (`Last-Event-ID`), so that no state comes twice. A
+        service that is started anew is waited for; states that lie close together may come as one.
 
         Args:
             patience_s: for how long a service that cannot be reached is tried again.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ServiceError: the service stays away for longer.
         """
-        return follow(self._transport, job_id, patience_s)
+        now, backoff = self._transport.clock.now, self._transport.backoff(seconds=patience_s)
+        last_id, revision = "", None
+        while True:
+            opened_at = now()
+            headers = {"Last-Event-ID": last_id} if last_id else {}
+            try:
+                with self._transport.stream(f"v1/jobs/{job_id}/events", headers) as events:
+                    for event in events:
+                        last_id = event.id
+                        if not event.data:
+                            continue
+                        job = self._transport.read(JobView, event.data)
+                        backoff.succeed()
+                        if job.revision != revision:
+                            revision = job.revision
+                            yield job
+                        if job.ended:
+                            return
+                raise ServiceError(f"{self.url} ended the events of job {job_id} before the job", passing=True)
+            except ServiceError as error:
+                if now() - opened_at > LONGEST_PAUSE_S:
+                    backoff.succeed()  # it was connected meanwhile, and nothing happened to the job
+                backoff.wait(error)
 
     def wait(self, job_id: int, timeout_s: float | None = None, *, patience_s: float = PATIENCE_S) -> JobView:
         """Return a job once it has ended, however it ended.
@@ -171,21 +199,21 @@ class Client:
         Raises:
             JobStateError: it has not ended after `timeout_s`; it goes on.
         """
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        patience = Patience(seconds=patience_s)
+        clock, backoff = self._transport.clock, self._transport.backoff(seconds=patience_s)
+        deadline = None if timeout_s is None else clock.now() + timeout_s
         pause, longest = LOOK_S
         while True:
             try:
                 job = self.job(job_id)
             except ServiceError as error:
-                patience.wait(error)
+                backoff.wait(error)
                 continue
-            patience.succeed()
+            backoff.succeed()
             if job.ended:
                 return job
-            if deadline is not None and monotonic() >= deadline:
+            if deadline is not None and clock.now() >= deadline:
                 raise JobStateError(f"job {job_id} is {job.state} after {timeout_s} s: wait longer, or cancel it")
-            sleep(pause if deadline is None else max(0.0, min(pause, deadline - monotonic())))
+            clock.sleep(pause if deadline is None else max(0.0, min(pause, deadline - clock.now())))
             pause = min(longest, 2 * pause)
 
     # Configurations
@@ -217,7 +245,7 @@ class Client:
             InputError: neither model nor family, or both.
         """
         query = best_query(
-            model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device=device,
+            model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device_type=device,
             device_name=device_name, budget_bytes=budget_bytes,
         )  # fmt: skip
         key = query.model_dump_json()
@@ -229,7 +257,7 @@ class Client:
         found = self._transport.read(BestView, response)
         if "ETag" in response.headers:
             self._answers[key] = response.headers["ETag"], found
-            while len(self._answers) > KEPT_ANSWERS:
+            if len(self._answers) > KEPT_ANSWERS:
                 self._answers.popitem(last=False)
         return found
 
@@ -275,16 +303,7 @@ class Client:
             "environment_key": environment_key, "device_type": device_type, "signature": signature, "kernel": kernel,
             "kinds": kinds, "status": status,
         }  # fmt: skip
-        after: int | None = None
-        left = limit
-        while left is None or left > 0:
-            query = checked(MeasurementsQuery, **filters, after=after, limit=_page(left))
-            page = self._transport.read(MeasurementPage, self._transport.get("v1/measurements", params(query)))
-            yield from page.items
-            if page.next is None:
-                return
-            after = page.next
-            left = None if left is None else left - len(page.items)
+        return self._pages(MeasurementPage, "v1/measurements", MeasurementsQuery, "after", limit, **filters)
 
     def statistics(self, **filters: Any) -> StatisticsView:
         """Return how many measurements there are, by status, and how long they took; filters as in `measurements`."""
@@ -305,6 +324,16 @@ class Client:
         """Return how many jobs wait and run, and how many workers there are."""
         return self._transport.read(Health, self._transport.get("v1/healthz"))
 
-
-def _page(left: int | None) -> int:
-    return PAGE_MAX if left is None else min(left, PAGE_MAX)
+    def _pages(
+        self, kind: type[ListPage[T]], path: str, query: type[Query], cursor: str, limit: int | None, **filters: Any
+    ) -> Iterator[T]:
+        """Yield the items of page after page, at most `limit`; `cursor` is the parameter that begins the next page."""
+        left, start = limit, None
+        while left is None or left > 0:
+            asked = checked(query, **filters, **{cursor: start}, limit=min(left or self.page_max, self.page_max))
+            page = self._transport.read(kind, self._transport.get(path, params(asked)))
+            yield from page.items
+            if page.next is None:
+                return
+            start = page.next
+            left = None if left is None else left - len(page.items)

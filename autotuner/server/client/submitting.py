@@ -1,4 +1,4 @@
-"""What a client is asked for -> the bodies and queries that the service takes."""
+"""Bodies and queries for the service, made and checked from the arguments of a client's methods."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from autotuner.errors import InputError, ModelError
 from autotuner.ir.models import ModelFile, load_model, parse_reference
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Scalar, canonical_json
-from autotuner.server.wire import BestQuery, Query, Submission
+from autotuner.server.wire import BestQuery, Query
 
 GivenModel = str | Path | Mapping[str, Any]
 T = TypeVar("T", bound=BaseModel)
@@ -37,53 +37,6 @@ def given_model(model: GivenModel, preset: str | None) -> tuple[str | dict[str, 
     return name, own or preset
 
 
-def submission(
-    model: GivenModel,
-    *,
-    preset: str | None,
-    extents: Mapping[str, int] | None,
-    options: Mapping[str, Scalar] | None,
-    dtype: str | None,
-    device: str,
-    device_name: str | None,
-    gap: float | None,
-    estimated_gap: float | None,
-    budget_bytes: int | None,
-    exhaustive: bool,
-    max_seconds: float | None,
-    max_measurements: int | None,
-    again: bool,
-    retry: bool,
-    remeasure: bool,
-    end_to_end: bool,
-) -> Submission:
-    """Return the body that asks for a job.
-
-    Raises:
-        ModelError: see `given_model`.
-        InputError: a value that no service takes.
-    """
-    sent, preset = given_model(model, preset)
-    return checked(
-        Submission,
-        model=sent,
-        preset=preset,
-        extents=dict(extents or {}),
-        options=dict(options or {}),
-        dtype=dtype,
-        device={"type": device, "name": device_name},
-        gap=gap,
-        estimated_gap=estimated_gap,
-        budget_bytes=budget_bytes,
-        exhaustive=exhaustive,
-        limits={"seconds": max_seconds, "measurements": max_measurements},
-        again=again,
-        retry=retry,
-        remeasure=remeasure,
-        end_to_end=end_to_end,
-    )
-
-
 def best_query(
     model: GivenModel | None,
     *,
@@ -92,11 +45,12 @@ def best_query(
     extents: Mapping[str, int] | None,
     options: Mapping[str, Scalar] | None,
     dtype: str | None,
-    device: str,
-    device_name: str | None,
-    budget_bytes: int | None = None,
+    **chosen: Any,
 ) -> BestQuery:
     """Return the query that asks for the best configuration; of a model file, it names the family.
+
+    Args:
+        chosen: the fields of `BestQuery` that are not of the model.
 
     Raises:
         ModelError: see `given_model`, or a value that the file does not take.
@@ -108,21 +62,13 @@ def best_query(
         sent, preset = given_model(model, preset)
         if isinstance(sent, dict):
             file = ModelFile("the model", parse_definition(sent, "the model"))
-            chosen = file.instantiate(preset, extents=extents, options=options, dtype=dtype)
-            model, family, extents, options, dtype = None, chosen.family, chosen.extents, None, chosen.dtype
+            made = file.instantiate(preset, extents=extents, options=options, dtype=dtype)
+            model, family, extents, options, dtype = None, made.family, made.extents, None, made.dtype
         else:
             model = sent if preset is None else f"{sent}:{preset}"
-    return checked(
-        BestQuery,
-        model=model,
-        family=family,
-        extent=[f"{axis}={extent}" for axis, extent in (extents or {}).items()],
-        option=[f"{name}={canonical_json(value)}" for name, value in (options or {}).items()],
-        dtype=dtype,
-        device_type=device,
-        device_name=device_name,
-        budget_bytes=budget_bytes,
-    )
+    extent = [f"{axis}={extent}" for axis, extent in (extents or {}).items()]
+    option = [f"{name}={canonical_json(value)}" for name, value in (options or {}).items()]
+    return checked(BestQuery, model=model, family=family, extent=extent, option=option, dtype=dtype, **chosen)
 
 
 def params(query: Query) -> dict[str, Any]:

@@ -1,17 +1,18 @@
 """Transport: requests to one service, tried again where that is safe, and its refusals as errors of the tree."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from random import uniform
 from time import monotonic, sleep
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
-from autotuner.server.wire import Problem
+from autotuner.server.wire import ProblemDetails
 from autotuner.settings import server_url
 
 FIRST_PAUSE_S = 0.25
@@ -24,15 +25,24 @@ Params = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class Patience:
-    """How long something is tried again: pauses that double, up to 5 s, and an end.
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time in seconds, and pauses; tests have one of their own."""
+
+    now: Callable[[], float] = monotonic
+    sleep: Callable[[float], None] = sleep
+
+
+class Backoff:
+    """Exponential backoff with jitter: pauses that double, up to 5 s, and an end.
 
     Args:
-        tries: how often; None for any number.
-        seconds: for how long since the first failure after a success; None for ever.
+        tries: the number of retries; None for any number.
+        seconds: the time since the first failure after a success; None for no limit.
     """
 
-    def __init__(self, *, tries: int | None = None, seconds: float | None = None) -> None:
+    def __init__(self, clock: Clock, *, tries: int | None = None, seconds: float | None = None) -> None:
+        self._clock = clock
         self._tries = tries
         self._seconds = seconds
         self.succeed()
@@ -46,14 +56,14 @@ class Patience:
         """Pause before the next try.
 
         Raises:
-            ServiceError: the error that is given, where trying again is of no use or patience has ended.
+            ServiceError: the error that is given, where trying again is of no use, or tries or time are used up.
         """
-        now = monotonic()
+        now = self._clock.now()
         since = self._since = now if self._since is None else self._since
         over = self._seconds is not None and now - since >= self._seconds
         if not error.passing or over or self._tried == self._tries:
             raise error
-        sleep(uniform(0.5, 1) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._tried, 10)))
+        self._clock.sleep(uniform(0.5, 1) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._tried, 10)))
         self._tried += 1
 
 
@@ -64,13 +74,15 @@ class Transport:
         url: of the service.
         timeout_s: for connecting, and for each wait for more of an answer.
         retries: how often a question is asked again that found no service.
-        transport: what carries the requests in place of the network.
+        transport: carries the requests in place of the network.
 
     Raises:
         InputError: `url` is no URL of a service.
     """
 
-    def __init__(self, url: str, timeout_s: float, retries: int, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, retries: int, transport: httpx2.BaseTransport | None, clock: Clock
+    ) -> None:
         if not timeout_s > 0 or retries < 0:
             raise InputError(f"timeout_s is {timeout_s} and retries {retries}: give a time above 0, and retries from 0")
         base = server_url(url)
@@ -79,7 +91,7 @@ class Transport:
         except httpx2.InvalidURL as error:
             raise InputError(f"the URL of the service cannot be used: {error}") from error
         self.shown = str(parsed.copy_with(userinfo=b"")) if parsed.userinfo else base
-        self._retries = retries
+        self._retries, self.clock = retries, clock
         self._client = httpx2.Client(
             base_url=base,
             timeout=timeout_s,
@@ -92,11 +104,8 @@ class Transport:
     def close(self) -> None:
         self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def backoff(self, *, tries: int | None = None, seconds: float | None = None) -> Backoff:
+        return Backoff(self.clock, tries=tries, seconds=seconds)
 
     def get(self, path: str, params: Params | None = None, headers: Mapping[str, str] | None = None) -> httpx2.Response:
         """Ask, and ask again where no service was found.
@@ -108,14 +117,14 @@ class Transport:
             NotFoundError, JobStateError, InputError: the service refuses, in its own words.
             ServiceError: it cannot be reached, or failed.
         """
-        patience = Patience(tries=self._retries)
+        backoff = self.backoff(tries=self._retries)
         while True:
             try:
                 return self._send("GET", path, params=params, headers=headers)
             except ServiceError as error:
                 if isinstance(error.__cause__, httpx2.ReadTimeout):
                     raise  # somebody is there and does not answer: that was waited for long enough
-                patience.wait(error)
+                backoff.wait(error)
 
     def post(self, path: str, body: str | None = None, *, repeatable: bool = False) -> httpx2.Response:
         """Send something once; again only if it cannot have arrived, or if it may arrive twice.
@@ -127,7 +136,7 @@ class Transport:
         Raises:
             As `get`.
         """
-        patience = Patience(tries=self._retries)
+        backoff = self.backoff(tries=self._retries)
         headers = {} if body is None else {"Content-Type": "application/json"}
         while True:
             try:
@@ -136,7 +145,7 @@ class Transport:
                 unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
                 if not (unsent or repeatable):
                     raise
-                patience.wait(error)
+                backoff.wait(error)
 
     @contextmanager
     def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.EventSource]:
@@ -185,7 +194,7 @@ class Transport:
         """Return what a response that is no success means: the service's own sentence, as an error of the tree."""
         status = response.status_code
         try:
-            problem = Problem.model_validate_json(response.text)
+            problem = ProblemDetails.model_validate_json(response.text)
         except ValidationError:
             if status in PASSING:
                 return ServiceError(f"the service at {self.shown} cannot answer now (status {status})", passing=True)
@@ -218,7 +227,7 @@ class Transport:
         )
 
 
-def _fields(problem: Problem) -> Iterator[str]:
+def _fields(problem: ProblemDetails) -> Iterator[str]:
     """Yield which fields of a request are not valid, those that the detail does not name itself."""
     for error in problem.errors or ():
         name, text = str(error.get("field", error.get("loc", ""))), str(error.get("message", error.get("msg", "")))

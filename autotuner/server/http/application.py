@@ -9,17 +9,15 @@ from fastapi import FastAPI
 
 from autotuner.database import Database
 from autotuner.server.http.configurations import configuration_routes
-from autotuner.server.http.described import DESCRIPTION, describe
-from autotuner.server.http.documentation import documentation_routes
-from autotuner.server.http.events import event_routes, render
+from autotuner.server.http.connections import READERS
+from autotuner.server.http.documentation import DESCRIPTION, describe, documentation_routes
+from autotuner.server.http.events import Watch, event_routes, render
 from autotuner.server.http.guard import Guard, HeadAsGet, Hosts
 from autotuner.server.http.jobs import job_routes
 from autotuner.server.http.known import known_routes
-from autotuner.server.http.modelfiles import ModelFiles
 from autotuner.server.http.problems import handle_problems
 from autotuner.server.http.strict import BodyLimit
-from autotuner.server.http.threads import READERS
-from autotuner.server.http.watching import Watch
+from autotuner.server.http.submissions import ModelFiles
 
 
 def create_app(database: Database, hosts: Hosts | None = None) -> FastAPI:

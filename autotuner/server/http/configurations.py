@@ -5,25 +5,23 @@ than all the rest of an answer.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
-from threading import Lock
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query
 from starlette.responses import Response
 
-from autotuner.database import Database, Match, Stored
+from autotuner.database import Database, Match, StoredConfiguration
 from autotuner.errors import ModelError, NotFoundError
 from autotuner.ir.models import read_value
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
-from autotuner.server.http.described import refusals
-from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.submitted import given_extents
+from autotuner.server.http.submissions import ModelFiles, given_extents
 from autotuner.server.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
 from autotuner.tuner.request import family_key
 
@@ -40,11 +38,20 @@ IfNoneMatch = Annotated[
     str | None, Header(description="The ETag of an answer that the client has, which is then not sent again.")
 ]
 TAG: dict[str, Any] = {"ETag": {"description": "Of this answer.", "schema": {"type": "string"}}}
-UNCHANGED: dict[str, Any] = {"description": "The client has this answer already.", "headers": TAG}
+
+
+def tagged(model: type, description: str, *refused: int) -> dict[int | str, dict[str, Any]]:
+    """Return what a route answers whose answers have a tag; `refused` as in `refusals`."""
+    unchanged = {"description": "The client has this answer already.", "headers": TAG}
+    return {
+        200: {"model": model, "description": description, "headers": TAG},
+        304: unchanged,
+        **refusals(*refused),
+    }
 
 
 def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
-    answers, explained = Answers(database), Explained(database)
+    answers = Answers(database)
     routes = APIRouter(prefix="/v1/configurations", tags=["configurations"], route_class=StrictRoute)
 
     @routes.get(
@@ -52,15 +59,7 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
         operation_id="best_configuration",
         summary="Get the best configuration for a model on a device",
         response_model=None,
-        responses={
-            200: {
-                "model": BestView,
-                "description": "The best that is known, and how good a match it is.",
-                "headers": TAG,
-            },
-            304: UNCHANGED,
-            **refusals(404, 409),
-        },
+        responses=tagged(BestView, "The best that is known, and how good a match it is.", 404, 409),
     )
     def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
         """Return the best configuration known for a model with these extents and options, on a device.
@@ -72,18 +71,14 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
 
         Give `model`, as in `bert-encoder:base`; or `family` as a job has it, with `dtype` and all extents.
         """
-        return _sent(answers.best(_asked(query, files)), ALWAYS_ASK, if_none_match)
+        return _sent(answers.best(_target(query, files)), ALWAYS_ASK, if_none_match)
 
     @routes.get(
         "/{configuration_id}",
         operation_id="get_configuration",
         summary="Get a configuration by its id",
         response_model=None,
-        responses={
-            200: {"model": ConfigurationView, "description": "The configuration; it never changes.", "headers": TAG},
-            304: UNCHANGED,
-            **refusals(404),
-        },
+        responses=tagged(ConfigurationView, "The configuration; it never changes.", 404),
     )  # fmt: skip
     def configuration(configuration_id: ConfigurationId, if_none_match: IfNoneMatch = None) -> Response:
         """Return a configuration; its `configuration` is the document that `autotuner.apply` runs."""
@@ -94,71 +89,35 @@ def configuration_routes(database: Database, files: ModelFiles) -> APIRouter:
         operation_id="explain_operator",
         summary="Say why an operator is computed as it is",
         response_model=None,
-        responses={
-            200: {"model": OperatorExplanation, "description": "Its kernel, and every other way.", "headers": TAG},
-            304: UNCHANGED,
-            **refusals(404, 409),
-        },
+        responses=tagged(OperatorExplanation, "Its kernel, and every other way.", 404, 409),
     )
     def operator(configuration_id: ConfigurationId, name: OperatorName, if_none_match: IfNoneMatch = None) -> Response:
         """Say which kernel computes an operator in a configuration, what it loses against its own best, and what the
         best whole plan with another way would take; `words` says all of it in sentences.
         """
-        found = explained.configuration(configuration_id)
-        return _sent(_explanation(explain_operator(found, name)), ALWAYS_ASK, if_none_match)
+        found = explain_operator(answers.configuration(configuration_id), name)
+        return _sent(_explanation(found), ALWAYS_ASK, if_none_match)
 
     @routes.get(
         "/{configuration_id}/tensors/{name}",
         operation_id="explain_tensor",
         summary="Say in which forms a tensor exists, and why",
         response_model=None,
-        responses={
-            200: {"model": TensorExplanation, "description": "Its forms, and every other one.", "headers": TAG},
-            304: UNCHANGED,
-            **refusals(404, 409),
-        },
+        responses=tagged(TensorExplanation, "Its forms, and every other one.", 404, 409),
     )
     def tensor(configuration_id: ConfigurationId, name: TensorName, if_none_match: IfNoneMatch = None) -> Response:
         """Say in which forms a tensor exists in a configuration, which steps make and read it, what its conversions
         cost, and what the best whole plan with another form would take; `words` says all of it in sentences.
         """
-        found = explained.configuration(configuration_id)
-        return _sent(_explanation(explain_tensor(found, name)), ALWAYS_ASK, if_none_match)
+        found = explain_tensor(answers.configuration(configuration_id), name)
+        return _sent(_explanation(found), ALWAYS_ASK, if_none_match)
 
     return routes
 
 
-class Explained:
-    """Configurations whose operators and tensors were asked for: read once each, which takes longer than to explain."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = Lock()
-        self._kept: OrderedDict[int, Configuration] = OrderedDict()
-
-    def configuration(self, configuration_id: int) -> Configuration:
-        """Return a configuration.
-
-        Raises:
-            NotFoundError: there is none of this id.
-            ConfigurationError: it is of another version of autotuner.
-        """
-        with self._lock:
-            kept = self._kept.get(configuration_id)
-        if kept is not None:
-            return kept
-        stored = _stored(self._database, configuration_id)
-        found = Configuration.from_json(json.loads(stored.text), f"configuration {configuration_id}")
-        with self._lock:
-            self._kept[configuration_id] = found
-            while len(self._kept) > KEPT_CONFIGURATIONS:
-                self._kept.popitem(last=False)
-        return found
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What somebody wants to run; a device name of None is any device of the type."""
+class Target:
+    """A model on a device that a configuration is asked for; a device name of None is any device of the type."""
 
     family: str
     dtype: str
@@ -168,7 +127,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaggedBody:
     """A body, and the tag that changes with it."""
 
     tag: str
@@ -176,35 +135,38 @@ class Answer:
 
 
 class Answers:
-    """Answers that were given, each until its family has another configuration; asked again, it is one short query."""
+    """Answers from one database, kept in memory: asked for again, each is one short query or none."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = Lock()
-        self._kept: OrderedDict[Asked, tuple[int, Answer]] = OrderedDict()
+        self._kept = lru_cache(KEPT_ANSWERS)(self._best)
+        self.configuration = lru_cache(KEPT_CONFIGURATIONS)(self._configuration)
 
-    def best(self, asked: Asked) -> Answer:
-        """Return the `BestView` of what somebody wants to run."""
-        number = self._database.configurations.count(asked.family)
-        with self._lock:
-            kept = self._kept.get(asked)
-        if kept is not None and kept[0] == number:
-            return kept[1]
+    def best(self, target: Target) -> TaggedBody:
+        """Return the `BestView` of a target; the one in memory, until its family has another configuration."""
+        return self._kept(target, self._database.configurations.count(target.family))
+
+    def _best(self, target: Target, _number: int) -> TaggedBody:
         found = self._database.configurations.best(
-            family_key=asked.family, dtype=asked.dtype, extents=dict(asked.extents), device_type=asked.device_type,
-            device_name=asked.device_name,
+            family_key=target.family, dtype=target.dtype, extents=dict(target.extents),
+            device_type=target.device_type, device_name=target.device_name,
         )  # fmt: skip
-        message = _message(self._database, asked, found)
-        answer = _answer({"match": found.status, "differs": found.differs, "message": message}, found.stored)
-        with self._lock:
-            self._kept[asked] = number, answer
-            while len(self._kept) > KEPT_ANSWERS:
-                self._kept.popitem(last=False)
-        return answer
+        message = _message(self._database, target, found)
+        return _answer({"match": found.status, "differs": found.differs, "message": message}, found.stored)
+
+    def _configuration(self, configuration_id: int) -> Configuration:
+        """Return a configuration; to read its document takes longer than to explain all of it.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            ConfigurationError: it is of another version of autotuner.
+        """
+        stored = _stored(self._database, configuration_id)
+        return Configuration.from_json(json.loads(stored.text), f"configuration {configuration_id}")
 
 
-def _asked(query: BestQuery, files: ModelFiles) -> Asked:
-    """Return what a query means.
+def _target(query: BestQuery, files: ModelFiles) -> Target:
+    """Return the target of a query.
 
     Raises:
         NotFoundError: there is no such model or preset.
@@ -217,12 +179,12 @@ def _asked(query: BestQuery, files: ModelFiles) -> Asked:
     if query.model is not None:
         model = files.model(query.model, extents, options, query.dtype)
         family = family_key(model.family, query.budget_bytes)
-        return Asked(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
+        return Target(family, model.dtype, tuple(model.extents.items()), query.device_type, query.device_name)
     if query.dtype is None or not extents or options:
         raise ModelError("with `family` give `dtype` and every `extent`, and no `option`: a family has its options")
     assert query.family is not None
     family = family_key(query.family, query.budget_bytes)
-    return Asked(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
+    return Target(family, query.dtype, tuple(sorted(extents.items())), query.device_type, query.device_name)
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -235,22 +197,22 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _message(database: Database, asked: Asked, found: Match) -> str:
+def _message(database: Database, target: Target, found: Match) -> str:
     """Return the sentence that explains a match."""
-    stored, device = found.stored, asked.device_name or f"any device of type {asked.device_type}"
+    stored, device = found.stored, target.device_name or f"any device of type {target.device_type}"
     if stored is None:
-        return _nothing(database, asked)
+        return _nothing(database, target)
     if found.status == "near_device":
         runs = "it runs there, and may not be the fastest"
-        if stored.device_type != asked.device_type:
-            runs = f"it does not run on a device of type {asked.device_type}"
+        if stored.device_type != target.device_type:
+            runs = f"it does not run on a device of type {target.device_type}"
         return (
             f"tuned on {stored.device_name} ({stored.device_type}), not on {device}: {runs}; POST /v1/jobs tunes for "
             "that device, where a worker has one"
         )
     if found.status == "near_shape":
         return (
-            f"tuned for {_shown(stored.extents)}, not for {_shown(dict(asked.extents))}: it does not run with these; "
+            f"tuned for {_shown(stored.extents)}, not for {_shown(dict(target.extents))}: it does not run with these; "
             "POST /v1/jobs tunes for them"
         )
     if stored.doubts:
@@ -259,13 +221,13 @@ def _message(database: Database, asked: Asked, found: Match) -> str:
     return f"tuned for exactly this{whole}"
 
 
-def _nothing(database: Database, asked: Asked) -> str:
-    known = database.configurations.known(asked.family)
+def _nothing(database: Database, target: Target) -> str:
+    known = database.configurations.known(target.family)
     if not known:
         return "nothing is known of this model with these options: POST /v1/jobs tunes for it"
     texts = list(dict.fromkeys(f"{kind} {dtype} {_shown(extents)}" for kind, dtype, extents in known))
     more = f", and {len(texts) - KNOWN_MAX} more" if len(texts) > KNOWN_MAX else ""
-    wanted = f"{asked.device_type} {asked.dtype} {_shown(dict(asked.extents))}"
+    wanted = f"{target.device_type} {target.dtype} {_shown(dict(target.extents))}"
     return (
         f"nothing is known of this model for {wanted}: POST /v1/jobs tunes for it; known: "
         f"{'; '.join(texts[:KNOWN_MAX])}{more}"
@@ -276,7 +238,7 @@ def _shown(extents: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items())
 
 
-def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
+def _answer(head: dict[str, Any] | None, stored: StoredConfiguration | None) -> TaggedBody:
     """Return the view of a configuration, alone or as the `best` of a head."""
     view = None if stored is None else _view(stored)
     text = json.dumps(view if head is None else head | {"best": view}, separators=(",", ":"))
@@ -285,10 +247,10 @@ def _answer(head: dict[str, Any] | None, stored: Stored | None) -> Answer:
     if stored is not None:
         braces = "}" if head is None else "}}"
         text = f'{text[: -len(braces)]},"configuration":{stored.text}{braces}'
-    return Answer(tag, text.encode())
+    return TaggedBody(tag, text.encode())
 
 
-def _stored(database: Database, configuration_id: int) -> Stored:
+def _stored(database: Database, configuration_id: int) -> StoredConfiguration:
     """Return a configuration as the database has it.
 
     Raises:
@@ -303,12 +265,12 @@ def _stored(database: Database, configuration_id: int) -> Stored:
         ) from None
 
 
-def _explanation(explained: OperatorExplanation | TensorExplanation) -> Answer:
+def _explanation(explained: OperatorExplanation | TensorExplanation) -> TaggedBody:
     text = json.dumps(asdict(explained), separators=(",", ":"))
-    return Answer(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
+    return TaggedBody(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
 
 
-def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:
+def _sent(answer: TaggedBody, cached: str, if_none_match: str | None) -> Response:
     """Return a response with an answer, or 304 where the client has it."""
     headers = {"ETag": answer.tag, "Cache-Control": cached}
     if if_none_match is not None and _names(if_none_match, answer.tag):
@@ -316,7 +278,7 @@ def _sent(answer: Answer, cached: str, if_none_match: str | None) -> Response:
     return Response(answer.body, headers=headers, media_type="application/json")
 
 
-def _view(stored: Stored) -> dict[str, Any]:
+def _view(stored: StoredConfiguration) -> dict[str, Any]:
     """Return a `ConfigurationView` without its document."""
     return {
         "id": stored.id,

@@ -1,10 +1,111 @@
-"""The page that describes the API to people: Swagger UI, with nothing that comes from another host."""
+"""Documentation: the OpenAPI document with its problems and examples, and the page that shows it (Swagger UI)."""
 
+from collections.abc import Mapping
+from http import HTTPStatus
 from importlib.resources import files
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
 from starlette.responses import RedirectResponse, Response
+
+from autotuner.server.http.examples import ANSWERS, PROBLEMS
+from autotuner.server.http.problems import PROBLEM_JSON
+from autotuner.server.http.submissions import Submission
+from autotuner.server.wire import ProblemDetails
+
+TEMPLATE = "#/components/schemas/{model}"
+DESCRIPTION = """\
+Submit a tuning job, let a worker measure and solve it, and get the best configuration for a model on a device.
+
+1. `POST /v1/jobs` with a model of the service (`GET /v1/models`) or the content of a model file.
+2. A worker (`autotuner worker`, with the same database) takes the job. `GET /v1/jobs/{job_id}/events` follows it.
+3. `GET /v1/configurations/best` returns the configuration; `autotuner.apply` runs it.
+
+Every error is a problem of RFC 9457 whose `detail` says what was given and what would be valid: 422 for what is not
+well formed, 409 for what is well formed and contradicts the model or the state of a job, 404 for what is not there.
+Numbers carry their unit in their name; times of day are in UTC.
+"""
+TAGS = [
+    {"name": "jobs", "description": "What is asked for, and how far it is."},
+    {"name": "configurations", "description": "Answers, ready to run."},
+    {"name": "measurements", "description": "What was measured, where, and what can be measured."},
+    {"name": "service", "description": "Whether the service can answer."},
+]
+MEANINGS: Mapping[int, str] = {
+    403: "It comes from a page of another site.",
+    404: "It is not there.",
+    408: "The body did not arrive in time.",
+    409: "It is well formed, and contradicts the model or the state of the job.",
+    413: "The body is above 1 MiB.",
+    415: "The body is not said to be JSON.",
+    421: "The service does not answer to the host that is named.",
+    422: "Something is not well formed.",
+    500: "The service failed; its log says why.",
+    503: "The database cannot be used now; try again later.",
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what a route may answer in place of success: these, and what every route may."""
+    return {status: _refusal(status) for status in sorted({*statuses, 421, 422, 500, 503})}
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    value = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status} | PROBLEMS[status]
+    schema = {"$ref": TEMPLATE.format(model="Problem")}
+    headers = {}
+    if status == 503:
+        headers = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    found = {"description": MEANINGS[status], "content": {PROBLEM_JSON: {"schema": schema, "example": value}}}
+    return found | ({"headers": headers} if headers else {})
+
+
+def describe(app: FastAPI) -> None:
+    """Have the application give the OpenAPI document with what FastAPI leaves out."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
+        tags=TAGS,
+    )  # fmt: skip
+    schemas = document["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas["Problem"] = ProblemDetails.model_json_schema(ref_template=TEMPLATE)
+    for name in ("Submission", *Submission.model_json_schema()["$defs"]):
+        _bound(schemas[name])
+    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+        for status, response in operation["responses"].items():
+            if status.startswith("2") and "application/json" in response.get("content", {}):
+                # Here, and not with the route: FastAPI drops what is null from the examples that it is given.
+                response["content"]["application/json"] |= ANSWERS[operation["operationId"]]
+    return document
+
+
+def _bound(schema: Any) -> None:
+    """Say of every text that it has no NUL, and of every mapping that it has no keys but those described."""
+    if isinstance(schema, list):
+        for item in schema:
+            _bound(item)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "string" and not schema.keys() & {"pattern", "enum", "const"}:
+            schema["pattern"] = r"^[^\x00]*$"
+        if "patternProperties" in schema:
+            schema["additionalProperties"] = False
+        for part, value in schema.items():
+            if part not in ("default", "examples", "const", "enum"):
+                _bound(value)
+
 
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 POLICY = (

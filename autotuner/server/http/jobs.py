@@ -8,14 +8,20 @@ from fastapi import APIRouter, Body, Path, Query, Response
 
 from autotuner.database import Database, Job
 from autotuner.errors import NotFoundError
-from autotuner.server.http.described import refusals
+from autotuner.ir.models import Model
+from autotuner.server.http.connections import CHECKERS, WRITERS
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
-from autotuner.server.http.modelfiles import ModelFiles
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.submitted import Submission, request_of
-from autotuner.server.http.threads import CHECKERS, WRITERS
-from autotuner.server.http.views import job_view
-from autotuner.server.wire import Id, JobPage, JobsQuery, JobView
+from autotuner.server.http.submissions import ModelFiles, Submission, request_of
+from autotuner.server.wire import (
+    Id,
+    JobPage,
+    JobsQuery,
+    JobView,
+    SubmittedLimits,
+)
+from autotuner.settings import TuneOptions
 from autotuner.tuner.request import Request
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
@@ -130,3 +136,24 @@ def _enqueued(database: Database, request: Request) -> Job:
 def _cancelled(database: Database, job_id: int) -> Job:
     find_job(database, job_id)
     return database.queue.cancel(job_id)
+
+
+def job_view(job: Job) -> JobView:
+    """Return what the service tells of a job: its row, its model, and options of its request."""
+    model = Model(**job.request["model"])  # checked when it was stored
+    found = {name: getattr(job, name) for name in JobView.model_fields if hasattr(job, name)}
+    found |= {name: getattr(model, name) for name in ("family", "extents", "options", "dtype")}
+    found |= {name: value for name, value in job.request.items() if name in TuneOptions.names()}
+    found["limits"] = SubmittedLimits.model_construct(**job.request["limits"])
+    found["progress"] = job.progress or None
+    return JobView(**found, stalled=_stalled(job))
+
+
+def _stalled(job: Job) -> str:
+    if not job.is_lost:
+        return ""
+    if job.attended:
+        return "the process that ran it is gone; what it measured is kept, the same command goes on from there"
+    if job.cancelling:
+        return "its worker is gone; it ends as cancelled as soon as another one comes"
+    return f"its worker is gone; the next one for {job.device_name or job.device_type} goes on from what was measured"

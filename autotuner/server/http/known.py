@@ -7,13 +7,23 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
-from autotuner.database import Database, Filter
-from autotuner.server.http.described import refusals
-from autotuner.server.http.modelfiles import ModelFiles
+from autotuner.database import Database, Filter, StoredMeasurement
+from autotuner.ir.models import ModelFile
+from autotuner.server.http.connections import PROBES
+from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.http.threads import PROBES
-from autotuner.server.http.views import measurement_view, model_view, statistics_view, worker_view
-from autotuner.server.wire import DeviceView, EnvironmentView, Health, MeasurementPage, MeasurementsQuery, ModelView
+from autotuner.server.http.submissions import ModelFiles
+from autotuner.server.wire import (
+    DeviceView,
+    EnvironmentView,
+    Health,
+    MeasurementPage,
+    MeasurementsQuery,
+    MeasurementView,
+    ModelView,
+    StatisticsView,
+    WorkerView,
+)
 
 
 def known_routes(database: Database, files: ModelFiles, version: str) -> APIRouter:
@@ -45,7 +55,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         return MeasurementPage(
             items=items,
             next=items[-1].id if len(found) > query.limit else None,
-            statistics=statistics_view(database.statistics(where)) if query.statistics else None,
+            statistics=StatisticsView.model_validate(database.statistics(where)) if query.statistics else None,
         )
 
     @routes.get(
@@ -59,7 +69,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         """Return the devices that somebody measured on, or for which a worker takes jobs now."""
         workers, environments = defaultdict(list), defaultdict(list)
         for worker in database.queue.workers():
-            workers[worker.device_type, worker.device_name].append(worker_view(worker))
+            workers[worker.device_type, worker.device_name].append(WorkerView.model_validate(worker))
         for environment in database.environments():
             statuses = database.statistics(Filter(environment_key=environment.key)).statuses
             environments[environment.device_type, environment.device_name].append(
@@ -108,3 +118,29 @@ def _health(database: Database, version: str) -> Health:
     waiting = database.queue.waiting()
     workers = len(database.queue.workers())
     return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)
+
+
+def measurement_view(found: StoredMeasurement) -> MeasurementView:
+    subgraph, candidate, measurement = found.call.subgraph, found.call.candidate, found.measurement
+    names = ("status", "median_us", "low_us", "high_us", "workspace_bytes", "message")
+    return MeasurementView(
+        **{name: getattr(measurement, name) for name in names},
+        id=found.id,
+        environment_key=found.environment_key,
+        call_key=found.call.key,
+        signature=subgraph.signature,
+        kinds=list(subgraph.kinds),
+        kernel=candidate.kernel,
+        forms=list(candidate.forms),
+        params=dict(candidate.params),
+        extents=[list(tensor.extents) for tensor in subgraph.tensors],
+        samples=len(measurement.samples_us),
+        marks=list(measurement.marks),
+        measured_at=found.measured_at,
+    )
+
+
+def model_view(name: str, file: ModelFile) -> ModelView:
+    found = file.definition.model_dump(include={"dtype", "axes", "presets"})
+    options = {option: value.model_dump(exclude_none=True) for option, value in file.definition.options.items()}
+    return ModelView(name=name, options=options, **found)

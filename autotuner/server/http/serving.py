@@ -56,7 +56,7 @@ def serve(
     listener = listen(host, port)
     with (
         listener,
-        open_database(database_url, patience=SERVING, reopens=True) as database,
+        open_database(database_url, timeouts=SERVING, reopens=True) as database,
         _logging(log_level),
     ):
         hosts = Hosts((host, listener.getsockname()[0]), allowed_hosts)
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL that it listens at."""
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -176,7 +176,7 @@ class AccessLog:
             log.info("request", extra={"facts": facts})
 
 
-class Lines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """One line for each record: when, what, and the facts that go with it; a traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -193,7 +193,7 @@ class Lines(logging.Formatter):
 def _logging(level: str) -> Generator[None]:
     """Write the service's log, and what goes wrong in uvicorn, on standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines())
+    handler.setFormatter(LogFormatter())
     uvicorns = logging.getLogger("uvicorn")
     before = [(logger, logger.level, logger.propagate) for logger in (log, uvicorns)]
     log.setLevel(level.upper())

@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autotuner.server.http.connections import CHECKERS
 from autotuner.server.http.guard import SAFE
 from autotuner.server.http.problems import Refusal, not_valid, problem
-from autotuner.server.http.threads import CHECKERS
 from autotuner.server.wire import INTEGER_MAX, Query
 
 BODY_MAX_BYTES = 2**20

@@ -20,13 +20,14 @@ from autotuner.errors import (
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
-from autotuner.measure.device import environment
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
-from autotuner.server.worker.reporting import Beat, CancelledError, Log, LostError, Reporter
+from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
-from autotuner.tuner import Spent, Tuned, Watch
+from autotuner.tuner import Spent, Tuned, TuningPolicy, Watch
+from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.request import Request
 
 END_TO_END_SAMPLES = 30
@@ -42,8 +43,8 @@ def tune_attended(
     file: SpaceFile,
     settings: Settings,
     *,
-    threads: int | None = None,
     watch: Watch = lambda _: None,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration:
     """Run a job of one's own here and now, and return its answer. Arguments as those of `run_job`.
 
@@ -57,7 +58,7 @@ def tune_attended(
         model=request.model.reference, request=request.to_json(), device_type=here.device_type,
         device_name=here.device_name, worker=worker,
     )  # fmt: skip
-    found = run_job(job, request, database, file, settings, worker=worker, threads=threads, watch=watch)
+    found = run_job(job, request, database, file, settings, worker=worker, watch=watch, policy=policy)
     if found is None:
         raise JobStateError(
             f"job {job.id} was cancelled; what was measured is kept, the same command goes on from there"
@@ -73,19 +74,19 @@ def run_job(
     settings: Settings,
     *,
     worker: str,
-    threads: int | None = None,
     watch: Watch = lambda _: None,
     also: Callable[[], None] = lambda: None,
     log: Log = silent,
+    policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Configuration | None:
     """Run a job that this worker has taken, and store how it ended.
 
     Args:
-        settings: for timeout, cache and, if not given, threads.
-        threads: that a kernel may use.
+        settings: for threads, timeout and cache.
         watch: called with the progress.
         also: called every few seconds, on a thread of its own.
         log: called with an event and facts.
+        policy: thresholds of the tuning run.
 
     Returns:
         The answer; None where the job was cancelled, or was given to another worker.
@@ -97,14 +98,14 @@ def run_job(
     """
     before = exit_in_hand()
     with Beat(database, job, worker, also, log) as beat:
-        reporter = Reporter(database, job, worker, beat, watch, limited=request.limits.seconds is not None)
+        reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
-                tuned = _tuned(request, database, file, settings, threads, reporter, Spent.of(job.progress))
+                tuned = _tuned(request, database, file, settings, reporter, Spent.of(job.progress), policy)
         except CancelledError:
             _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
-        except LostError:
+        except JobLostError:
             log("job_lost", job=job.id)
             return None
         except Exception as error:
@@ -173,25 +174,26 @@ def _tuned(
     database: Database,
     file: SpaceFile,
     settings: Settings,
-    threads: int | None,
     reporter: Reporter,
     spent: Spent,
+    policy: TuningPolicy,
 ) -> Tuned:
     began = monotonic()
-    threads = threads if threads is not None else settings.threads
     with Measurer(
-        threads=threads,
+        threads=settings.threads,
         timeout_s=settings.timeout_s,
         device_type=request.device_type,
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        timed = request.end_to_end and _has_peers(request.model)
-        tuned = tuner.tune(request, file, database, measurer, watch=reporter, spent=spent, provisional=timed)
+        timed = request.options.end_to_end and _has_peers(request.model)
+        tuned = tuner.tune(
+            request, file, database, measurer, watch=reporter, spent=spent, provisional=timed, policy=policy
+        )
     if not timed or tuned.configuration.measured is not None:
         return tuned
     reporter.stage("end_to_end", END_TO_END_SAMPLES)
-    limit_s = inf if request.limits.seconds is None else request.limits.seconds
+    limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
     waited_s = 0.0
 
     def waiting(seconds: float, words: str) -> None:
@@ -201,7 +203,7 @@ def _tuned(
 
     try:
         with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, threads, waiting)
+            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, settings.threads, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autotuner.database import Database, Job, open_database, this_process
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
-from autotuner.measure.device import check_torch, environment
+from autotuner.measure.devices import check_torch, environment
 from autotuner.server.worker.attending import run_job, silent, told
 from autotuner.server.worker.reporting import Log
 from autotuner.settings import Settings
@@ -34,7 +35,7 @@ def run(
 
     Args:
         database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
-        device: device type: "cpu" or "cuda".
+        device: device type, such as "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         once: end when no job waits.
@@ -45,14 +46,14 @@ def run(
             ends only the job.
     """
     settings = Settings.from_environment()
-    threads = threads if threads is not None else settings.threads
+    settings = replace(settings, threads=threads if threads is not None else settings.threads)
     check_torch()
-    here = environment(device, threads)
+    here = environment(device, settings.threads)
     file = space_file(device, space)
     name = this_process()
     with open_database(database if database is not None else settings.database_url, log=log) as opened:
         with Measurer(
-            threads=threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
+            threads=settings.threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
         ) as measurer:
             measurer.start()  # a worker that cannot measure takes no job to fail it
         queue = opened.queue
@@ -78,7 +79,7 @@ def run(
                     _reopen(opened, log)
                     continue
                 if job is not None:
-                    _run(job, opened, file, settings, name, threads, greet, log)
+                    _run(job, opened, file, settings, name, greet, log)
                     ran = True
                 elif once:
                     return
@@ -106,7 +107,6 @@ def _run(
     file: SpaceFile,
     settings: Settings,
     name: str,
-    threads: int | None,
     greet: Callable[[], None],
     log: Log,
 ) -> None:
@@ -118,7 +118,7 @@ def _run(
             database.queue.finish(job.id, name, "failed", message=told(error))
             raise
         found = run_job(
-            job, request, database, file, settings, worker=name, threads=threads, also=greet, log=log
+            job, request, database, file, settings, worker=name, also=greet, log=log
         )  # fmt: skip
     except UnavailableError as error:
         log("job_given_up", job=job.id, error=str(error))

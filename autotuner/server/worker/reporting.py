@@ -29,7 +29,7 @@ class CancelledError(Exception):
     """Somebody cancelled the job that runs."""
 
 
-class LostError(Exception):
+class JobLostError(Exception):
     """The job that runs belongs to another worker now, or has ended."""
 
 
@@ -118,4 +118,4 @@ class Reporter:
         if self._beat.heard == "cancel":
             raise CancelledError
         if self._beat.heard == "lost":
-            raise LostError
+            raise JobLostError

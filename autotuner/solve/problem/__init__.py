@@ -1,5 +1,5 @@
-"""What a solver gets and returns; `autotuner.solve.problem.formulate` builds it from choices and measurements."""
+"""Problem and solution: input and output of a solver. `formulate` builds the problem of a space and its costs."""
 
-from autotuner.solve.problem.factors import SCHEMA, Factor, Memory, Problem, Row, Solution, State
+from autotuner.solve.problem.factors import SCHEMA, Factor, Problem, Row, Solution, State
 
-__all__ = ["SCHEMA", "Factor", "Memory", "Problem", "Row", "Solution", "State"]
+__all__ = ["SCHEMA", "Factor", "Problem", "Row", "Solution", "State"]

@@ -1,4 +1,4 @@
-"""What a solver gets and what it returns. Knows nothing of transformers, kernels or tensors."""
+"""Factors, problems and solutions, as plain values. Imports nothing of transformers, kernels or tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 from autotuner.errors import ProblemError
 
-SCHEMA = 2
+SCHEMA = 3
 
 State = str
 Row = tuple[State, ...]
@@ -22,14 +22,12 @@ class Factor:
         variables: names, in the order of a row's states.
         table: row -> cost in microseconds, finite and not negative.
         held_bytes: row -> bytes that it holds from forward to backward; rows that are not there hold none. They add up.
-        transient_bytes: row -> bytes that it needs beside those for a while. The largest counts.
     """
 
     name: str
     variables: tuple[str, ...]
     table: Mapping[Row, float]
     held_bytes: Mapping[Row, int] = field(default_factory=dict)
-    transient_bytes: Mapping[Row, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(set(self.variables)) != len(self.variables):
@@ -41,25 +39,11 @@ class Factor:
                 )
             if not 0 <= cost < float("inf"):
                 raise ProblemError(f"factor {self.name!r}: row {row} costs {cost}; a cost is finite and not negative")
-        for needed in (self.held_bytes, self.transient_bytes):
-            for row, count in needed.items():
-                if row not in self.table:
-                    raise ProblemError(f"factor {self.name!r}: row {row} needs {count} bytes, but the table lacks it")
-                if count < 0 or count != int(count):
-                    raise ProblemError(f"factor {self.name!r}: row {row} needs {count} bytes; give a count, 0 or more")
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Memory:
-    """What an assignment needs: the sum of what its rows hold, and the largest that one of them needs for a while."""
-
-    held_bytes: int = 0
-    transient_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        """What a budget is about."""
-        return self.held_bytes + self.transient_bytes
+        for row, count in self.held_bytes.items():
+            if row not in self.table:
+                raise ProblemError(f"factor {self.name!r}: row {row} holds {count} bytes, but the table lacks it")
+            if count < 0 or count != int(count):
+                raise ProblemError(f"factor {self.name!r}: row {row} holds {count} bytes; give a count, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -94,17 +78,13 @@ class Problem:
         """
         return fsum(factor.table[row] for factor, row in self._rows(states))
 
-    def memory(self, states: Mapping[str, State]) -> Memory:
-        """Return what a full assignment needs.
+    def held_bytes(self, states: Mapping[str, State]) -> int:
+        """Return the bytes that a full assignment holds from forward to backward.
 
         Raises:
             ProblemError: as `cost_us`.
         """
-        rows = self._rows(states)
-        return Memory(
-            sum(factor.held_bytes.get(row, 0) for factor, row in rows),
-            max((factor.transient_bytes.get(row, 0) for factor, row in rows), default=0),
-        )
+        return sum(factor.held_bytes.get(row, 0) for factor, row in self._rows(states))
 
     def _rows(self, states: Mapping[str, State]) -> list[tuple[Factor, Row]]:
         missing = [name for name in self.variables if name not in states]
@@ -124,7 +104,7 @@ class Problem:
                 {
                     "name": factor.name,
                     "variables": list(factor.variables),
-                    "rows": [[*row, cost, *_bytes(factor, row)] for row, cost in factor.table.items()],
+                    "rows": [[*row, cost, *_held(factor, row)] for row, cost in factor.table.items()],
                 }
                 for factor in self.factors
             ],
@@ -146,10 +126,10 @@ class Problem:
             raise ProblemError(f"the problem is damaged: {error!r}") from error
 
 
-def _bytes(factor: Factor, row: Row) -> tuple[int, ...]:
-    """Return what a row holds and needs for a while, or nothing where both are 0."""
-    needed = (factor.held_bytes.get(row, 0), factor.transient_bytes.get(row, 0))
-    return needed if any(needed) else ()
+def _held(factor: Factor, row: Row) -> tuple[int, ...]:
+    """Return the bytes that a row holds, or nothing where it holds none."""
+    count = factor.held_bytes.get(row, 0)
+    return (count,) if count else ()
 
 
 def _factor(value: Any) -> Factor:
@@ -159,14 +139,13 @@ def _factor(value: Any) -> Factor:
     variables = _names(value["variables"], f"factor {name!r}")
     table: dict[Row, float] = {}
     held: dict[Row, int] = {}
-    transient: dict[Row, int] = {}
     for given in value["rows"]:
-        if not isinstance(given, list) or len(given) - len(variables) not in (1, 3):
+        if not isinstance(given, list) or len(given) - len(variables) not in (1, 2):
             raise ProblemError(
                 f"the problem is damaged: factor {name!r} has {given!r}; a row is {len(variables)} states and a cost, "
-                "and then bytes held and bytes needed for a while, or neither"
+                "and then the bytes that it holds, if any"
             )
-        row, (cost, *needed) = tuple(given[: len(variables)]), given[len(variables) :]
+        row, (cost, *counts) = tuple(given[: len(variables)]), given[len(variables) :]
         if not all(isinstance(state, str) for state in row):
             raise ProblemError(f"the problem is damaged: factor {name!r}: row {given}: states are texts")
         if isinstance(cost, bool) or not isinstance(cost, int | float):
@@ -174,14 +153,14 @@ def _factor(value: Any) -> Factor:
         if row in table:
             raise ProblemError(f"factor {name!r} has row {row} twice, at {table[row]} and {cost}: give it once")
         table[row] = float(cost)
-        if any(isinstance(count, bool) or not isinstance(count, int) for count in needed):
-            raise ProblemError(
-                f"the problem is damaged: factor {name!r}: row {row} needs {needed}, not counts of bytes"
-            )
-        for counts, count in zip((held, transient), needed, strict=False):
+        for count in counts:
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise ProblemError(
+                    f"the problem is damaged: factor {name!r}: row {row} holds {count!r}, no count of bytes"
+                )
             if count:
-                counts[row] = count
-    return Factor(name, variables, table, held, transient)
+                held[row] = count
+    return Factor(name, variables, table, held)
 
 
 def _names(value: Any, whose: str) -> tuple[str, ...]:
@@ -194,8 +173,8 @@ def _names(value: Any, whose: str) -> tuple[str, ...]:
 class Solution:
     """A state for each variable, and what is known about how good it is; all times in microseconds.
 
-    `statistics` says what solving took, by names that are the solver's own; solutions are equal without it. `memory` is
-    told by solvers that look at it.
+    `statistics` says what solving took, by names that are the solver's own; solutions are equal without it.
+    `held_bytes` is told by solvers that look at it.
     """
 
     states: Mapping[str, State]
@@ -203,11 +182,11 @@ class Solution:
     lower_bound_us: float
     solver: str
     statistics: Mapping[str, float] = field(default_factory=dict, compare=False)
-    memory: Memory = Memory()
+    held_bytes: int = 0
 
     @property
     def gap(self) -> float:
-        """How far above the bound the total is, as a share of the bound; 0 when it is proven optimal."""
+        """The distance of the total above the bound, as a share of the bound; 0 when it is proven optimal."""
         if self.lower_bound_us <= 0:
             return 0.0 if self.total_us <= 0 else float("inf")
         return max(0.0, self.total_us / self.lower_bound_us - 1)

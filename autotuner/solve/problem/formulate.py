@@ -6,20 +6,20 @@ I made again". A choice that keeps a tensor inside gives it a state of its own, 
 the cover; siblings that share no such tensor agree through a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from autotuner.solve.problem.factors import Factor, Problem, Solution
 from autotuner.solve.problem.links import NOT_REPEATED, links, operator_costs, repeated_links
 from autotuner.solve.problem.offered import Offered, Place, collected
-from autotuner.solve.problem.ordering import forward_chain, order_steps
-from autotuner.solve.problem.rules import acyclic, handed, not_together, tokens
+from autotuner.solve.problem.ordering import CircleError, forward_chain, order_steps
+from autotuner.solve.problem.rules import acyclic, not_together, tokens
 from autotuner.solve.problem.size import check_rows
-from autotuner.solve.problem.states import Lies, made_and_read, saved
+from autotuner.solve.problem.states import TensorState, made_and_read, saved
 from autotuner.space import Choice, Conversion, Space
 
-__all__ = ["Formulation", "Lies", "formulate", "order_steps"]
+__all__ = ["Formulation", "TensorState", "formulate", "order_steps", "solve_in_order"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Formulation:
             if name.startswith("repeated ") and state != NOT_REPEATED
         }
 
-    def lies(self, solution: Solution) -> Mapping[str, Lies]:
+    def lies(self, solution: Solution) -> Mapping[str, TensorState]:
         """Return how each tensor is made and what it is converted into, apart from what backward does with it."""
         return _told(solution, "tensor ")
 
-    def held(self, solution: Solution) -> Mapping[str, Lies]:
+    def held(self, solution: Solution) -> Mapping[str, TensorState]:
         """Return what backward has of each tensor of forward that it reads, and what it converts that into."""
         return _told(solution, "saved ")
 
@@ -89,9 +89,9 @@ class Formulation:
         return Formulation(Problem((*self.problem.factors, *more), self.problem.chain), self.offered, self.base_bytes)
 
 
-def _told(solution: Solution, prefix: str) -> dict[str, Lies]:
+def _told(solution: Solution, prefix: str) -> dict[str, TensorState]:
     return {
-        name.removeprefix(prefix): Lies.parse(state)
+        name.removeprefix(prefix): TensorState.parse(state)
         for name, state in solution.states.items()
         if name.startswith(prefix)
     }
@@ -102,20 +102,18 @@ def formulate(
     costs_us: Mapping[str, float],
     *,
     saving: bool = False,
-    workspace_bytes: Mapping[str, int] | None = None,
 ) -> Formulation:
     """Build the problem of a space from the costs of its calls, in microseconds; calls without a cost are left out.
 
     Args:
         saving: let backward repeat forward operators, to save memory.
-        workspace_bytes: what calls need while they run, by key; what is not there needs none.
 
     Raises:
         InfeasibleError: some operator has no choice with a cost; the message names it.
         ProblemError: it is too large.
     """
     graph = space.graph
-    offered = collected(space, costs_us, saving=saving, workspace_bytes=workspace_bytes or {})
+    offered = collected(space, costs_us, saving=saving)
     tables = {table.variable.removeprefix("tensor "): table for table in made_and_read(offered)}
     held = dict(saved(offered, tables))
     # Tensors come before operators: so the paper's strategy, which goes in this order, lets operators follow forms.
@@ -133,7 +131,6 @@ def formulate(
         links(offered, tables, held),
         repeated_links(offered, tables, held),
         tokens(offered),
-        handed(graph, tables, space.given),
         acyclic(offered),
     ):
         rows += len(factor.table)
@@ -143,3 +140,15 @@ def formulate(
     ahead = tuple(name for name in forward_chain(graph) if name in names)
     base_bytes = sum(offered.bytes_of(name, space.given[name][0]) for name in graph.outputs)
     return Formulation(Problem(tuple(factors), ahead), offered, base_bytes)
+
+
+def solve_in_order(formulation: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
+    """Solve, and again without the covers that were chosen, where these depend on each other in a circle."""
+    while True:
+        solution = solve(formulation)
+        try:
+            order_steps(formulation.offered.graph, formulation.chosen(solution))
+        except CircleError as error:
+            formulation = formulation.without(error.covers)
+        else:
+            return formulation, solution

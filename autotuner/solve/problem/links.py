@@ -1,52 +1,31 @@
-"""Which states of operators go with which states of their tensors, and what they need in memory for a while."""
+"""Links: factors that allow the states of an operator with the states of its tensors."""
 
 from collections.abc import Iterator, Mapping
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.problem.factors import Factor, Row, State
-from autotuner.solve.problem.offered import Offered, Stated
+from autotuner.solve.problem.factors import Factor, Row
+from autotuner.solve.problem.offered import Offered
 from autotuner.solve.problem.size import check_rows
-from autotuner.solve.problem.states import Table, inside
-from autotuner.space import Choice
+from autotuner.solve.problem.states import StateTable, inside
 
 NOT_REPEATED = "not repeated"
 
 
 def operator_costs(offered: Offered) -> Iterator[Factor]:
-    """Yield each operator's costs; a cover's cost is shared evenly by its members, what it needs for a while is not."""
+    """Yield each operator's costs; a cover's cost is shared evenly by its members."""
     for operator in offered.graph.operators:
         stated = offered.by_operator[operator.name]
         costs: dict[Row, float] = {
             (state,): offered.costs_us[choice.call.key] / len(choice.cover.operators) for state, choice in stated
         }
-        late = operator.phase == "backward"
-        needs = _needs(offered, stated) if late else {}
-        yield Factor(f"cost of operator {operator.name}", (f"operator {operator.name}",), costs, {}, needs)
+        yield Factor(f"cost of operator {operator.name}", (f"operator {operator.name}",), costs)
     for name, stated in offered.repeated.items():
         costs = {(NOT_REPEATED,): 0.0}
         costs.update(((state,), offered.costs_us[choice.call.key]) for state, choice in stated)
-        yield Factor(f"cost of repeating {name}", (f"repeated {name}",), costs, {}, _needs(offered, stated))
+        yield Factor(f"cost of repeating {name}", (f"repeated {name}",), costs)
 
 
-def _needs(offered: Offered, stated: Stated) -> dict[Row, int]:
-    return {(state,): transient_bytes(offered, choice) for state, choice in stated}
-
-
-def transient_bytes(offered: Offered, choice: Choice) -> int:
-    """Return what a step of backward needs beside what is held: gradients on their way, and its kernel's workspace.
-
-    Gradients that the caller gets are not on their way. For a repeated forward operator it is what it makes.
-    """
-    graph = offered.graph
-    if offered.is_backward(choice):
-        names = [t for t in choice.by_tensor if graph.tensors[t].role == "gradient" and t not in graph.outputs]
-    else:
-        names = list(choice.cover.outputs)
-    needed = sum(offered.bytes_of(name, choice.by_tensor[name]) for name in names)
-    return needed + offered.workspace_bytes.get(choice.call.key, 0)
-
-
-def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Table]) -> Iterator[Factor]:
+def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str, StateTable]) -> Iterator[Factor]:
     """Yield which states of an operator go with which states of each of its tensors."""
     graph = offered.graph
     for operator in graph.operators:
@@ -64,7 +43,6 @@ def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Tabl
             read_late = late and tensor in held
             table = held[tensor] if read_late else tables[tensor]
             rows: dict[Row, float] = {}
-            needs: dict[Row, int] = {}
             for state, choice in stated:
                 form = choice.by_tensor.get(tensor)
                 if tensor in choice.cover.outputs and form:  # made here, or by another member of the same cover
@@ -79,31 +57,26 @@ def links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Tabl
                     partners = table.making.get(inside(graph, choice, tensor), [])
                 rows.update(((state, partner), 0.0) for partner in partners)
                 check_rows(len(rows))
-                if read_late and form and offered.saving:
-                    needs |= _beside(offered, state, choice, tensor, form, table)
-            yield Factor(
-                f"{operator.name} with {tensor}", (f"operator {operator.name}", table.variable), rows, {}, needs
-            )
+            yield Factor(f"{operator.name} with {tensor}", (f"operator {operator.name}", table.variable), rows)
     for name, table in held.items():
         checkpoint()
         yield _kept(name, tables[name], table)
 
 
-def repeated_links(offered: Offered, tables: Mapping[str, Table], held: Mapping[str, Table]) -> Iterator[Factor]:
+def repeated_links(
+    offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str, StateTable]
+) -> Iterator[Factor]:
     """Yield the same for forward operators that backward may repeat: all that one makes is made, or nothing."""
     for name, stated in offered.repeated.items():
         operator = offered.operators[name]
         for tensor in dict.fromkeys(operator.inputs):
             table = held.get(tensor, tables[tensor])
             rows: dict[Row, float] = {(NOT_REPEATED, partner): 0.0 for partner in table.costs_us}
-            needs: dict[Row, int] = {}
             for state, choice in stated:
                 checkpoint()
                 form = choice.by_tensor[tensor]
                 rows.update(((state, partner), 0.0) for partner in table.holding.get(form, ()))
-                if tensor in held:
-                    needs |= _beside(offered, state, choice, tensor, form, table)
-            yield Factor(f"{name} repeated with {tensor}", (f"repeated {name}", table.variable), rows, {}, needs)
+            yield Factor(f"{name} repeated with {tensor}", (f"repeated {name}", table.variable), rows)
         for tensor in operator.outputs:
             if tensor not in held:
                 continue
@@ -119,17 +92,7 @@ def repeated_links(offered: Offered, tables: Mapping[str, Table], held: Mapping[
             yield Factor(f"{name} repeated makes {tensor}", (f"repeated {name}", table.variable), rows)
 
 
-def _beside(offered: Offered, state: State, choice: Choice, tensor: str, form: str, table: Table) -> dict[Row, int]:
-    """Return what a step of backward needs for a while where what it reads is not what is held, but made from it."""
-    own = transient_bytes(offered, choice) + offered.bytes_of(tensor, form)
-    return {
-        (state, partner): own
-        for partner in table.holding.get(form, ())
-        if table.lies[partner].repeated or table.lies[partner].form != form
-    }
-
-
-def _kept(name: str, made: Table, held: Table) -> Factor:
+def _kept(name: str, made: StateTable, held: StateTable) -> Factor:
     """Return which forms can be held: those that forward has. What is made again or not asked for may be anything."""
     rows: dict[Row, float] = {}
     for state, lies in held.lies.items():

@@ -1,4 +1,4 @@
-"""What there is to choose from, of a space at measured costs: per operator, per conversion, per repetition."""
+"""Options of a problem: the fastest measured choices per operator, conversion and repetition."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import form_bytes
 from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.kinds import draws
 from autotuner.solve.problem.factors import State
 from autotuner.space import Choice, Conversion, Space
 from autotuner.space.fusion import Cover
@@ -25,7 +26,6 @@ class Offered:
 
     Args:
         saving: whether backward may also repeat forward operators, to save what they make.
-        workspace_bytes: of calls, by key; what is not there needs none.
     """
 
     space: Space
@@ -33,7 +33,6 @@ class Offered:
     choices: Mapping[State, Choice]
     conversions: Mapping[Place, Conversion]
     saving: bool
-    workspace_bytes: Mapping[str, int]
 
     @property
     def graph(self) -> Graph:
@@ -113,9 +112,7 @@ class Offered:
         return form_bytes(self.graph, tensor, form)
 
 
-def collected(
-    space: Space, costs_us: Mapping[str, float], *, saving: bool, workspace_bytes: Mapping[str, int]
-) -> Offered:
+def collected(space: Space, costs_us: Mapping[str, float], *, saving: bool) -> Offered:
     """Return the fastest of what does the same; calls without a cost are left out.
 
     Raises:
@@ -138,7 +135,7 @@ def collected(
         if cost is not None and (place not in conversions or cost < costs_us[conversions[place].call.key]):
             conversions[place] = conversion
     choices = {state_of(choice): choice for choice in cells.values()}
-    offered = Offered(space, costs_us, choices, conversions, saving, workspace_bytes)
+    offered = Offered(space, costs_us, choices, conversions, saving)
     missing = [name for name, stated in offered.by_operator.items() if not stated]
     if missing:
         raise InfeasibleError(f"no measured candidate computes operator {missing[0]!r}")
@@ -155,6 +152,6 @@ def repeatable(graph: Graph, operator: Operator) -> bool:
 
     A product with a parameter costs what the layer is made of; attention's own are cheap beside what they make.
     """
-    if operator.phase != "forward" or operator.kind == "dropout_mask":
+    if operator.phase != "forward" or draws(operator.kind):
         return False
     return operator.kind != "contraction" or all(graph.tensors[name].role != "parameter" for name in operator.inputs)

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from autotuner.checkpoint import checkpoint
-from autotuner.ir.graph import Graph
-from autotuner.solve.problem.factors import Factor, Problem, Row, State
+from autotuner.solve.problem.factors import Factor, Row
 from autotuner.solve.problem.offered import Offered, Stated
-from autotuner.solve.problem.states import ABSENT, Table, inside
-from autotuner.space import Choice, chain_ends
+from autotuner.solve.problem.states import ABSENT, inside
+from autotuner.space import Choice
 from autotuner.space.fusion import Cover, Reach
 
 
@@ -52,41 +51,6 @@ def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
         parts = [*rest, (joined, tensors)]
     order = {operator.name: place for place, operator in enumerate(graph.operators)}
     return sorted((sorted(part, key=order.__getitem__) for part, _ in parts), key=lambda part: order[part[0]])
-
-
-HANDED_IN, HANDED_ON = "handed in", "handed on"
-GRADIENT_IN, GRADIENT_ON = "gradient handed in", "gradient handed on"
-JOINTS = {HANDED_ON: HANDED_IN, GRADIENT_IN: GRADIENT_ON}
-"""Variables of one layer, and those of the next one that they equal: what forward and backward hand each other."""
-
-
-def handed(graph: Graph, tables: Mapping[str, Table], given: Mapping[str, Sequence[str]]) -> Iterator[Factor]:
-    """Yield, for a layer that meets its equals in any form, in which form it gets and hands on what they share."""
-    if any(len(given[name]) < 2 for name, tensor in graph.tensors.items() if tensor.role == "input"):
-        return
-    ends = zip(chain_ends(graph), (HANDED_IN, HANDED_ON, GRADIENT_IN, GRADIENT_ON), strict=True)
-    for name, variable in ends:
-        rows: dict[Row, float] = {
-            (state, form): 0.0
-            for form in given[name]
-            for state in (tables[name].making if name not in graph.outputs else tables[name].holding).get(form, ())
-        }
-        yield Factor(f"{name} {variable}", (f"tensor {name}", variable), rows)
-
-
-def alike_in_a_row(problem: Problem) -> Problem:
-    """Return the problem of a layer between others that do the same: what is handed in is handed on alike."""
-    states: dict[str, list[State]] = {
-        factor.variables[1]: sorted({row[1] for row in factor.table})
-        for factor in problem.factors
-        if factor.variables[-1] in (*JOINTS, *JOINTS.values())
-    }
-    rules = [
-        Factor(f"{end} as {start}", (end, start), {(s, s): 0.0 for s in states[end] if s in states[start]})
-        for end, start in JOINTS.items()
-        if end in states
-    ]
-    return Problem((*problem.factors, *rules), problem.chain)
 
 
 def acyclic(offered: Offered) -> Iterator[Factor]:

@@ -22,8 +22,8 @@ PAIRED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Lies:
-    """What a tensor's state says: the form that it was made or is held in, and those that it was converted into.
+class TensorState:
+    """State of a tensor: the form that it was made or is held in, and those that it was converted into.
 
     `form` is `ABSENT`, or begins with `INSIDE`, where it is not in memory; `repeated` says that backward makes it.
     """
@@ -33,7 +33,7 @@ class Lies:
     repeated: bool = False
 
     @classmethod
-    def parse(cls, state: State) -> "Lies":
+    def parse(cls, state: State) -> "TensorState":
         if state == ABSENT or state.startswith(INSIDE):
             return cls(state)
         repeated = state.startswith(REPEATED)
@@ -53,7 +53,7 @@ class Lies:
 
 
 @dataclass(frozen=True)
-class Table:
+class StateTable:
     """A tensor's states with the cost of the conversions that they contain, and the bytes that they hold.
 
     Args:
@@ -65,8 +65,8 @@ class Table:
     held_bytes: Mapping[State, int]
 
     @cached_property
-    def lies(self) -> Mapping[State, Lies]:
-        return {state: Lies.parse(state) for state in self.costs_us}
+    def lies(self) -> Mapping[State, TensorState]:
+        return {state: TensorState.parse(state) for state in self.costs_us}
 
     @cached_property
     def making(self) -> Mapping[str, list[State]]:
@@ -96,7 +96,7 @@ def inside(graph: Graph, choice: Choice, tensor: str) -> State:
     return INSIDE + state_of(choice) if readers and readers <= set(choice.cover.operators) else ABSENT
 
 
-def made_and_read(offered: Offered) -> Iterator[Table]:
+def made_and_read(offered: Offered) -> Iterator[StateTable]:
     """Yield a table per tensor: how it is made and, where forward makes it, read in forward.
 
     A tensor is converted into at most as many forms as it has readers.
@@ -130,13 +130,13 @@ def made_and_read(offered: Offered) -> Iterator[Table]:
         costs = {
             str(lies): cost
             for form in made[name]
-            for lies, cost in _converted(offered, name, Lies(form), read[name], most)
+            for lies, cost in _converted(offered, name, TensorState(form), read[name], most)
             if fixed is None or not set(fixed).isdisjoint(lies.forms)
         }
-        yield Table(f"tensor {name}", costs, {})
+        yield StateTable(f"tensor {name}", costs, {})
 
 
-def saved(offered: Offered, tables: Mapping[str, Table]) -> Iterator[tuple[str, Table]]:
+def saved(offered: Offered, tables: Mapping[str, StateTable]) -> Iterator[tuple[str, StateTable]]:
     """Yield a table per tensor that backward reads of forward: what is held of it, or that backward makes it again.
 
     The first state, `ABSENT`, is for those that nobody asks for: every backward kernel can do without.
@@ -148,7 +148,7 @@ def saved(offered: Offered, tables: Mapping[str, Table]) -> Iterator[tuple[str, 
         for form in tables[name].holding:
             if form == ABSENT or form.startswith(INSIDE):
                 continue
-            for lies, cost in _converted(offered, name, Lies(form), read, 2):
+            for lies, cost in _converted(offered, name, TensorState(form), read, 2):
                 if not set(read).isdisjoint(lies.forms):
                     costs[str(lies)] = cost
                     held[str(lies)] = offered.bytes_of(name, form)
@@ -158,15 +158,15 @@ def saved(offered: Offered, tables: Mapping[str, Table]) -> Iterator[tuple[str, 
                 choice.by_tensor[name] for _, choice in offered.repeated[producer.name] if name in choice.by_tensor
             }
             for form in sorted(again):
-                for lies, cost in _converted(offered, name, Lies(form, repeated=True), read, 2):
+                for lies, cost in _converted(offered, name, TensorState(form, repeated=True), read, 2):
                     if not set(read).isdisjoint(lies.forms):
                         costs[str(lies)] = cost
-        yield name, Table(f"saved {name}", costs, held)
+        yield name, StateTable(f"saved {name}", costs, held)
 
 
 def _converted(
-    offered: Offered, name: str, lies: Lies, wanted: Iterable[str], most: int
-) -> Iterator[tuple[Lies, float]]:
+    offered: Offered, name: str, lies: TensorState, wanted: Iterable[str], most: int
+) -> Iterator[tuple[TensorState, float]]:
     """Yield what a tensor can become by conversions into wanted forms, with their cost."""
     price_us = offered.price_us
     checkpoint()
@@ -174,4 +174,4 @@ def _converted(
     for count in range(min(2 if len(targets) <= PAIRED else 1, most, len(targets)) + 1):
         for chosen in combinations(targets, count):
             cost = sum(price_us[name, lies.form, form] for form in chosen)
-            yield Lies(lies.form, chosen, lies.repeated), cost
+            yield TensorState(lies.form, chosen, lies.repeated), cost

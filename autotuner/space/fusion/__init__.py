@@ -1,4 +1,4 @@
-"""Which operators one kernel may cover: single ones, library patterns, stacks of siblings, and connected sets.
+"""Fusion: finds where the patterns that kernels declare occur in a graph.
 
 A cover is convex: no path leaves it and comes back, so that it can run as one kernel.
 """

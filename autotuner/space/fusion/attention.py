@@ -3,27 +3,25 @@
 from collections.abc import Iterator, Sequence
 
 from autotuner.ir.graph import Graph, Operator
-from autotuner.kernels.rules.attention import BACKWARD, DROPPING, FORWARD
+from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.space.fusion.cover import Boundary, only_consumer
 
 HEAD_WISE_AXES = 4
 """Of query, key, value, scores and output: batch, heads, rows, and features or columns."""
 
 
-def attention_forward(
-    graph: Graph, kinds: tuple[str, ...] = FORWARD
-) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
-    """Yield scores, scale, a mask and dropout if `kinds` has them, softmax and context; weights stay inside.
+def attention_forward(graph: Graph, pattern: Attention) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
+    """Yield scores, scale, a mask and dropout if the pattern has them, softmax and context; weights stay inside.
 
-    Query, key and value have batch, heads, rows and features each, as libraries take them: heads that share a key, or
-    keys that a batch shares, are left to kernels of the single operators. An added mask is the last input. A mask of
-    dropped weights is among the outputs, for backward.
+    Heads that share a key, or keys that a batch shares, are left to kernels of the single operators. An added mask is
+    the last input. A mask of dropped weights is among the outputs, for backward.
     """
+    kinds = pattern.kinds
     for softmax in graph.operators:
         if softmax.kind != "softmax" or len(softmax.outputs) != 2:
             continue
         weights, log_sum_exp = softmax.outputs
-        ahead = _dropping(graph, weights) if DROPPING[-1] in kinds else ()
+        ahead = _dropping(graph, weights) if "dropout" in kinds else ()
         read = ahead[-1].outputs[0] if ahead else weights
         context = next((o for o in graph.consumers[read] if o.phase == "forward" and o.inputs[0] == read), None)
         if context is None:
@@ -107,13 +105,13 @@ def _causal_of_queries(chain: Sequence[Operator]) -> bool:
 
 
 def attention_grad(
-    graph: Graph, kinds: tuple[str, ...] = FORWARD
+    graph: Graph, pattern: AttentionGrad
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
     """Yield the backward operators of the same attention, and the forward ones that make the weights again.
 
     The forward output, the log-sum-exp, a mask of dropped weights and an added one are read, the weights are not.
     """
-    for chain, (inputs, outputs) in attention_forward(graph, kinds):
+    for chain, (inputs, outputs) in attention_forward(graph, Attention(pattern.forward)):
         if len(outputs) == 1 or not _rows_before_heads(chain):
             continue
         *made_again, context = chain
@@ -137,7 +135,7 @@ def attention_grad(
             continue
         dropped = (grad_drop,) if grad_drop else ()
         members = (grad_weights, grad_value, *dropped, grad_softmax, grad_scale, into_query, into_key)
-        if sorted(o.kind for o in members) == sorted((*BACKWARD, *(o.kind for o in dropped))):
+        if sorted(o.kind for o in members) == sorted(pattern.kinds):
             gradient = next(t for t in grad_weights.inputs if t != value)
             made = (into_query.outputs[0], into_key.outputs[0], grad_value.outputs[0])
             read_again = (query, key, value, context.outputs[0], *outputs[1:], *added)

@@ -1,44 +1,32 @@
-"""Connected sets of element-wise and normalisation operators, which the generic fused kernel is compiled for."""
+"""Connected sets of operators, which a compiler makes one kernel of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Set
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
-from autotuner.kernels.rules.fused import FUSIBLE
+from autotuner.kernels.patterns import Connected
 from autotuner.space.fusion.cover import Reach
 
-INDUCTOR_ALONE = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters")
 
-
-def connected_sets(graph: Graph, reach: Reach, max_operators: int) -> Iterator[tuple[Operator, ...]]:
-    """Yield the sets that the generic fused kernel is tried on, few enough to compile them all.
-
-    Each is a largest connected convex set of element-wise and normalisation operators of one phase; and what is left
-    of it without the bias behind a product (which the product's own kernel can add) and without the gradients of
-    parameters (whose sums run along another axis).
-    """
+def connected_sets(
+    graph: Graph, reach: Reach, pattern: Connected, max_operators: int
+) -> Iterator[tuple[Operator, ...]]:
+    """Yield the largest connected convex sets of one phase, then what is left of them without some kinds."""
     seen: set[frozenset[str]] = set()
-    drops: tuple[Callable[[Operator], bool], ...] = (
-        lambda _: False,
-        lambda o: o.kind == "bias",
-        lambda o: o.kind in ("bias_grad", "layer_norm_grad_parameters"),
-    )
-    for drop in drops:
-        for operators in _grow(graph, reach, max_operators, drop):
+    for without in pattern.without:
+        for operators in _grow(graph, reach, max_operators, pattern.kinds - without):
             names = frozenset(operator.name for operator in operators)
-            if names not in seen and (len(operators) > 1 or operators[0].kind in INDUCTOR_ALONE):
+            if names not in seen and (len(operators) > 1 or operators[0].kind in pattern.alone):
                 seen.add(names)
                 yield operators
     for operator in graph.operators:
-        if operator.kind in INDUCTOR_ALONE and frozenset([operator.name]) not in seen:
+        if operator.kind in pattern.alone and frozenset([operator.name]) not in seen:
             yield (operator,)
 
 
-def _grow(
-    graph: Graph, reach: Reach, max_operators: int, drop: Callable[[Operator], bool]
-) -> Iterator[tuple[Operator, ...]]:
+def _grow(graph: Graph, reach: Reach, max_operators: int, kinds: Set[str]) -> Iterator[tuple[Operator, ...]]:
     """Yield disjoint sets, grown in graph order along tensors that one member makes or several read."""
-    free = [operator for operator in graph.operators if operator.kind in FUSIBLE and not drop(operator)]
+    free = [operator for operator in graph.operators if operator.kind in kinds]
     taken: set[str] = set()
     for seed in free:
         if seed.name in taken:

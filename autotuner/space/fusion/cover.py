@@ -25,7 +25,7 @@ class Cover:
 
 
 class Reach:
-    """Which operators depend on which, as bit sets over graph order."""
+    """Dependencies between operators, as bit sets over graph order."""
 
     def __init__(self, graph: Graph) -> None:
         self.index = {operator.name: i for i, operator in enumerate(graph.operators)}

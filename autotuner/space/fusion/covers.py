@@ -1,20 +1,26 @@
-"""Every cover of a graph: what each kernel's own list of kinds matches, and the sets found elsewhere in this room."""
+"""Every cover of a graph, by the patterns that kernels declare."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
-from autotuner.kernels import KERNELS, Kernel
-from autotuner.kernels.rules.attention import ATTENTION
-from autotuner.kernels.rules.cublaslt import sums_contracted_axes
+from autotuner.kernels import KERNELS
+from autotuner.kernels.patterns import Attention, AttentionGrad, Connected, Operators, Pair, Pattern
 from autotuner.space.fusion.attention import attention_forward, attention_grad
 from autotuner.space.fusion.connected import connected_sets
 from autotuner.space.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
 from autotuner.space.fusion.stacks import stack_groups, stacks
 
-STACKING = ("torch", "cublas", "cublaslt")
-"""First words of the names of kernels over stacked siblings."""
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Operators of a graph that a pattern describes, their boundary, and forward ones that a kernel repeats inside."""
+
+    pattern: Pattern
+    operators: tuple[Operator, ...]
+    boundary: Boundary
+    recomputed: tuple[Operator, ...] = ()
 
 
 def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tuple[Cover, ...]:
@@ -23,54 +29,61 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
     Args:
         graph: a forward or training graph.
         kernels: names of registered kernels, as a search space lists them.
-        max_operators: the largest connected set given to the generic fused kernel.
+        max_operators: the largest connected set given to a compiler.
     """
-    enabled = [kernel for kernel in KERNELS if kernel.name in kernels]
     reach = Reach(graph)
+    wanted: dict[Pattern, list[str]] = {}
+    for kernel in KERNELS:
+        if kernel.name in kernels and (not kernel.partner or kernel.partner in kernels):
+            for pattern in kernel.patterns:
+                wanted.setdefault(pattern, []).append(kernel.name)
     found: dict[Cover, list[str]] = {}
-
-    def add(operators: Collection[Operator], kernel: str, edge: Boundary, again: Iterable[Operator] = ()) -> None:
+    for one in occurrences(graph, reach, tuple(wanted), max_operators):
         checkpoint()
-        if reach.convex(operators):
-            names = tuple(operator.name for operator in operators)
-            cover = Cover(names, *edge, kernels=(), recomputed=tuple(operator.name for operator in again))
-            found.setdefault(cover, []).append(kernel)
-
-    for kernel in enabled:
-        for operators in _pattern(graph, kernel):
-            add(operators, kernel.name, boundary(graph, operators))
-    for name, patterns in ATTENTION.items():
-        if name in kernels and f"{name}_grad" in kernels:
-            for kinds in patterns:
-                for operators, edge in attention_forward(graph, kinds):
-                    add(operators, name, edge)
-                for operators, edge, again in attention_grad(graph, kinds):
-                    add(operators, f"{name}_grad", edge, again)
-    for group in stack_groups(graph):
-        for name, operators in stacks(graph, group, reach):
-            for kernel_name in (f"{library}_{name}" for library in STACKING):
-                if kernel_name in kernels:
-                    add(operators, kernel_name, boundary(graph, operators))
-    if "cublaslt_matmul_bias_grad" in kernels:
-        for operators in products_with_bias_grads(graph):
-            add(operators, "cublaslt_matmul_bias_grad", boundary(graph, operators))
-    if "inductor" in kernels:
-        for operators in connected_sets(graph, reach, max_operators):
-            add(operators, "inductor", boundary(graph, operators))
+        if reach.convex(one.operators):
+            names, again = (tuple(o.name for o in side) for side in (one.operators, one.recomputed))
+            cover = Cover(names, *one.boundary, kernels=(), recomputed=again)
+            found.setdefault(cover, []).extend(wanted[one.pattern])
     return tuple(replace(cover, kernels=tuple(dict.fromkeys(names))) for cover, names in found.items())
 
 
-def _pattern(graph: Graph, kernel: Kernel) -> Iterator[tuple[Operator, ...]]:
-    """Yield the operators that a kernel's list of kinds matches: single ones, chains behind a product, and siblings."""
-    for first in graph.operators if kernel.covers else ():
-        if first.kind != kernel.covers[0]:
+def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_operators: int) -> Iterator[Occurrence]:
+    """Yield where patterns occur in a graph, in the order that decides between plans of equal cost."""
+
+    def plain(pattern: Pattern, found: Iterator[tuple[Operator, ...]]) -> Iterator[Occurrence]:
+        return (Occurrence(pattern, operators, boundary(graph, operators)) for operators in found)
+
+    for pattern in patterns:
+        if isinstance(pattern, Operators):
+            yield from plain(pattern, _operators(graph, pattern.kinds))
+    for pattern in patterns:
+        if isinstance(pattern, Attention):
+            yield from (Occurrence(pattern, *found) for found in attention_forward(graph, pattern))
+        elif isinstance(pattern, AttentionGrad):
+            yield from (Occurrence(pattern, *found) for found in attention_grad(graph, pattern))
+    for group in stack_groups(graph):
+        for stack, operators in stacks(graph, group, reach):
+            if stack in patterns:
+                yield Occurrence(stack, operators, boundary(graph, operators))
+    for pattern in patterns:
+        if isinstance(pattern, Pair):
+            yield from plain(pattern, _pairs(graph, pattern))
+    for pattern in patterns:
+        if isinstance(pattern, Connected):
+            yield from plain(pattern, connected_sets(graph, reach, pattern, max_operators))
+
+
+def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
+    """Yield single operators, chains behind a product, and siblings."""
+    for first in graph.operators:
+        if first.kind != kinds[0]:
             continue
-        if len(kernel.covers) == 1:
+        if len(kinds) == 1:
             yield (first,)
         elif first.kind == "contraction":
-            yield from _behind_product(graph, first, kernel.covers[1:])
+            yield from _behind_product(graph, first, kinds[1:])
         else:
-            siblings = (o for t in first.inputs[:2] for o in graph.consumers[t] if o.kind == kernel.covers[1])
+            siblings = (o for t in first.inputs[:2] for o in graph.consumers[t] if o.kind == kinds[1])
             yield from ((first, s) for s in dict.fromkeys(siblings) if s.inputs[:2] == first.inputs[:2])
 
 
@@ -83,11 +96,9 @@ def _behind_product(graph: Graph, product: Operator, kinds: Sequence[str]) -> It
         yield from ((product, follower, *last) for last in third)
 
 
-def products_with_bias_grads(graph: Graph) -> Iterator[tuple[Operator, ...]]:
-    """Yield a bias's gradient and a contraction that sums the same gradient over the same axes."""
-    for bias in graph.operators:
-        for product in graph.consumers[bias.inputs[0]] if bias.kind == "bias_grad" else ():
-            if product.kind == "contraction" and product.inputs[0] != product.inputs[1]:
-                pair = (bias, product)
-                if sums_contracted_axes(graph.subgraph(pair, *boundary(graph, pair))):
-                    yield pair
+def _pairs(graph: Graph, pattern: Pair) -> Iterator[tuple[Operator, ...]]:
+    for first in graph.operators:
+        for second in graph.consumers[first.inputs[0]] if first.kind == pattern.kinds[0] else ():
+            pair = (first, second)
+            if second.kind == pattern.kinds[1] and pattern.fits(graph.subgraph(pair, *boundary(graph, pair))):
+                yield pair

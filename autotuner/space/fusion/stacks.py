@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
+from autotuner.kernels.patterns import Siblings
 from autotuner.space.fusion.cover import Reach, boundary, only_consumer
 
 
@@ -57,31 +58,32 @@ def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
     return biases if len(biases) == len(group.operators) else ()
 
 
-def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[str, tuple[Operator, ...]]]:
-    """Yield the operators that a stack of siblings makes one of, with the last words of the kernels' names."""
-    yield "stacked_matmul", group.operators
+def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Siblings, tuple[Operator, ...]]]:
+    """Yield the operators that a stack of siblings makes one of, and their pattern."""
+    product = Siblings(("contraction",))
+    yield product, group.operators
     biases = _biases(graph, group)
     if biases:
-        yield "stacked_matmul_bias", (*group.operators, *biases)
-        yield "stacked_bias", biases
+        yield Siblings(("contraction", "bias")), (*group.operators, *biases)
+        yield Siblings(("bias",)), biases
     weights = [operator.inputs[1] for operator in group.operators]
     found: list[tuple[Operator, ...]] = []
-    for names, kernel in (
-        ([f"grad_{weight}" for weight in weights], "stacked_matmul"),
-        ([f"grad_{bias.inputs[1]}" for bias in biases], "stacked_bias_grad"),
+    for names, pattern in (
+        ([f"grad_{weight}" for weight in weights], product),
+        ([f"grad_{bias.inputs[1]}" for bias in biases], Siblings(("bias_grad",))),
     ):
         makers = tuple(graph.producers[name] for name in names if name in graph.producers)
         if makers and len(makers) == len(weights):
-            yield kernel, makers
+            yield pattern, makers
             found.append(makers)
     if len(found) > 1:
-        yield "stacked_matmul_bias_grad", found[0] + found[1]
+        yield Siblings(("contraction", "bias_grad")), found[0] + found[1]
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
                   for w in weights]  # fmt: skip
     if all(into_input):
         summed = _with_sums(graph, [o for o in into_input if o], reach)
         if summed:
-            yield "stacked_matmul", summed
+            yield product, summed
 
 
 def _with_sums(graph: Graph, products: list[Operator], reach: Reach) -> tuple[Operator, ...] | None:

@@ -54,6 +54,7 @@ def test_a_number_that_no_range_has_is_refused(value: Scalar) -> None:
         named_model("bert-encoder:tiny", options={"epsilon": value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [bytes(range(256)), b"9" * 5000, b"[" * 50_000, b"2020-13-45"],
                          ids=["binary", "huge", "deep", "no date"])  # fmt: skip
 def test_a_file_of_something_else_is_refused_where_a_model_or_a_space_is_read(tmp_path: Path, content: bytes) -> None:

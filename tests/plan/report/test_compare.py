@@ -9,7 +9,7 @@ from autotuner.errors import ConfigurationError
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.report import Failure, Row, compare, tally
+from autotuner.plan.report import Failure, StepComparison, compare, tally
 from autotuner.space import Space
 from autotuner.tuner import build_configuration
 from tests.made_up import HERE, feed_forward, space_of, times
@@ -26,12 +26,12 @@ def found(small: Model, space: Space) -> Configuration:
     return build_configuration(small, space, times(space.calls), HERE, {})
 
 
-def keys_of(space: Space, row: Row) -> set[str]:
+def keys_of(space: Space, row: StepComparison) -> set[str]:
     """Return the calls that compute what a row's step computes."""
     return {choice.call.key for choice in space.choices if set(choice.cover.operators) == set(row.operators)}
 
 
-def rows_of_steps(rows: tuple[Row, ...]) -> Iterator[Row]:
+def rows_of_steps(rows: tuple[StepComparison, ...]) -> Iterator[StepComparison]:
     yield from (row for row in rows if row.operators)
 
 
@@ -50,6 +50,7 @@ def test_best_and_worst_are_those_of_the_same_operators(space: Space, found: Con
         assert (row.candidates, row.measured, row.unknown, row.failures) == (len(own), len(own), 0, ())
 
 
+@pytest.mark.slow
 def test_on_what_was_recorded_the_best_is_the_steps_bound_and_defaults_add_up(
     recorded: Recorded, encoder: Configuration
 ) -> None:

@@ -22,6 +22,7 @@ def drawing(content: Diagram) -> Drawing:
     return draw(content)
 
 
+@pytest.mark.slow
 def test_every_operator_is_in_one_box_and_every_conversion_is_a_box_of_its_own(
     encoder: Configuration, content: Diagram
 ) -> None:

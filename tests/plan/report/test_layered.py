@@ -5,22 +5,22 @@ from itertools import pairwise
 
 import pytest
 
-from autotuner.plan.report.layered import Placement, Size, place, spread
+from autotuner.plan.report.layered import NodeSize, Placement, place, spread
 
 Edges = list[tuple[str, str]]
 
 
-def random_graph(seed: int) -> tuple[dict[str, Size], Edges]:
+def random_graph(seed: int) -> tuple[dict[str, NodeSize], Edges]:
     """Return a graph whose edges lead from lower numbers to higher ones."""
     drawn = random.Random(seed)
-    sizes = {f"n{i}": Size(drawn.uniform(10, 200), drawn.uniform(10, 90)) for i in range(drawn.randint(2, 40))}
+    sizes = {f"n{i}": NodeSize(drawn.uniform(10, 200), drawn.uniform(10, 90)) for i in range(drawn.randint(2, 40))}
     edges = {
         (f"n{i}", f"n{j}") for j in range(1, len(sizes)) for i in drawn.sample(range(j), min(j, drawn.randint(0, 3)))
     }
     return sizes, sorted(edges)
 
 
-def overlap(placed: Placement, sizes: dict[str, Size], one: str, other: str) -> bool:
+def overlap(placed: Placement, sizes: dict[str, NodeSize], one: str, other: str) -> bool:
     apart_x = abs(placed.centres[one] - placed.centres[other]) >= (sizes[one].width + sizes[other].width) / 2 - 1e-6
     upper, lower = sorted((one, other), key=lambda node: placed.tops[node])
     return not apart_x and placed.tops[upper] + sizes[upper].height > placed.tops[lower] + 1e-6
@@ -49,7 +49,7 @@ def test_equal_graphs_have_equal_places() -> None:
 
 def test_an_edge_past_several_layers_is_straight_there() -> None:
     chain = [f"n{i}" for i in range(6)]
-    sizes = dict.fromkeys(chain, Size(100, 20))
+    sizes = dict.fromkeys(chain, NodeSize(100, 20))
     placed = place(sizes, [*pairwise(chain), ("n0", "n5")])
     bends = placed.bends["n0", "n5"]
     assert len(bends) == 4
@@ -58,11 +58,11 @@ def test_an_edge_past_several_layers_is_straight_there() -> None:
 
 
 def test_a_node_lies_just_before_its_reader_and_a_close_one_just_after_its_maker() -> None:
-    sizes = dict.fromkeys(("a", "b", "c", "source", "label"), Size(10, 10))
+    sizes = dict.fromkeys(("a", "b", "c", "source", "label"), NodeSize(10, 10))
     edges = [("a", "b"), ("b", "c"), ("source", "c"), ("a", "label"), ("label", "c")]
     placed = place(sizes, edges)
     assert placed.tops["source"] == placed.tops["b"] == placed.tops["label"]
-    longer = {**sizes, "d": Size(10, 10)}
+    longer = {**sizes, "d": NodeSize(10, 10)}
     more = [*edges[:-1], ("c", "d"), ("label", "d")]
     assert place(longer, more).tops["label"] == place(longer, more).tops["c"]
     assert place(longer, more, close={"label"}).tops["label"] == place(longer, more).tops["b"]

@@ -3,9 +3,9 @@
 import pytest
 
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import binary, change, duration, microseconds, moment, percent, ratio, span
 from autotuner.plan.report import shares
-from autotuner.plan.report.scale import MOST_TICKS, Range, Scale
-from autotuner.plan.report.units import binary, change, duration, microseconds, moment, percent, ratio, span
+from autotuner.plan.report.steps import MOST_TICKS, Range, Scale
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,7 @@ def test_ticks_stay_few_enough_to_be_read(high: float) -> None:
     assert all(1.0 <= tick <= high for tick in ticks)
 
 
+@pytest.mark.slow
 def test_shares_add_up_to_the_whole(encoder: Configuration) -> None:
     total = sum(step.predicted_us for step in encoder.steps)
     classes = shares.by_class(encoder)

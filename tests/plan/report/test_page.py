@@ -9,9 +9,10 @@ import pytest
 from autotuner.errors import ConfigurationError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt, Measurement
-from autotuner.plan.configuration import Alternative, Configuration, Fusion, Measured, Step
+from autotuner.plan.configuration import Configuration, Fusion, Measured
 from autotuner.plan.report import compare, render, tally
 from autotuner.plan.report.summary import figures
+from autotuner.plan.step import Alternative, Step
 from tests.made_up import made_up_configuration, space_of, times
 from tests.plan.explained import TURNED, explained_configuration, with_again
 from tests.plan.report.reading import Page
@@ -45,6 +46,7 @@ def cells(page: Page, number: int) -> list[str]:
 # By itself, and for everybody
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_other_file_and_no_script(page: Page, bare: Page) -> None:
     for one in (page, bare):
         assert not {element.tag for element in one.elements} & {"script", "link", "img", "iframe", "object", "use"}

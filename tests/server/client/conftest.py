@@ -2,20 +2,17 @@
 
 import pytest
 
-from autotuner.server import client
+from autotuner.server.client import Client
 from tests.server.client.pretended import Pretended
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    """A service that has no answers yet; pauses are counted, not made."""
-    made = Pretended()
-    monkeypatch.setattr("autotuner.server.client.transport.sleep", made.pauses.append)
-    monkeypatch.setattr("autotuner.server.client.client.sleep", made.pauses.append)
-    return made
+def service() -> Pretended:
+    """A service that has no answers yet."""
+    return Pretended()
 
 
 @pytest.fixture
-def asked(service: Pretended) -> client.Client:
+def asked(service: Pretended) -> Client:
     """A client of that service."""
-    return client.Client("http://service", transport=service.transport)
+    return service.client()

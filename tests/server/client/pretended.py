@@ -1,11 +1,15 @@
 """A service in a test's own words."""
 
+import itertools
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
+
+from autotuner.server.client import Client
+from autotuner.server.client.transport import Clock
 
 Given = httpx2.Response | Exception | Callable[[httpx2.Request], httpx2.Response]
 
@@ -62,6 +66,16 @@ class Pretended:
         self.requests: list[httpx2.Request] = []
         self.pauses: list[float] = []
         self.transport = httpx2.MockTransport(self._handle)
+        self.clock = Clock(sleep=self.pauses.append)
+
+    def client(self, url: str = "http://service", clock: Clock | None = None) -> Client:
+        """Return a client of this service, whose pauses are counted, not made."""
+        return Client(url, transport=self.transport, clock=clock or self.clock)
+
+    def ticking(self, step_s: float) -> Clock:
+        """Return a clock that goes on by a step each time that it is read."""
+        ticks = itertools.count(step=step_s)
+        return Clock(lambda: next(ticks), self.pauses.append)
 
     def on(self, route: str, *answers: Given | dict[str, Any] | list[Any]) -> None:
         """Say how a route answers: a body as JSON, a response, an error of the connection, or what makes one."""

@@ -1,6 +1,5 @@
 """What a client asks for, and what it makes of the answers."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from autotuner.errors import ConfigurationError, InputError, JobStateError, Mode
 from autotuner.ir.models import load_model
 from autotuner.plan.explanation import explain_operator, explain_tensor
 from autotuner.server.client import Client
+from autotuner.server.client.client import KEPT_ANSWERS
 from tests.made_up import LAYER, made_up_configuration, small_model
 from tests.plan.explained import explained_configuration
 from tests.server.client.pretended import MEASUREMENT, Pretended, job, problem
@@ -128,14 +128,10 @@ def test_waiting_bridges_a_service_that_is_started_anew(service: Pretended, aske
     assert asked.wait(3).state == "finished"
 
 
-def test_waiting_for_longer_than_asked_for_is_an_error_that_says_how_far_the_job_is(
-    service: Pretended, asked: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = itertools.count(step=1.0)
-    monkeypatch.setattr("autotuner.server.client.client.monotonic", lambda: next(clock))
+def test_waiting_for_longer_than_asked_for_is_an_error_that_says_how_far_the_job_is(service: Pretended) -> None:
     service.on("GET /v1/jobs/3", job(state="running"))
     with pytest.raises(JobStateError, match=r"^job 3 is running after 5 s: wait longer, or cancel it$"):
-        asked.wait(3, timeout_s=5)
+        service.client(clock=service.ticking(1.0)).wait(3, timeout_s=5)
     assert sum(service.pauses) <= 5
 
 
@@ -182,14 +178,13 @@ def test_another_question_does_not_get_the_answer_in_memory(service: Pretended, 
     assert "If-None-Match" not in service.requests[-1].headers
 
 
-def test_answers_are_forgotten_before_they_are_too_many(
-    service: Pretended, asked: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autotuner.server.client.client.KEPT_ANSWERS", 2)
+def test_answers_are_forgotten_before_they_are_too_many(service: Pretended, asked: Client) -> None:
     service.on(BEST, httpx2.Response(200, json=answer(), headers={"ETag": '"one"'}))
-    for extent in (1, 2, 3, 1):
+    for extent in (*range(1, KEPT_ANSWERS + 2), 1):
         asked.best("bert-encoder:tiny", extents={"l": extent})
     assert "If-None-Match" not in service.requests[-1].headers
+    asked.best("bert-encoder:tiny", extents={"l": KEPT_ANSWERS + 1})
+    assert service.requests[-1].headers["If-None-Match"] == '"one"'
 
 
 def test_the_best_of_neither_or_both_of_model_and_family_is_refused(asked: Client) -> None:

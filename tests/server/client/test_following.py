@@ -1,7 +1,5 @@
 """A job's events: connections that are lost, services that are started anew, and patience that ends."""
 
-import itertools
-
 import httpx2
 import pytest
 
@@ -41,28 +39,19 @@ def test_a_service_that_is_started_anew_is_waited_for(service: Pretended, asked:
     assert max(service.pauses) <= 5
 
 
-def test_patience_with_a_service_that_stays_away_ends(
-    service: Pretended, asked: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = itertools.count(step=1.0)
-    monkeypatch.setattr("autotuner.server.client.transport.monotonic", lambda: next(clock))
-    monkeypatch.setattr("autotuner.server.client.following.monotonic", lambda: 0.0)
+def test_patience_with_a_service_that_stays_away_ends(service: Pretended) -> None:
     service.on(EVENTS, events(RUNNING), httpx2.ConnectError("connection refused"))
-    told = asked.events(3, patience_s=10)
+    told = service.client(clock=service.ticking(0.5)).events(3, patience_s=10)
     assert next(told).revision == 2
     with pytest.raises(ServiceError, match="no service answers at http://service"):
         next(told)
     assert 5 <= len(service.pauses) <= 12
 
 
-def test_patience_begins_anew_where_a_connection_was_held(
-    service: Pretended, asked: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = itertools.count(step=100.0)
-    monkeypatch.setattr("autotuner.server.client.transport.monotonic", lambda: next(clock))
-    monkeypatch.setattr("autotuner.server.client.following.monotonic", lambda: next(clock))
+def test_patience_begins_anew_where_a_connection_was_held(service: Pretended) -> None:
     service.on(EVENTS, *[events(broken=True) for _ in range(5)], events(FINISHED))
-    assert [j.revision for j in asked.events(3, patience_s=10)] == [5]
+    told = service.client(clock=service.ticking(100.0)).events(3, patience_s=10)
+    assert [j.revision for j in told] == [5]
 
 
 def test_the_events_of_a_job_that_is_not_there_are_not_waited_for(service: Pretended, asked: Client) -> None:

@@ -18,6 +18,8 @@ from autotuner.tuner import Replay
 from tests.made_up import HERE, LAYER, small_model, space_of, times
 from tests.server.client.served import PATIENCE_S, Served
 
+pytestmark = pytest.mark.slow
+
 
 class Device(Replay):
     def __enter__(self) -> Self:
@@ -69,6 +71,7 @@ def work(small: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
         thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_model_file_is_submitted_followed_and_its_configuration_found_as_the_best(
     client: Client, reference: str, small: Model, work: threading.Thread
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_model_file_is_submitted_followed_and_its_configuration_found_as_the_b
     assert client.best(reference, dtype="bfloat16").match == "none"
 
 
+@pytest.mark.slow
 def test_an_answer_that_has_not_changed_is_not_sent_again(
     client: Client, reference: str, work: threading.Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +126,7 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(
     assert client.job(job.id).state == "finished"
 
 
+@pytest.mark.slow
 def test_events_and_waiting_outlive_a_service_that_is_started_anew(
     service: Served, client: Client, reference: str, work: threading.Thread
 ) -> None:
@@ -141,6 +146,7 @@ def test_events_and_waiting_outlive_a_service_that_is_started_anew(
     assert [found.state for found in waited] == ["finished"]
 
 
+@pytest.mark.slow
 def test_what_is_known_is_listed(client: Client, reference: str, small: Model, work: threading.Thread) -> None:
     client.submit(reference, end_to_end=False)
     assert (client.health().queued, client.health().workers) == (1, 0)
@@ -161,10 +167,8 @@ def test_what_is_known_is_listed(client: Client, reference: str, small: Model, w
     assert "bert-encoder" in {model.name for model in client.models()}
 
 
-def test_jobs_are_listed_page_after_page_and_cancelled(
-    client: Client, monkeypatch: pytest.MonkeyPatch, reference: str
-) -> None:
-    monkeypatch.setattr("autotuner.server.client.client.PAGE_MAX", 2)
+def test_jobs_are_listed_page_after_page_and_cancelled(client: Client, reference: str) -> None:
+    client.page_max = 2
     ids = [client.submit(reference).id for _ in range(5)]
     assert [job.id for job in client.jobs()] == ids[::-1]
     assert [job.id for job in client.jobs(limit=3)] == ids[:1:-1]
@@ -173,6 +177,7 @@ def test_jobs_are_listed_page_after_page_and_cancelled(
     assert [seen.state for seen in client.events(ids[0])] == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_what_the_service_refuses_is_an_error_of_the_tree(
     client: Client, reference: str, work: threading.Thread
 ) -> None:

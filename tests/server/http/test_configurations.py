@@ -12,6 +12,7 @@ from autotuner.ir.models import named_model
 from autotuner.ir.records import Doubt, Scalar
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
+from autotuner.server.http import create_app
 from autotuner.server.wire import BestView, ConfigurationView
 from tests.plan.explained import explained_configuration
 from tests.server.http.filled import HERE, TINY, answer
@@ -232,9 +233,10 @@ def test_an_explanation_is_not_sent_again(asked: TestClient, explained: tuple[st
 
 
 def test_only_the_last_configurations_that_were_asked_for_are_kept(
-    asked: TestClient, filled: Database, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+    filled: Database, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotuner.server.http.configurations.KEPT_CONFIGURATIONS", 1)
+    asked = TestClient(create_app(filled), "http://localhost")
     other = answer(filled, explained_configuration(configuration.model))
     for number, predicted_us in ((1, configuration.steps[0].predicted_us), (other, 10.0), (1, None), (other, 10.0)):
         found = asked.get(f"/v1/configurations/{number}/operators/product").json()

@@ -25,6 +25,8 @@ from autotuner.server.http.serving import Server
 from tests.server.http.filled import enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 
+pytestmark = pytest.mark.slow
+
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -116,7 +118,7 @@ def test_streams_of_events_outlive_the_time_of_requests(
 ) -> None:
     for name in ("HEADERS_S", "BODY_S"):
         monkeypatch.setattr(connections, name, 0.2)
-    monkeypatch.setattr("autotuner.server.http.watching.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("autotuner.server.http.events.HEARTBEAT_S", 0.1)
     job = enqueue(database)
     with httpx2.stream("GET", f"{served.url}/v1/jobs/{job.id}/events", timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
@@ -207,6 +209,7 @@ def process(database: Path, descriptors: int, most: int) -> Iterator[tuple[str, 
             started.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the descriptors of Linux")
 @pytest.mark.parametrize("most", [1000, 20])
 def test_a_service_without_file_descriptors_says_so_once_and_goes_on_when_there_are_some(
@@ -246,6 +249,7 @@ def test_the_number_of_connections_leaves_descriptors_for_the_database(monkeypat
 # The database
 
 
+@pytest.mark.slow
 def test_writers_that_wait_for_the_database_hold_up_neither_readers_nor_probes(
     served: Server, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +283,7 @@ def test_writers_that_wait_for_the_database_hold_up_neither_readers_nor_probes(
     assert answers == [201] * 30
 
 
+@pytest.mark.slow
 def test_readers_that_wait_do_not_hold_up_probes(
     served: Server, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from autotuner.server.wire import (
     JobView,
     MeasurementPage,
     ModelView,
-    Problem,
+    ProblemDetails,
 )
 
 
@@ -87,7 +87,7 @@ def test_every_example_is_what_a_client_reads(kind: Any, value: Any) -> None:
 
 def test_a_problem_is_what_a_client_reads(asked: TestClient) -> None:
     response = asked.get("/v1/jobs?limit=0&before=x")
-    found = Problem.model_validate_json(response.text)
+    found = ProblemDetails.model_validate_json(response.text)
     assert (found.type, found.title, found.status) == ("about:blank", HTTPStatus(422).phrase, 422)
     assert [error["field"] for error in found.errors or ()] == ["query limit", "query before"]
 

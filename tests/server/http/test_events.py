@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from autotuner.database import Database, Job, this_process
-from autotuner.server.http import watching
+from autotuner.server.http import events
 from autotuner.server.http.serving import Server
 from tests.server.http.filled import HERE, PROGRESS, enqueue
 from tests.server.http.listening import PATIENCE_S, listening, wait_until
@@ -83,7 +83,7 @@ def test_a_last_event_that_is_none_is_refused(database: Database, client: httpx2
 def test_a_stream_on_which_nothing_happens_is_kept_alive_by_comments(
     database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
     job = enqueue(database)
     with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
         lines = response.iter_lines()
@@ -116,7 +116,7 @@ def counted_looks(database: Database, monkeypatch: pytest.MonkeyPatch) -> thread
 def test_one_look_at_a_time_feeds_all_streams_and_without_streams_there_is_none(
     database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    monkeypatch.setattr(events, "LOOK_S", 0.05)
     looks, jobs = counted_looks(database, monkeypatch), [enqueue(database) for _ in range(4)]
     assert not looks.acquire(timeout=1)
     reads: list[int] = []
@@ -136,7 +136,7 @@ def test_one_look_at_a_time_feeds_all_streams_and_without_streams_there_is_none(
             pass
         for _ in range(10):
             assert looks.acquire(timeout=PATIENCE_S)
-        assert time.monotonic() - before > 8 * watching.LOOK_S, "as many looks as streams would take no time"
+        assert time.monotonic() - before > 8 * events.LOOK_S, "as many looks as streams would take no time"
         database.queue.cancel(jobs[0].id)
         assert [next(each)[1] for each in found[::4]] == ["cancelled"] * 10
         assert reads == [jobs[0].id], "one read for ten streams, none of jobs that have not changed"
@@ -171,7 +171,7 @@ def test_a_stream_ends_when_its_client_leaves(
         for _ in range(3):
             assert looks.acquire(timeout=PATIENCE_S)
     # One look may have begun before the client left; after that there is none.
-    while looks.acquire(timeout=5 * watching.LOOK_S):
+    while looks.acquire(timeout=5 * events.LOOK_S):
         pass
 
 

@@ -114,6 +114,7 @@ def test_a_page_of_another_site_may_not_read_the_answers(asked: TestClient) -> N
 # HEAD
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize(
     "path",

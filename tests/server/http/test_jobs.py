@@ -9,7 +9,7 @@ from autotuner.database import Database
 from autotuner.ir.models import load_model
 from autotuner.ir.models.bounds import ELEMENTS_MAX
 from autotuner.server.http.examples import SMALL_MODEL, SUBMISSIONS
-from autotuner.server.http.submitted import OPERATORS_MAX
+from autotuner.server.http.submissions import OPERATORS_MAX
 from autotuner.tuner.request import Request
 from tests.server.http.filled import PROGRESS, TINY, enqueue
 
@@ -28,16 +28,17 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
     assert response.json() == asked.get("/v1/jobs/1").json()
     assert response.json()["state"] == "queued"
     request = Request.from_json(database.queue.job(1).request)
+    options = request.options
     assert (request.model.reference, request.model.extents["l"], request.model.extents["h"]) == (
         TINY.reference,
         32,
         128,
     )
-    assert (request.model.options["activation"], request.model.dtype, request.gap) == ("relu", "float64", 0.05)
-    assert (request.estimated_gap, request.budget_bytes, request.exhaustive) == (0.01, 512, True)
+    assert (request.model.options["activation"], request.model.dtype, options.gap) == ("relu", "float64", 0.05)
+    assert (options.estimated_gap, options.budget_bytes, options.exhaustive) == (0.01, 512, True)
     assert [response.json()[name] for name in ("estimated_gap", "budget_bytes", "exhaustive")] == [0.01, 512, True]
-    assert (request.device_name, request.limits.seconds, request.limits.measurements) == ("Xeon", 60, 9)
-    assert (request.again, request.retry, request.end_to_end) == (True, True, False)
+    assert (request.device_name, options.limits.seconds, options.limits.measurements) == ("Xeon", 60, 9)
+    assert (options.again, options.retry, options.end_to_end) == (True, True, False)
 
 
 def test_the_content_of_a_model_file_is_the_same_model_as_the_file(asked: TestClient) -> None:

@@ -82,6 +82,7 @@ def test_a_database_that_cannot_be_read_is_not_the_clients_fault_nor_its_busines
         assert str(file) not in response.text
 
 
+@pytest.mark.slow
 def test_the_service_loads_no_torch() -> None:
     script = "import sys, autotuner.server.http; print(sorted({'torch', 'triton', 'cupy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

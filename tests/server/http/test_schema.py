@@ -15,10 +15,13 @@ from autotuner.database import Database, this_process
 from tests.server.http.filled import ending_jobs
 from tests.server.http.listening import listening
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 30
 LIMIT_S = 250
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_what_the_document_says_is_true(filled: Database, tmp_path: Path) -> None:
     """All checks, of all operations, in all phases; jobs that are submitted end, so that their events do."""

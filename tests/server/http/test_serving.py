@@ -34,6 +34,7 @@ def process(database: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             started.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_open_streams_and_then_the_service(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "served.sqlite"

@@ -10,13 +10,15 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from autotuner.database import Database, Patience, open_database, queue, this_process
+from autotuner.database import Database, Leases, Timeouts, open_database, this_process
 from autotuner.server.http import create_app
 from tests.server.http.filled import HERE, enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 from tests.silent import on, silent
 
-HASTY = Patience(answer_s=1.0, locked_s=1.0, away_s=0.0)
+pytestmark = pytest.mark.slow
+
+HASTY = Timeouts(answer_s=1.0, locked_s=1.0, away_s=0.0)
 FAR = "elsewhere/1:1:1"
 SUBMISSION = {"model": "bert-encoder:tiny"}
 
@@ -31,6 +33,7 @@ def is_problem(response: httpx2.Response) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> None:
     with (
         silent(welcomes=True) as url,
@@ -57,7 +60,7 @@ def test_a_server_that_hangs_leads_to_503_and_not_to_requests_that_hang() -> Non
 def test_a_job_is_refused_while_the_database_is_locked_and_what_is_read_is_answered(tmp_path: Path) -> None:
     file = tmp_path / "locked.sqlite"
     with (
-        open_database(file, patience=HASTY) as database,
+        open_database(file, timeouts=HASTY) as database,
         TestClient(create_app(database), base_url="http://127.0.0.1") as client,
     ):
         other = sqlite3.connect(file, isolation_level=None)
@@ -76,7 +79,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_no_job_is_taken_into_a_file_that_was_deleted(file: Path) -> None:
     with (
-        open_database(file, patience=HASTY, reopens=True) as database,
+        open_database(file, timeouts=HASTY, reopens=True) as database,
         TestClient(create_app(database), base_url="http://127.0.0.1") as client,
     ):
         enqueue(database)
@@ -89,7 +92,7 @@ def test_no_job_is_taken_into_a_file_that_was_deleted(file: Path) -> None:
 
 def test_a_job_is_kept_in_the_file_that_has_taken_the_place_of_a_deleted_one(file: Path) -> None:
     with (
-        open_database(file, patience=HASTY, reopens=True) as database,
+        open_database(file, timeouts=HASTY, reopens=True) as database,
         TestClient(create_app(database), base_url="http://127.0.0.1") as client,
     ):
         enqueue(database)
@@ -100,7 +103,7 @@ def test_a_job_is_kept_in_the_file_that_has_taken_the_place_of_a_deleted_one(fil
 
 
 def test_a_service_that_is_told_to_end_does_not_wait_for_its_database() -> None:
-    with silent(welcomes=True) as url, on(url, Patience(answer_s=PATIENCE_S, locked_s=0.0, away_s=0.0)) as database:
+    with silent(welcomes=True) as url, on(url, Timeouts(answer_s=PATIENCE_S, locked_s=0.0, away_s=0.0)) as database:
         with (
             listening(database, ending=database.hurry) as server,
             httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client,
@@ -147,7 +150,7 @@ def test_a_tuning_that_was_killed_says_so(asked: TestClient, database: Database)
     )
 
 
-def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database) -> None:
+def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database, tmp_path: Path) -> None:
     job_id = enqueue(database).id
     with listening(database) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         claim(database, job_id, FAR)
@@ -158,9 +161,8 @@ def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Databas
                 return bool(json.loads(next(lines).removeprefix("data: "))["stalled"])
 
             assert not stalled()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(queue, "LEASE_S", 2.0)
-                database.queue.renew(job_id, FAR)  # without progress, which is no event
+            with open_database(tmp_path / "service.sqlite", leases=Leases(job_s=2.0)) as short:
+                short.queue.renew(job_id, FAR)  # without progress, which is no event
             assert stalled()
             claim(database, job_id, this_process())
             assert not stalled()

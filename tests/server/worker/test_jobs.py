@@ -7,77 +7,20 @@ from typing import Any
 
 import pytest
 
-from autotuner.database import Database, Filter, Job, open_database
+from autotuner.database import Database, Filter
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
-from autotuner.measure.device import environment
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Measured
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
-from autotuner.server.worker.attending import run_job
-from autotuner.settings import Settings
-from autotuner.tuner import Progress, Replay
-from autotuner.tuner.request import Limits, Request
-from tests.made_up import CPU, HERE, small_model, space_of, times
-
-WORKER = "elsewhere/1:1:1"
-DEVICE = environment("cpu")
+from autotuner.settings import Limits, Settings
+from autotuner.tuner import Progress
+from autotuner.tuner.request import Request
+from tests.made_up import CPU, HERE, space_of, times
+from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken
 
 
-class Device(Replay):
-    """A replay with what the worker asks of a measurer."""
-
-    def start(self) -> None:
-        pass
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Model:
-    return small_model(tmp_path)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.sqlite"
-
-
-@pytest.fixture
-def database(path: Path) -> Iterator[Database]:
-    with open_database(path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measurement]:
-    """What the device will answer; a test may change it before a job runs."""
-    known = times(space_of(small).calls)
-    for module in (attending, loop):
-        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
-    monkeypatch.setattr(loop, "LOOK_S", 0.01)
-    return known
-
-
-def enqueue(database: Database, model: Model, **asked: Any) -> Job:
-    request = Request(model, **asked)
-    return database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
-
-
-def taken(database: Database) -> Job:
-    job = database.queue.claim(WORKER, "cpu", DEVICE.device_name)
-    assert job is not None
-    return job
-
-
-def run_taken(job: Job, database: Database, watch: Any = lambda _: None) -> Configuration | None:
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_a_job_ends_with_a_configuration_that_is_found_as_the_best(
     small: Model, path: Path, database: Database
@@ -235,7 +178,7 @@ def test_an_attended_job_that_is_interrupted_stays_so(small: Model, database: Da
         tune_attended(Request(small), database, CPU, Settings(), watch=end)
     (job,) = database.queue.jobs()
     assert (job.state, job.attended) == ("interrupted", True)
-    assert database.queue.claim(WORKER, "cpu", DEVICE.device_name) is None
+    assert database.queue.claim(WORKER, "cpu", NAME) is None
 
 
 @pytest.mark.usefixtures("measured")
@@ -268,7 +211,7 @@ def test_a_job_that_another_worker_took_over_is_let_go(
     def lose(progress: Progress) -> None:
         if progress.stage == "measure" and progress.done == 5:
             database.queue.release(job.id, WORKER)
-            assert database.queue.claim("elsewhere/1:2:1", "cpu", DEVICE.device_name) is not None
+            assert database.queue.claim("elsewhere/1:2:1", "cpu", NAME) is not None
 
     assert run_taken(job, database, lose) is None
     found = database.queue.job(job.id)

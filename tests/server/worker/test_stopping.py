@@ -1,51 +1,43 @@
 """Jobs that are cancelled, stopped at a limit, or refused, in every stage; a replay answers in the device's place."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotuner.checkpoint import OverError, checkpoint, until
-from autotuner.database import Database, Job, open_database
+from autotuner.database import Database, Job
 from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
-from autotuner.measure.device import environment
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Measured
 from autotuner.server.worker import attending, reporting, run, timing
-from autotuner.server.worker.attending import run_job
-from autotuner.settings import Settings
+from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.space import build_space, size
-from autotuner.tuner import Progress, Replay, Spent, answer, cells, explaining, measuring, standing, walk
-from autotuner.tuner.request import Limits, Request
-from tests.made_up import CPU, HERE, made_up_configuration, small_model, space_of, times
+from autotuner.tuner import (
+    Progress,
+    Spent,
+    TuningPolicy,
+    answer,
+    cell_search,
+    explanation,
+    measuring,
+    relaxation,
+    tuning,
+)
+from autotuner.tuner.request import Request
+from tests.made_up import HERE, made_up_configuration, space_of, times
+from tests.server.worker import device as device_tests
+from tests.server.worker.device import WORKER, Device, enqueue, taken
 
-WORKER = "elsewhere/1:1:1"
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
-
-
-class Device(Replay):
-    """A replay with what the worker asks of a measurer."""
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Model:
-    return small_model(tmp_path)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with open_database(tmp_path / "jobs.sqlite") as opened:
-        yield opened
+LAZY = TuningPolicy(few_calls=0)
 
 
 @pytest.fixture(autouse=True)
@@ -54,39 +46,31 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(attending, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", lambda *_: Measured(50.0, 5.0, {"eager": 100.0}, 30))
-    monkeypatch.setattr(measuring, "FEW", 0)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
     return found
 
 
-def taken(database: Database, model: Model, **asked: Any) -> Job:
-    request = Request(model, **asked)
-    database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
-    return taken_again(database)
+run_taken = partial(device_tests.run_taken, policy=LAZY)
 
 
-def taken_again(database: Database) -> Job:
-    job = database.queue.claim(WORKER, "cpu", environment("cpu").device_name)
-    assert job is not None
-    return job
-
-
-def run_taken(job: Job, database: Database, watch: Any = lambda _: None) -> Configuration | None:
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+def submitted(database: Database, model: Model, **asked: Any) -> Job:
+    """Return a job that was submitted, and taken by a worker."""
+    enqueue(database, model, **asked)
+    return taken(database)
 
 
 STAGES: dict[str, tuple[object, str]] = {
-    "space": (walk, "build_space"),
-    "search": (walk, "search_cells"),
+    "space": (tuning, "build_space"),
+    "search": (tuning, "search_cells"),
     "ceilings": (Device, "ceilings"),
     "compile": (Device, "prepare"),
     "measure": (Device, "measure"),
-    "look": (standing, "look"),
+    "look": (relaxation, "bounds"),
     "confirm": (measuring, "solved"),
     "noise": (Device, "noise_floor"),
     "solve": (answer, "solved"),
-    "explain": (explaining, "alternatives"),
-    "baseline": (answer, "order_steps"),
+    "explain": (explanation, "alternatives"),
+    "baseline": (answer, "solve_in_order"),
     "end_to_end": (attending, "time_apart"),
 }
 """What is done in each stage."""
@@ -96,7 +80,7 @@ STAGES: dict[str, tuple[object, str]] = {
 def test_a_job_that_is_cancelled_ends_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = taken(database, small)
+    job = submitted(database, small)
 
     def endless(*_: object, **__: object) -> None:
         database.queue.cancel(job.id)
@@ -122,7 +106,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    real, search = getattr(*STAGES[stage]), cells.search_cells
+    real, search = getattr(*STAGES[stage]), cell_search.search_cells
     has_opened = False
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -138,12 +122,12 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
 
     owner, name = STAGES[stage]
     monkeypatch.setattr(owner, name, slow)
-    monkeypatch.setattr(walk, "search_cells", searched)
+    monkeypatch.setattr(tuning, "search_cells", searched)
     expected: AbstractContextManager[Any] = nullcontext()
     if stage == "end_to_end":
         expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 3 s was reached")
     with expected:
-        assert run_taken(taken(database, small, limits=Limits(seconds=3.0)), database) is not None
+        assert run_taken(submitted(database, small, limits=Limits(seconds=3.0)), database) is not None
     assert time.monotonic() - began < PATIENCE_S
 
 
@@ -154,10 +138,10 @@ def test_a_space_has_a_limit_of_its_own(small: Model, database: Database, monkey
             checkpoint()
         pytest.fail("nobody ended it")
 
-    monkeypatch.setattr(walk, "SPACE_S", 0.5)
-    monkeypatch.setattr(walk, "build_space", endless)
+    monkeypatch.setattr(tuning, "build_space", endless)
+    job = submitted(database, small, limits=Limits(seconds=0.1))
     with pytest.raises(InfeasibleError, match=r"the space was not enumerated within 0\.5 s"):
-        run_taken(taken(database, small, limits=Limits(seconds=0.1)), database)
+        run_taken(job, database, policy=TuningPolicy(space_s=0.5))
 
 
 def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
@@ -171,14 +155,14 @@ def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
         return real(problem, time_limit_s=time_limit_s)
 
     monkeypatch.setattr(answer, "exact", noted)
-    run_taken(taken(database, small, limits=Limits(seconds=1000.0)), database)
+    run_taken(submitted(database, small, limits=Limits(seconds=1000.0)), database)
     assert asked
     assert all(limit_s is not None and 0 <= limit_s <= 1000 for limit_s in asked)
 
 
 def test_measurements_of_those_who_had_a_job_before_count_towards_its_limit(small: Model, database: Database) -> None:
     operators = len(space_of(small).graph.operators)
-    job = taken(database, small, limits=Limits(measurements=operators + 4))
+    job = submitted(database, small, limits=Limits(measurements=operators + 4))
 
     def end(progress: Progress) -> None:
         if progress.measured == operators + 1:
@@ -188,7 +172,7 @@ def test_measurements_of_those_who_had_a_job_before_count_towards_its_limit(smal
         run_taken(job, database, end)
     spent = Spent.of(database.queue.job(job.id).progress)
     assert 0 < spent.measurements <= operators + 1
-    again = taken_again(database)
+    again = taken(database)
     assert run_taken(again, database) is not None
     ended = database.queue.job(job.id)
     assert Spent.of(ended.progress).measurements == spent.measurements + ended.counts["measured"]
@@ -197,10 +181,10 @@ def test_measurements_of_those_who_had_a_job_before_count_towards_its_limit(smal
 
 
 def test_seconds_of_those_who_had_a_job_before_count_towards_its_limit(small: Model, database: Database) -> None:
-    job = taken(database, small, limits=Limits(seconds=1000.0))
+    job = submitted(database, small, limits=Limits(seconds=1000.0))
     database.queue.renew(job.id, WORKER, progress=Progress("measure", 1, 9, spent_s=999_999.0).to_json())
     database.queue.release(job.id, WORKER)
-    assert run_taken(taken_again(database), database) is not None
+    assert run_taken(taken(database), database) is not None
     ended = database.queue.job(job.id)
     assert ended.counts["measured"] == len(space_of(small).graph.operators)  # the plan to open with
     assert Spent.of(ended.progress).seconds >= 999_999
@@ -214,7 +198,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "KEEP_AFTER_S", 0.05)
-    job = taken(database, small, limits=Limits(seconds=1000.0))
+    job = submitted(database, small, limits=Limits(seconds=1000.0))
     real = build_space
 
     def silent(*given: Any, **named: Any) -> Any:
@@ -225,7 +209,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
         assert Spent.of(database.queue.job(job.id).progress).seconds >= 0.2
         return real(*given, **named)
 
-    monkeypatch.setattr(walk, "build_space", silent)
+    monkeypatch.setattr(tuning, "build_space", silent)
     assert run_taken(job, database) is not None
 
 

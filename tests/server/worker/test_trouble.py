@@ -7,78 +7,32 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotuner.database import Database, Filter, Job, Patience, open_database, opening
+from autotuner.database import WORKING, Database, Filter, Job, Timeouts, open_database
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
-from autotuner.measure.device import environment
-from autotuner.server.worker import attending, loop, run, tune_attended
-from autotuner.server.worker.attending import run_job
+from autotuner.server.worker import loop, run, tune_attended
 from autotuner.settings import Settings
-from autotuner.tuner import Progress, Replay, measuring
+from autotuner.tuner import Progress, TuningPolicy
 from autotuner.tuner.request import Request
-from tests.made_up import CPU, HERE, small_model, space_of, times
+from tests.made_up import CPU, HERE, space_of
+from tests.server.worker.device import enqueue, run_taken, taken
 
-WORKER = "elsewhere/1:1:1"
-NAME = environment("cpu").device_name
+pytestmark = pytest.mark.slow
+
+STORES_AT_ONCE = TuningPolicy(store_after_results=1)
 END_S = 15.0
 """The claim is 10 s; a machine that is busy takes its time to end a process."""
 
 
-class Device(Replay):
-    """A replay with what the worker asks of a measurer."""
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-    def start(self) -> None:
-        pass
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Model:
-    return small_model(tmp_path)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.sqlite"
-
-
-@pytest.fixture
-def database(path: Path) -> Iterator[Database]:
-    with open_database(path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def measured(small: Model, monkeypatch: pytest.MonkeyPatch) -> dict[str, Measurement]:
-    """What the device will answer; each result is stored as it comes."""
-    known = times(space_of(small).calls)
-    for module in (attending, loop):
-        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
-    monkeypatch.setattr(loop, "LOOK_S", 0.01)
-    monkeypatch.setattr(measuring, "STORE_AFTER_RESULTS", 1)
-    return known
-
-
-def enqueue(database: Database, model: Model) -> Job:
-    return database.queue.enqueue(model=model.reference, request=Request(model).to_json(), device_type="cpu")
-
-
 def run_next(database: Database, watch: Any) -> object:
-    job = database.queue.claim(WORKER, "cpu", NAME)
-    assert job is not None
-    return run_job(job, Request.from_json(job.request), database, CPU, Settings(), worker=WORKER, watch=watch)
+    return run_taken(taken(database), database, watch, policy=STORES_AT_ONCE)
 
 
 def midway(progress: Progress) -> bool:
@@ -86,10 +40,7 @@ def midway(progress: Progress) -> bool:
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(
-    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "BUSY_S", 0.05)
+def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(small: Model, path: Path, database: Database) -> None:
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     release = threading.Timer(1.0, other.execute, ["ROLLBACK"])
 
@@ -99,7 +50,7 @@ def test_a_write_lock_that_outlasts_sqlites_own_wait_ends_no_job(
             release.start()
 
     number = enqueue(database, small).id
-    with open_database(path) as opened:
+    with open_database(path, timeouts=replace(WORKING, busy_s=0.05)) as opened:
         run_next(opened, lock)
     release.join()
     other.close()
@@ -157,16 +108,13 @@ def test_a_tuning_whose_file_is_deleted_says_so_and_what_it_costs(small: Model, 
             path.unlink()
 
     with pytest.raises(DatabaseError, match="was deleted while it was in use, and what was stored is gone with it"):
-        tune_attended(Request(small), database, CPU, Settings(), watch=delete)
+        tune_attended(Request(small), database, CPU, Settings(), watch=delete, policy=STORES_AT_ONCE)
     assert not path.exists()
 
 
 @pytest.mark.usefixtures("measured")
-def test_results_that_the_replaced_file_lacks_are_counted(
-    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "STORE_AFTER_RESULTS", 1000)
-    monkeypatch.setattr(measuring, "STORE_AFTER_S", 1e9)
+def test_results_that_the_replaced_file_lacks_are_counted(small: Model, path: Path, database: Database) -> None:
+    policy = TuningPolicy(store_after_results=1000, store_after_s=1e9)
 
     def replace(progress: Progress) -> None:
         if midway(progress):
@@ -175,7 +123,7 @@ def test_results_that_the_replaced_file_lacks_are_counted(
             other.replace(path)
 
     with pytest.raises(DatabaseError, match=r"was replaced by .*; 2\d results that were measured are not stored$"):
-        tune_attended(Request(small), database, CPU, Settings(), watch=replace)
+        tune_attended(Request(small), database, CPU, Settings(), watch=replace, policy=policy)
 
 
 @pytest.mark.usefixtures("measured")
@@ -200,7 +148,7 @@ def test_a_job_that_is_told_to_end_while_its_database_is_locked_ends_soon_and_by
 def test_a_database_that_closes_while_the_end_of_an_attended_job_is_stored_keeps_the_answer(
     small: Model, measured: dict[str, Measurement], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_database(path, patience=Patience(1.0, 0.0, 0.0)) as database:
+    with open_database(path, timeouts=Timeouts(1.0, 0.0, 0.0)) as database:
         finish = database.queue.finish
 
         def lost(*arguments: Any, **named: Any) -> Job:
@@ -208,7 +156,7 @@ def test_a_database_that_closes_while_the_end_of_an_attended_job_is_stored_keeps
             raise UnavailableError("the connection was lost before the commit was confirmed")
 
         monkeypatch.setattr(database.queue, "finish", lost)
-        found = tune_attended(Request(small), database, CPU, Settings())
+        found = tune_attended(Request(small), database, CPU, Settings(), policy=STORES_AT_ONCE)
         assert found.counts["measured"] == len(measured)
         assert database.queue.jobs()[0].state == "finished"
 

@@ -20,6 +20,7 @@ from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate, order_steps
 from autotuner.space import Choice, Space, SpaceFile, build_space, load_space
 from autotuner.tuner import build_configuration
+from scripts.bench.brute_force import brute_force
 from tests.solve.problem.walking import contradictions
 
 UNIT = 60
@@ -134,7 +135,7 @@ def test_the_exact_solver_equals_exhaustive_search(tmp_path: Path, text: str, se
     costs = {key: float(UNIT * draw.randint(1, 9)) for key in space.calls if draw.random() < 0.9}
     problem = formulate(thinned, costs)
     try:
-        expected = SOLVERS["brute_force"](problem.problem)
+        expected = brute_force(problem.problem)
     except InfeasibleError:
         with pytest.raises(InfeasibleError):
             SOLVERS["exact"](problem.problem)
@@ -279,6 +280,7 @@ def costs_of(space: Space, seed: int) -> dict[str, float]:
     return costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, seed", [(0.1, 0), (0.1, 1), (0.0, 2)])
 def test_a_plan_of_the_layer_runs_from_step_to_step(p: float, seed: int) -> None:
     space = encoder(p)
@@ -298,6 +300,7 @@ def test_a_plan_of_the_layer_runs_from_step_to_step(p: float, seed: int) -> None
     assert found.certificate.default_us >= solution.total_us
 
 
+@pytest.mark.slow
 def test_the_walk_finds_a_form_that_was_not_made_and_an_operator_left_out() -> None:
     space = encoder(0.1, "declared")
     known = {key: Measurement("ok", median_us=cost) for key, cost in costs_of(space, 0).items()}
@@ -313,6 +316,7 @@ def test_the_walk_finds_a_form_that_was_not_made_and_an_operator_left_out() -> N
     assert any("is computed 0 times" in text for text in left_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.1, 0.0])
 def test_a_cover_of_the_layer_is_chosen_when_it_is_cheap(p: float) -> None:
     space = encoder(p)
@@ -326,6 +330,7 @@ def test_a_cover_of_the_layer_is_chosen_when_it_is_cheap(p: float) -> None:
         assert operators in solved(priced(space, favour(operators)))[1], operators
 
 
+@pytest.mark.slow
 def test_stacked_projections_read_their_weights_and_make_their_gradients_as_declared() -> None:
     space = encoder(0.1)
     stack = ("query_projection", "key_projection", "value_projection", "query", "key", "value")

@@ -86,7 +86,8 @@ def test_a_damaged_problem_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     "rows, reason",
     [
-        ([["ab", "ab", 1.0]], "a row is 1 states and a cost, and then bytes held"),
+        ([["ab", 1.0, 2, 3]], "a row is 1 states and a cost, and then the bytes"),
+        ([["ab", 1.0, 2.5]], "no count of bytes"),
         ([["ab", -1.0]], "finite and not negative"),
         ([["ab", float("inf")]], "finite and not negative"),
         ([["ab", float("nan")]], "finite and not negative"),

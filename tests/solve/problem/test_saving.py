@@ -7,7 +7,7 @@ import pytest
 
 from autotuner.ir.cost import form_bytes
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import AGAIN, Step, tensor_of
+from autotuner.plan.step import AGAIN, Step, tensor_of
 from autotuner.solve import SOLVERS
 from autotuner.solve.problem import Factor, Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
@@ -47,6 +47,7 @@ def bytes_of(space: Space, places: Iterable[tuple[str, str]]) -> int:
     return sum(form_bytes(space.graph, name, form) for name, form in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p, seed", [(0.1, 0), (0.0, 2)])
 def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: int) -> None:
     space = encoder(p)
@@ -55,12 +56,12 @@ def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: in
     solution = with_dear_bytes(formulation.problem)
     found = steps(formulation, solution, costs)
     assert contradictions(space.graph, space.given, found) == []
-    memory = formulation.problem.memory(solution.states)
-    assert memory.held_bytes == bytes_of(space, held(space, found))
+    assert formulation.problem.held_bytes(solution.states) == bytes_of(space, held(space, found))
     assert any(step.again for step in found)
     assert sum(step.predicted_us for step in found) == formulation.problem.cost_us(solution.states)
 
 
+@pytest.mark.slow
 def test_repeating_costs_time_and_saves_bytes() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)
@@ -69,7 +70,7 @@ def test_repeating_costs_time_and_saves_bytes() -> None:
     assert SOLVERS["exact"](saving.problem).total_us == fastest.total_us
     smallest = with_dear_bytes(saving.problem)
     without = with_dear_bytes(plain.problem)
-    kept = [saving.problem.memory(smallest.states).held_bytes, plain.problem.memory(without.states).held_bytes]
+    kept = [saving.problem.held_bytes(smallest.states), plain.problem.held_bytes(without.states)]
     assert kept[0] < 0.6 * kept[1]
     assert saving.problem.cost_us(smallest.states) > fastest.total_us
 
@@ -84,6 +85,7 @@ def test_what_is_made_from_something_held_anyway_is_made_again(tmp_path: Path) -
     assert {name for name, _ in held(space, steps(formulation, with_dear_bytes(formulation.problem), costs))} >= {"x"}
 
 
+@pytest.mark.slow
 def test_what_backward_makes_of_a_tensor_that_forward_had_so_is_another_instance() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)

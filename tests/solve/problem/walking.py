@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Step, tensor_of
+from autotuner.plan.step import Step, tensor_of
 
 
 def contradictions(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[Step]) -> list[str]:

@@ -1,0 +1,162 @@
+"""Progress on standard error, while a tuning run measures or a job of a service is followed."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from autotuner.cli.console import err, plain
+
+if TYPE_CHECKING:
+    from autotuner.server.wire import JobView, ProgressView
+    from autotuner.tuner import Progress as Walked
+
+LINE_S = 5.0
+STAGES = {
+    "space": "enumerating",
+    "search": "searching launch parameters",
+    "ceilings": "measuring ceilings",
+    "compile": "compiling",
+    "measure": "measuring",
+    "confirm": "confirming",
+    "solve": "solving",
+    "end_to_end": "timing end to end",
+    "done": "done",
+}
+
+
+def progress_bars() -> Progress:
+    """Return bars on standard error: what is done, how far, for how long, and a note."""
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False), console=err,
+    )  # fmt: skip
+
+
+class ProgressLines:
+    """Progress where standard error is no terminal: a line when a stage begins, and every few seconds meanwhile."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._has_waited = False
+        self._told_at = 0.0
+
+    def __call__(self, stage: str, text: str, *, waits: bool = False) -> None:
+        """Print a line, unless it is of the stage of the last one and that was moments ago.
+
+        Args:
+            waits: the text says what is waited for; the first time in a stage, that is printed at once.
+        """
+        now = self._clock()
+        is_new = stage != self._stage
+        if is_new or (waits and not self._has_waited) or now - self._told_at >= LINE_S:
+            self._has_waited = waits or (self._has_waited and not is_new)
+            self._stage, self._told_at = stage, now
+            err.print(text, soft_wrap=True)
+
+
+class Shown:
+    """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._lines = None if quiet or err.is_terminal else ProgressLines()
+        self.bars = progress_bars()
+        self.context = nullcontext() if quiet or self._lines else self.bars
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "Shown":
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+    def __call__(self, progress: "Walked") -> None:
+        if self._lines is not None:
+            self._lines(progress.stage, walked(progress), waits=bool(progress.note))
+            return
+        if progress.stage not in self.tasks:
+            self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
+        notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
+        notes += [progress.note] if progress.note else []
+        self.bars.update(
+            self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
+            completed=progress.done if progress.total else 1,
+        )  # fmt: skip
+
+
+def walked(progress: "Walked") -> str:
+    """Say in a line how far a walk is."""
+    parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
+    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
+    parts += [f"{count:,} {name}" for name, count in counts if count]
+    parts += [f"best {progress.best_us:,.1f} us"] if progress.best_us is not None else []
+    parts += [progress.note] if progress.note else []
+    return ", ".join(parts)
+
+
+class Followed:
+    """One line on standard error that changes with the job; where that is no terminal, lines.
+
+    `quiet` shows nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self.bars = progress_bars()
+        self._live = err.is_terminal and not quiet
+        self._context = self.bars if self._live else nullcontext()
+        self._task: Any = None
+        self._lines = ProgressLines()
+
+    def __enter__(self) -> "Followed":
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def __call__(self, job: "JobView") -> None:
+        """Show a job as it is now."""
+        stage = plain(stage_of(job))
+        note = "" if job.progress is None else note_of(job.progress)
+        if self._live:
+            if self._task is None:
+                self._task = self.bars.add_task(stage, total=None, note="")
+            done, total = (job.progress.done, job.progress.total) if job.progress else (0, 0)
+            self.bars.update(self._task, description=stage, completed=done, total=total or None, note=note)
+        elif not self._quiet:
+            place = f" {job.progress.done:,} of {job.progress.total:,}" if job.progress and job.progress.total else ""
+            is_over = job.ended or job.progress is None
+            words = "; ".join(text for text in (stage + ("" if is_over else place), note) if text)
+            self._lines(stage, words, waits=job.progress is not None and bool(job.progress.note))
+
+
+def stage_of(job: "JobView") -> str:
+    """Say in a few words what happens to a job now."""
+    if job.state == "queued":
+        return f"job {job.id} waits for a worker"
+    if job.stalled:
+        return f"job {job.id} is stalled: {job.stalled}"
+    if job.ended or job.progress is None:
+        return f"job {job.id} {job.state}"
+    stage = STAGES.get(job.progress.stage, job.progress.stage)
+    return f"job {job.id} {'is being cancelled' if job.cancelling else stage}"
+
+
+def note_of(progress: "ProgressView") -> str:
+    """Say how far a job is: calls, the best plan so far, its gap, and how long it may take."""
+    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
+    parts = [", ".join(f"{count:,} {name}" for name, count in counts if count)]
+    if progress.best_us is not None:
+        gap = "" if progress.gap is None else f", gap {progress.gap:.1%}"
+        expected = "" if progress.estimated_gap is None else f", {progress.estimated_gap:.1%} by estimate"
+        parts.append(f"best {progress.best_us:,.1f} us{gap}{expected}")
+    if progress.note:
+        parts.append(progress.note)
+    if progress.eta_s:
+        parts.append(f"{progress.eta_s:,.0f} s left")
+    return "; ".join(part for part in parts if part)

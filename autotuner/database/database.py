@@ -1,0 +1,294 @@
+"""The database: measurements, claims and facts in SQL, with the queue and the configurations beside them."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Engine, Row, delete, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from autotuner.database.configurations import SqlConfigurations
+from autotuner.database.contract import EVERY, Filter, Statistics, Storage, StoredMeasurement
+from autotuner.database.engine import explained, make_engine, must_exist, read_url
+from autotuner.database.lease import Leases, is_gone
+from autotuner.database.migrations import migrate
+from autotuner.database.queue import SqlQueue
+from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
+from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.transactions import Transactions
+from autotuner.errors import DatabaseError, UnavailableError
+from autotuner.ir.records import STATUSES, Call, Environment, Measurement
+
+LEASES = Leases()
+KEYS_PER_QUERY = 900
+"""SQLite before 3.32 takes 999 parameters in a statement."""
+
+MEASUREMENT = {field.name: getattr(MeasurementRow, field.name) for field in fields(Measurement)}
+
+
+def open_database(
+    url_or_path: str | Path,
+    *,
+    make: bool = True,
+    timeouts: Timeouts = WORKING,
+    leases: Leases = LEASES,
+    log: Log = warn,
+    reopens: bool = False,
+) -> "Database":
+    """Open a database, and make or update its tables where they are missing or old.
+
+    Args:
+        url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
+        make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
+        timeouts: for a database that is locked or away; opening itself waits for a lock alone.
+        leases: for owners on other hosts.
+        log: called with an event and facts when such a wait begins and ends.
+        reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
+
+    Raises:
+        DatabaseError: it cannot be opened or written, is no database, is another application's, or is from a newer
+            version.
+    """
+    url = read_url(url_or_path)
+    if not make:
+        must_exist(url)
+    retrying = Retrying(timeouts, log)
+    engine = make_engine(url, retrying)
+
+    def migrated() -> None:
+        try:
+            migrate(engine)
+        except SQLAlchemyError as error:
+            raise explained(error, url) from error
+
+    try:
+        retrying.call(migrated, away_s=0.0)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Database(engine, retrying, leases=leases, reopens=reopens)
+
+
+class Database(Storage):
+    """Storage and queue in a database, made by `open_database`. The methods of the contract are described there.
+
+    A database that is locked or away is asked again up to the timeouts. `hurry` ends such retries, as for a process
+    that ends; `reopen` goes on with a file that has taken the place of the one that was opened.
+    """
+
+    def __init__(self, engine: Engine, retrying: Retrying, *, leases: Leases = LEASES, reopens: bool = False) -> None:
+        self._transactions = Transactions(engine, retrying, reopens=reopens)
+        self.hurry, self.reopen = retrying.hurry, self._transactions.reopen
+        self._reading, self._writing = self._transactions.reading, self._transactions.writing
+        self._environment_id = self._transactions.environment_id
+        self._leases = leases
+        self.queue = SqlQueue(self._transactions, leases)
+        self.configurations = SqlConfigurations(self._transactions)
+        self._unreleased: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transactions.engine.dispose()
+
+    # Environments and measurements
+
+    @retried
+    def remember(self, environment: Environment) -> None:
+        values = {"key": environment.key, **environment.to_json()}
+        with self._writing() as connection:
+            insert = insert_into(connection, EnvironmentRow).on_conflict_do_nothing(index_elements=["key"])
+            connection.execute(insert, values)
+
+    @retried
+    def environments(self) -> list[Environment]:
+        query = select(
+            EnvironmentRow.device_type, EnvironmentRow.device_name, EnvironmentRow.facts, EnvironmentRow.policy
+        ).order_by(EnvironmentRow.id)
+        with self._reading() as connection:
+            return [
+                Environment(device_type, device_name, tuple(facts.items()), tuple(policy.items()))
+                for device_type, device_name, facts, policy in connection.execute(query)
+            ]
+
+    def store(self, environment_key: str, results: Iterable[tuple[Call, Measurement]], *, replace: bool = False) -> int:
+        now = datetime.now(UTC)
+        rows = [{**_call_columns(call), **measurement.to_json(), "measured_at": now} for call, measurement in results]
+        rows.sort(key=lambda row: row["call_key"])  # one order for every process, so that none waits in a circle
+        try:
+            return self._store(environment_key, rows, replace)
+        except DatabaseError as error:
+            if not rows:
+                raise
+            self._transactions.retrying.log("results_lost", number=len(rows), error=str(error))
+            raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
+
+    @retried
+    def _store(self, environment_key: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> int:
+        with self._writing() as connection:
+            environment_id = self._environment_id(connection, environment_key)
+            if not rows:
+                return 0
+            replaced = None if replace else MeasurementRow.status != "ok"
+            statement = upsert(connection, MeasurementRow, ("call_key", "environment_id"), where=replaced)
+            values = [{**row, "environment_id": environment_id} for row in rows]
+            return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
+
+    @retried
+    def find(self, environment_key: str, call_keys: Collection[str]) -> dict[str, Measurement]:
+        keys = list(dict.fromkeys(call_keys))
+        query = select(MeasurementRow.call_key, *MEASUREMENT.values()).join(EnvironmentRow)
+        query = query.where(EnvironmentRow.key == environment_key)
+        found: dict[str, Measurement] = {}
+        with self._reading() as connection:
+            for start in range(0, len(keys), KEYS_PER_QUERY):
+                chunk = keys[start : start + KEYS_PER_QUERY]
+                for row in connection.execute(query.where(MeasurementRow.call_key.in_(chunk))):
+                    found[row.call_key] = _measurement_of(row)
+        return found
+
+    @retried
+    def measurements(
+        self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
+    ) -> list[StoredMeasurement]:
+        query = (
+            select(
+                MeasurementRow.id,
+                EnvironmentRow.key.label("environment_key"),
+                MeasurementRow.call,
+                MeasurementRow.measured_at,
+                *MEASUREMENT.values(),
+            )
+            .join(EnvironmentRow)
+            .where(*_conditions(where))
+            .order_by(MeasurementRow.id)
+            .limit(limit)
+        )
+        if after is not None:
+            query = query.where(MeasurementRow.id > after)
+        with self._reading() as connection:
+            return [
+                StoredMeasurement(
+                    row.id, row.environment_key, Call.from_json(row.call), _measurement_of(row), row.measured_at
+                )
+                for row in connection.execute(query)
+            ]
+
+    @retried
+    def statistics(self, where: Filter = EVERY) -> Statistics:
+        times = MeasurementRow.median_us
+        query = select(
+            MeasurementRow.status,
+            func.count().label("number"),
+            func.min(times).label("least"),
+            func.sum(times).label("total"),
+            func.max(times).label("greatest"),
+        ).join(EnvironmentRow)
+        with self._reading() as connection:
+            rows = connection.execute(query.where(*_conditions(where)).group_by(MeasurementRow.status)).all()
+        numbers = {row.status: row.number for row in rows}
+        ok = next((row for row in rows if row.status == "ok"), None)
+        return Statistics(
+            {status: numbers.get(status, 0) for status in STATUSES},
+            ok.least if ok else None,
+            ok.total / ok.number if ok else None,
+            ok.greatest if ok else None,
+        )
+
+    # Claims of calls that are measured now
+
+    @retried
+    def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
+        now = datetime.now(UTC)
+        keys = sorted(set(call_keys))
+        if self._unreleased:
+            self._release(set(self._unreleased))
+        with self._writing() as connection:
+            environment_id = self._environment_id(connection, environment_key, alone=True)
+            others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
+            leases = select(ClaimRow.owner, ClaimRow.lease_until).where(others).distinct()
+            for holder, until in connection.execute(leases).all():
+                if is_gone(holder, until, now):
+                    over = (ClaimRow.owner == holder) & (ClaimRow.lease_until == until)
+                    connection.execute(delete(ClaimRow).where(others, over))
+            held = set(connection.scalars(select(ClaimRow.call_key).where(others)))
+            mine = [key for key in keys if key not in held]
+            if mine:
+                until = now + timedelta(seconds=self._leases.call_s)
+                rows = [
+                    {"environment_id": environment_id, "call_key": key, "owner": owner, "lease_until": until}
+                    for key in mine
+                ]
+                connection.execute(upsert(connection, ClaimRow, ("environment_id", "call_key")), rows)
+        return set(mine)
+
+    def release_calls(self, owner: str) -> None:
+        self._unreleased.add(owner)
+        try:
+            self._release(set(self._unreleased))
+        except UnavailableError as error:
+            self._transactions.retrying.log("claims_kept", owner=owner, error=str(error))
+
+    @retried
+    def _release(self, owners: set[str]) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
+        self._unreleased -= owners
+
+    # Facts
+
+    @retried
+    def set_fact(self, environment_key: str, name: str, value: float) -> None:
+        if not isfinite(value):
+            raise DatabaseError(f"fact {name!r} is {value}: it must be finite")
+        with self._writing() as connection:
+            environment_id = self._environment_id(connection, environment_key)
+            values = {"environment_id": environment_id, "name": name, "value": value, "measured_at": datetime.now(UTC)}
+            connection.execute(upsert(connection, FactRow, ("environment_id", "name")), values)
+
+    @retried
+    def facts(self, environment_key: str) -> dict[str, float]:
+        query = select(FactRow.name, FactRow.value).join(EnvironmentRow).where(EnvironmentRow.key == environment_key)
+        with self._reading() as connection:
+            return {row.name: row.value for row in connection.execute(query.order_by(FactRow.name))}
+
+    def fact(self, environment_key: str, name: str) -> float | None:
+        return self.facts(environment_key).get(name)
+
+
+def _conditions(where: Filter) -> list[ColumnElement[bool]]:
+    pairs = (
+        (EnvironmentRow.key, where.environment_key),
+        (EnvironmentRow.device_type, where.device_type),
+        (MeasurementRow.signature, where.signature),
+        (MeasurementRow.kernel, where.kernel),
+        (MeasurementRow.kinds, None if where.kinds is None else _joined(where.kinds)),
+        (MeasurementRow.status, where.status),
+    )
+    return [column == value for column, value in pairs if value is not None]
+
+
+def _call_columns(call: Call) -> dict[str, Any]:
+    return {
+        "call_key": call.key,
+        "signature": call.subgraph.signature,
+        "kernel": call.candidate.kernel,
+        "kinds": _joined(call.subgraph.kinds),
+        "call": call.to_json(),
+    }
+
+
+def _joined(kinds: Sequence[str]) -> str:
+    return "+".join(kinds)
+
+
+def _measurement_of(row: Row[*tuple[Any, ...]]) -> Measurement:
+    return Measurement.from_json({name: row._mapping[name] for name in MEASUREMENT})

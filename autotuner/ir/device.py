@@ -1,0 +1,20 @@
+"""Device types, as torch names them, and what holds for every device of a type."""
+
+from typing import Final
+
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+
+# Multiples of what the memory planner aligns everything to. On CUDA as torch's own allocations are aligned: libraries
+# choose kernels by the alignment of their operands, and the copy engine of Hopper wants 128 bytes.
+_ALIGNMENTS_BYTES = {CUDA: 256}
+
+
+def alignment_bytes(device_type: str) -> int:
+    """Return the bytes of which every buffer starts at a multiple, on a device of a type."""
+    return _ALIGNMENTS_BYTES.get(device_type, 1)
+
+
+def has_graphs(device_type: str) -> bool:
+    """Say whether calls on a device of a type can be captured in graphs that are replayed."""
+    return device_type == CUDA

@@ -1,0 +1,140 @@
+"""Phrases: times, bytes, shares, dates, names and forms, as sentences, tables and drawings write them."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+SHOWN = 4
+NEAR = 6
+TOLD = 5
+MISSING, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def us(value: float) -> str:
+    """Write a time: "1,240.3 us"."""
+    return f"{value:,.1f} us"
+
+
+def more_us(value: float) -> str:
+    """Write a difference of times with its sign: "+3.1 us"; what rounds to nothing has none."""
+    text = f"{value:+,.1f} us"
+    return "0.0 us" if text[1:] == "0.0 us" else text
+
+
+def interval_us(low: float, high: float) -> str:
+    """Write an interval of times: "53.1 to 55.8 us"."""
+    return f"{low:,.1f} to {high:,.1f} us"
+
+
+def duration(us: float | None) -> str:
+    """Write a time with three digits in the unit that suits it: "66.9 µs", "2.41 ms"."""
+    if us is None:
+        return MISSING
+    for limit, divisor, unit in ((999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (float("inf"), 1e6, "s")):
+        if us < limit:
+            return f"{_digits(us / divisor)} {unit}"
+    return MISSING
+
+
+def span(low: float, high: float) -> str:
+    """Write an interval of times in one unit: "2.39 to 2.84 ms"."""
+    texts = duration(low), duration(high)
+    units = [text.rpartition(" ")[2] for text in texts]
+    return f"{texts[0].rpartition(' ')[0] if units[0] == units[1] else texts[0]} to {texts[1]}"
+
+
+def microseconds(us: float | None) -> str:
+    """Write a time in microseconds without its unit, as the columns of one table do: "66.9", "1,240"."""
+    if us is None:
+        return MISSING
+    return _digits(us) if us < 99.95 else f"{us:,.0f}"
+
+
+def ratio(value: float | None) -> str:
+    """Write how many times: "1.91×"."""
+    return MISSING if value is None else f"{_digits(value)}{TIMES}"
+
+
+def change(us: float) -> str:
+    """Write a difference of times in microseconds with its sign: "+12.5", "−6.3", "0.0"."""
+    text = f"{us:+.1f}" if abs(us) >= 0.05 else "0.0"
+    return text.replace("-", MINUS)
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    """Write a share of 1 as percent: "12.3 %", or with its sign."""
+    if share is None:
+        return MISSING
+    text = f"{100 * share:{'+' if signed else ''}.1f} %"
+    return text.replace("-", MINUS)
+
+
+def moment(text: str) -> str:
+    """Write a date in ISO 8601 for people; another text stays as it is."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{at.day} {at:%B %Y, %H:%M} {at.tzname() or ''}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Write a number with three digits, the last of them rounded."""
+    value = round(value, 9)  # sums of the same times in another order read alike
+    if value >= 99.95 or not value:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def binary(count: int) -> str:
+    """Write bytes with three digits in the unit that suits them, "1.50 MiB"; beyond these, the power of ten."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_BYTES) - 1:
+        value, unit = value / 1024, unit + 1
+    if not unit:
+        return f"{count} B"
+    if value >= 999.5:
+        return f"{count:.1e} B"
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f} {_BYTES[unit]}"
+
+
+def counted(count: int, word: str) -> str:
+    """Write how many: "1 step", "1,200 steps"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def some(names: Sequence[str], joint: str = ", ", shown: int = SHOWN) -> str:
+    """Join names; of many, the first ones and how many more."""
+    more = [f"{len(names) - shown} more"] if len(names) > shown else []
+    return joint.join([*names[:shown], *more])
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join parts of a sentence: "a, b and c"."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def short_form(form: str) -> str:
+    """Write a form without the names of a slice's stack."""
+    return form.partition("#")[0]
+
+
+def form_words(form: str) -> str:
+    """Write a form for a sentence."""
+    return "no memory at all" if form == "absent" else short_form(form)
+
+
+def call_words(kernel: str, params: Iterable[tuple[str, Any]]) -> str:
+    """Write a kernel with its parameters."""
+    return " ".join([kernel, *(f"{name}={value}" for name, value in params)])
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """Return the known names that somebody may have meant, for a message."""
+    alike = get_close_matches(name, known, n=NEAR, cutoff=0.5)
+    inside = [other for other in known if name and name.lower() in other.lower()]
+    found = list(dict.fromkeys([*alike, *inside]))[:NEAR]
+    return f"near are {', '.join(found)}" if found else f"there are {some(known, shown=NEAR)}"

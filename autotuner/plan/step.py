@@ -1,0 +1,147 @@
+"""A step of a configuration: one kernel call with the forms of its operands, and the best other way to compute it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotuner.errors import AutotunerError
+from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.graph import Graph
+from autotuner.ir.records import LETTERS, Call, Candidate
+from autotuner.kernels import KERNELS
+from autotuner.kernels.rules.conversion import conversion_of
+
+AGAIN = "again "
+
+
+def tensor_of(name: str) -> str:
+    """Return the tensor that a step's operand is an instance of: itself, or what "again <tensor>" stands for."""
+    return name.removeprefix(AGAIN)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to compute some operators, and what the best whole plan with it would take more than the chosen one.
+
+    Args:
+        operators: what it covers.
+        kernel, params: the candidate.
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary.
+        extra_us: more in all, by medians, everything else being chosen anew as suits it best.
+        extra_low_us: the same if all that is timed took what its 95 % interval makes best for this alternative; below 0
+            it could still be the better one.
+        predicted_us: median of the candidate's own measurement; None where it has none.
+    """
+
+    operators: tuple[str, ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    extra_us: float
+    extra_low_us: float
+    predicted_us: float | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Alternative":
+        return cls(**{name: _with_tuples(part) for name, part in value.items()})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call of a training step.
+
+    Args:
+        operators: what it computes, in the kernel's order; () for a conversion.
+        recomputed: forward operators that it repeats inside.
+        phase: "forward" or "backward".
+        inputs, outputs: (tensor, form) pairs in the order of the kernel's boundary, forms in the tensors' own axes.
+            What backward makes a second time, in a form in which forward had it, is named "again <tensor>".
+        kernel, params: the candidate.
+        adjacent: tensors that lie one behind the other in one buffer, for kernels that read or write them as a stack.
+        predicted_us: median of its measurement.
+        bound_us: the fastest measurement of the same work under any forms; for a conversion, 0.
+        low_us, high_us: the 95 % interval of the measurement's median.
+        again: whether it repeats, in backward, a forward operator whose result was not held.
+        alternative: the best other way for the first of its operators; None for a conversion, or where there is none.
+    """
+
+    operators: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    phase: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
+    adjacent: tuple[tuple[str, ...], ...]
+    predicted_us: float
+    bound_us: float
+    low_us: float
+    high_us: float
+    again: bool = False
+    alternative: Alternative | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Step":
+        fields = {name: _with_tuples(part) for name, part in value.items()}
+        return cls(**fields | {"alternative": value["alternative"] and Alternative.from_json(value["alternative"])})
+
+    @property
+    def is_conversion(self) -> bool:
+        return not self.operators
+
+    @property
+    def label(self) -> str:
+        """The step for people: its operators joined, or the conversion's tensor and forms."""
+        if not self.is_conversion:
+            return " + ".join(self.operators)
+        (name, source), (_, target) = self.inputs[0], self.outputs[0]
+        return f"convert {name} {source} > {target}"
+
+    def call(self, graph: Graph) -> Call:
+        """Return the name-free record of this step: what its kernel's builder gets."""
+        inputs, outputs = ([(tensor_of(name), text) for name, text in side] for side in (self.inputs, self.outputs))
+        names = [name for name, _ in (*inputs, *outputs)]
+        forms = tuple(
+            str(Form.parse(text).nameless().renamed(graph.tensors[name].axes, LETTERS[: len(graph.tensors[name].axes)]))
+            for name, text in (*inputs, *outputs)
+        )
+        if self.is_conversion:
+            subgraph = conversion_of(graph, names[0], inputs[0][1], outputs[0][1])
+        else:
+            named = {operator.name: operator for operator in graph.operators}
+            members = [named[name] for name in self.recomputed + self.operators]
+            subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
+        return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
+
+
+def _as_asked(step: Step) -> Step:
+    """Return a step in which operands that lie one behind the other are written as slices of a stack, as in rules."""
+    places = {name: f"@{place}/{len(names)}" for names in step.adjacent for place, name in enumerate(names)}
+    inputs, outputs = (
+        tuple((n, f"{STACK_AXIS}{form}{places[n]}" if n in places and "@" not in form else form) for n, form in side)
+        for side in (step.inputs, step.outputs)
+    )
+    return replace(step, inputs=inputs, outputs=outputs)
+
+
+def impossible(step: Step, graph: Graph) -> str | None:
+    """Return why a step cannot be one of a graph's, or None: damaged, or of kernels that this version does not have."""
+    if step.kernel not in KERNELS:
+        return f"no kernel {step.kernel!r}: the file is damaged, or of a version that has one"
+    named = {operator.name: operator for operator in graph.operators}
+    read, made = ({tensor_of(name) for name, _ in side} for side in (step.inputs, step.outputs))
+    if not ({*step.recomputed, *step.operators} <= named.keys() and read | made <= graph.tensors.keys()):
+        return "it names operators or tensors that its model does not have"
+    results = {result for name in (*step.recomputed, *step.operators) for result in named[name].outputs}
+    if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
+        return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
+    try:
+        return KERNELS[step.kernel].misfit(_as_asked(step).call(graph))
+    except AutotunerError as error:
+        return str(error)
+
+
+def _with_tuples(part: Any) -> Any:
+    """Return a value as read from JSON with tuples for its lists."""
+    return tuple(_with_tuples(each) for each in part) if isinstance(part, list) else part

@@ -1,0 +1,109 @@
+"""Fallbacks: reasons why a configuration does not cover a call, counts of such calls, and their summary."""
+
+import atexit
+import warnings
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from autotuner.errors import TunedWarning, stacklevel
+
+Shape = tuple[int, ...]
+Key = tuple[str, str, Shape]
+"""A layer's class, the key of a reason, and the shape of the input."""
+
+SHAPES = 64
+"""Of calls that fell back, so many shapes are told apart; all further ones are counted as one."""
+TOLD_FROM = 0.05
+"""Share of a process's calls above which fallbacks are reported when it ends."""
+LINES = 8
+
+_REMEDIES = {
+    "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",
+    "mask": 'tune with options={"attention_mask": True}, and give apply both: apply(layer, [plain, masked])',
+    "settings": 'for evaluation tune with mode="eval", and give apply both: apply(layer, [train, eval])',
+    "dtype": "call it with inputs of the configuration's dtype on its device, or tune for these",
+    "autocast": "convert the layer to the dtype that autocast computes in and call it outside of autocast",
+    "hooks": "remove the hooks of its submodules, or restore this layer",
+    "forward": "leave the forward of its submodules as it is, or restore this layer",
+    "parameters": "keep plain parameters of the shapes and the dtype that it was tuned for, or restore this layer",
+    "parts": "keep its submodules as they were, tune the changed layer anew, or restore it",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """The reason for which a configuration does not cover a call: a key to count by, and a sentence."""
+
+    key: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts of the calls of tuned modules; `str` gives sentences.
+
+    Args:
+        calls: those that ran a configuration.
+        fallbacks: those that ran the original, by layer class, reason and shape of the input.
+    """
+
+    calls: int
+    fallbacks: Counter[Key]
+
+    @property
+    def tuned_share(self) -> float:
+        """The share of calls that ran a configuration; 1 where there was no call."""
+        total = self.calls + self.fallbacks.total()
+        return self.calls / total if total else 1.0
+
+    def __str__(self) -> str:
+        total = self.calls + self.fallbacks.total()
+        if not total:
+            return "no call of a tuned layer: apply returns one, in place of the layer that it is given"
+        lines = [f"{self.tuned_share:.0%} of {total:,} calls of tuned layers ran a configuration"]
+        rows = self.fallbacks.most_common()
+        for (name, reason, shape), count in rows[:LINES]:
+            where = f" with an input of shape {shape}" if shape else ""
+            remedy = _REMEDIES.get(reason)
+            advice = f"; to run it tuned, {remedy}" if remedy else ""
+            lines.append(f"{count:,} ran the original {name}{where} (reason: {reason}){advice}")
+        if len(rows) > LINES:
+            rest = sum(count for _, count in rows[LINES:])
+            lines.append(f"{rest:,} more, of {len(rows) - LINES} other reasons and shapes")
+        return "\n".join(lines)
+
+
+@dataclass
+class Tally:
+    """Calls that ran a configuration, and those that fell back to the original."""
+
+    calls: int = 0
+    fallbacks: Counter[Key] = field(default_factory=Counter)
+
+    def summary(self) -> Summary:
+        return Summary(self.calls, Counter(self.fallbacks))
+
+
+TALLY = Tally()
+"""Of all tuned modules of this process."""
+
+
+def count_fallback(counter: Counter[Key], key: Key) -> None:
+    """Count a call by layer class, reason and shape; of many shapes, further ones as one without a shape."""
+    name, reason, _ = key
+    counter[key if key in counter or len(counter) < SHAPES else (name, reason, ())] += 1
+
+
+def warn(message: str) -> None:
+    """Warn, at the line outside of torch and this package that led here."""
+    warnings.warn(message, TunedWarning, stacklevel=stacklevel())
+
+
+@atexit.register
+def tell() -> None:
+    """Warn where a notable share of this process's calls fell back; called when it ends."""
+    found = TALLY.summary()
+    if found.tuned_share < 1 - TOLD_FROM:
+        with suppress(TunedWarning):  # where warnings are errors, there is nobody left to catch it
+            warnings.warn(f"autotuner: {found}", TunedWarning, stacklevel=1)

@@ -1,0 +1,82 @@
+"""A layer that is stepped as a training loop steps it, what a step allocates, and turns of several such loops."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from autotuner.measure.devices import device_of
+from autotuner.runtime.framework import MadeUpCall
+from autotuner.runtime.function import workspace_of
+from autotuner.runtime.module import TunedModule
+
+WARM_STEPS = 5
+RECORDED_STEPS = 2
+
+
+class TrainingLoop:
+    """A layer with its call. Each step drops all gradients first, so that it makes new ones."""
+
+    def __init__(self, layer: nn.Module, call: MadeUpCall) -> None:
+        self.layer, self._call = layer, call
+        self.leaves = [call.x, *layer.parameters()]
+
+    def drop(self) -> None:
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def run(self) -> None:
+        """Run forward, and backward with every gradient."""
+        self.layer(self._call.x, **self._call.masks).backward(self._call.grad_y)
+
+    def step(self) -> None:
+        self.drop()
+        self.run()
+
+    def warm(self) -> None:
+        for _ in range(WARM_STEPS):
+            self.step()
+
+    def skip_kernels(self) -> None:
+        """Have a tuned layer leave out its kernels from now on: what is left is staging, autograd and Python."""
+        workspace_of(self.layer(self._call.x, **self._call.masks)).skips_kernels = True
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that a step has allocated at any time; see the function of this name."""
+
+        def steps() -> None:
+            for _ in range(RECORDED_STEPS):
+                self.step()
+
+        self.step()  # what is compiled is compiled here
+        if isinstance(self.layer, TunedModule):
+            self.layer.bind()
+        self.drop()
+        device = self._call.x.device
+        found = device_of(device.type, device.index or 0).allocated_bytes(steps)
+        self.drop()
+        return found
+
+
+def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
+    """Return the most bytes that a training step has allocated at any time beside parameters and inputs.
+
+    Forward, and backward with every gradient; gradients of the step before are dropped first. It is the second step
+    that counts where steps differ: a tuned layer allocates its arena in the first, and what it hands out stays
+    allocated for the next.
+
+    Args:
+        layer: a tuned one or the framework's, compiled or not. A tuned one is given new memory.
+        call: what it is called with. On CUDA, memory that only graphs use counts while they are captured.
+    """
+    return TrainingLoop(layer, call).peak_bytes()
+
+
+def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, list[float]]:
+    """Take a turn of each once per round; every round starts with the next one."""
+    names = list(turns)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(samples):
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            times[name].append(turns[name]())
+    return times

@@ -1,0 +1,76 @@
+"""Workspaces of one plan and one set of parameters, lent to one forward and its backward at a time."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autotuner.plan.memory_planner import MemoryPlan, Ports
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
+
+IDLE_WORKSPACES = 2
+
+
+class Pool:
+    """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over.
+
+    Those that a caller's graph writes to are kept, and not taken again.
+    """
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        ports: Ports,
+        parameters: ParameterMemory,
+        device: torch.device = CPU,
+        graphs: Switch | None = None,
+    ) -> None:
+        self._arguments = (plan, ports, parameters, device, graphs)
+        self._read = (device, parameters.apart, parameters.moving)
+        self._where = None if parameters.moving else [where(tensor) for tensor in parameters.current]
+        self._idle: list[Workspace] = []
+        self._in_capture: list[Workspace] = []
+        self.made = 0
+
+    def reads(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor], moving: bool) -> bool:
+        """Say whether its workspaces read parameters on this device, where these are, and these buffers as copies."""
+        return self._read == (device, apart, moving) and (
+            self._where is None or self._where == [where(tensor) for tensor in current]
+        )
+
+    def take(self) -> Workspace:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self.made += 1
+            return Workspace(*self._arguments)
+
+    def give_back(self, workspace: Workspace) -> None:
+        if workspace.in_capture:
+            self._in_capture.append(workspace)
+        elif len(self._idle) < IDLE_WORKSPACES:
+            self._idle.append(workspace)
+
+
+class Lease:
+    """Holds a workspace for as long as somebody holds the lease."""
+
+    __slots__ = ("pool", "workspace")
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.workspace = pool, pool.take()
+
+    def forward(self, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
+        """Run forward on x and, where the graph has one, an additive mask over keys; None stands for zeros.
+
+        y is contiguous, as the frameworks return it; where they put the sequence first, that takes a copy.
+        """
+        workspace = self.workspace
+        inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
+        return workspace.forward(*inputs, current=parameters)[0].contiguous()
+
+    def __del__(self) -> None:
+        workspace = getattr(self, "workspace", None)
+        if workspace is not None:
+            self.pool.give_back(workspace)

@@ -1,0 +1,152 @@
+"""Progress of a tuning run, and the protocol of the measurer that it uses."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
+
+Result = tuple[Call, Measurement]
+
+ROUNDING = 1e-9
+
+
+class MeasurerProtocol(Protocol):
+    """Interface of a measurer, as `autotuner.measure.Measurer` and `Replay` implement it."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+    waited_s: float
+    """Seconds spent waiting for a device that another process held."""
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have `tell` called with the holder of the device while it is waited for, and with "" when that is over."""
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        """Compile calls, and yield each with None, or with the measurement that says why it failed."""
+
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+        """Time calls race after race, and yield each result as it comes."""
+
+    def noise_floor(self) -> float: ...
+
+    def ceilings(self, dtypes: Collection[str]) -> Roofline: ...
+
+
+class Replay:
+    """A measurer that answers from recorded measurements, and leaves out what is not recorded.
+
+    Args:
+        environment: of the recording.
+        recorded: measurements by call key.
+        ceilings: the roofline of that device; without it, the bound of a call that is not measured is 0.
+    """
+
+    def __init__(
+        self, environment: Environment, recorded: Mapping[str, Measurement], ceilings: Roofline = NO_ROOFLINE
+    ) -> None:
+        self.environment = environment
+        self.recorded = recorded
+        self.recorded_ceilings = ceilings
+        self.waited_s = 0.0
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Never wait."""
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        yield from ((call, None) for call in calls)
+
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+        for race in races:
+            yield from ((call, self.recorded[call.key]) for call in race if call.key in self.recorded)
+
+    def noise_floor(self) -> float:
+        return 0.0
+
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:  # noqa: ARG002
+        return self.recorded_ceilings
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The part of a job's limits that is used up, by every worker that ran it.
+
+    Args:
+        seconds: of working on it.
+        measurements: that were new.
+    """
+
+    seconds: float = 0.0
+    measurements: int = 0
+
+    def and_since(self, began: float) -> "Spent":
+        """Return this with the seconds since a moment, by `time.monotonic`."""
+        return replace(self, seconds=self.seconds + monotonic() - began)
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any]) -> "Spent":
+        """Read it from a job's progress; nothing is spent where that does not say."""
+        return cls(float(progress.get("spent_s", 0.0)), int(progress.get("spent_measurements", 0)))
+
+
+NOTHING_SPENT = Spent()
+
+Stage = Literal["space", "search", "ceilings", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a tuning run, told after each change.
+
+    Args:
+        stage: the current one.
+        done, total: calls of this stage.
+        measured, reused, failed: calls of the whole run so far.
+        best_us: predicted time of the best plan so far; None while there is none.
+        bound_us: proven: no plan takes less, however long the calls take that are not measured yet.
+        estimated_us: by learned costs of those calls, no plan takes less.
+        eta_s: until this stage is over, at its pace so far; None while that is not known.
+        spent_s, spent_measurements: of the job's limits, by every worker that ran it.
+        note: the holder of a device that is waited for; "" while none is.
+    """
+
+    stage: Stage
+    done: int
+    total: int
+    measured: int = 0
+    reused: int = 0
+    failed: int = 0
+    best_us: float | None = None
+    bound_us: float | None = None
+    estimated_us: float | None = None
+    eta_s: float | None = None
+    spent_s: float = 0.0
+    spent_measurements: int = 0
+    note: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """The share by which the best plan may be longer than the optimum; None while that is not known."""
+        return gap(self.best_us, self.bound_us)
+
+    @property
+    def estimated_gap(self) -> float | None:
+        """The same by learned costs: an expectation, no proof."""
+        return gap(self.best_us, self.estimated_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "gap": self.gap, "estimated_gap": self.estimated_gap}
+
+
+Watch = Callable[[Progress], None]
+
+
+def gap(best_us: float | None, bound_us: float | None) -> float | None:
+    """Return by what share one time lies above another, not less than 0; None where one is not known, or is 0."""
+    if best_us is None or not bound_us:
+        return None
+    above = best_us / bound_us - 1
+    return above if above > ROUNDING else 0.0

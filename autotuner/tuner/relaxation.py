@@ -1,0 +1,303 @@
+"""The relaxed problem that the tuner solves again as timings arrive, and the bounds that follow from it.
+
+Tuning is a lazy shortest path: a call that is not measured enters with an optimistic cost, so the cheapest plan at
+these costs is a bound, and its calls are measured next. It ends when that plan is measured throughout.
+
+Source:
+    Dellin and Srinivasa, A unifying formalism for shortest path problems with expensive edge evaluations (2016).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import TypeVar
+
+from autotuner.checkpoint import checkpoint
+from autotuner.errors import InfeasibleError, ProblemError
+from autotuner.ir.records import Measurement
+from autotuner.measure.roofline import Roofline, Work, work_of
+from autotuner.solve import exact, least_through, min_marginals
+from autotuner.solve.problem import Factor, Problem, Row
+from autotuner.solve.problem.formulate import TensorState, formulate, solve_in_order
+from autotuner.solve.problem.offered import Place, state_of
+from autotuner.space import Space
+from autotuner.tuner.learned_costs import Groups, groups_of, learned_us
+from autotuner.tuner.progress import ROUNDING, gap
+
+OPERATOR = "operator "
+TENSORS = ("tensor", "saved")
+
+T = TypeVar("T", bound=Hashable)
+Least = Mapping[str, Mapping[str, float]]
+"""Lower bounds of the total through each state of each variable."""
+
+NEAR = 1.01
+"""Up to this factor above the bound, the exact totals through all states take the time of a solution or two, and rule
+out more than bounds do. A few per cent above it, an encoder layer is too large for that."""
+
+BATCH_GROWTH = 0.1
+"""Between two solutions, at most this share of what is measured already is measured only to keep the device busy; a
+proven gap below `WIDE` makes it less."""
+
+WIDE = 0.1
+
+Costs = Mapping[str, float]
+"""Microseconds by call key; a call that is not there cannot be used."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The best measured plan and lower bounds, of a problem with measured and optimistic costs; in microseconds.
+
+    Args:
+        best_us: the best plan of measured calls alone; None where there is none.
+        bound_us: proven: no plan takes less, however long the calls take that are not measured.
+        estimated_us: by learned costs, no plan takes less; None without learned costs.
+        wanted: keys of calls that could still matter: those of the plan behind `bound_us`, then of the cheapest plan by
+            learned costs, then all others, the most promising first. Empty when enough is proven.
+        first: how many of `wanted` are of those two plans.
+    """
+
+    best_us: float | None
+    bound_us: float
+    estimated_us: float | None
+    wanted: tuple[str, ...]
+    first: int
+
+    def more(self, known: int) -> float:
+        """Return how many calls are worth measuring before the next solution, of which `known` are measured already.
+
+        All that is wanted depends on the next results: so few at first, and few when little is left to prove.
+        """
+        return BATCH_GROWTH * known * min(1.0, (self.proven_gap or WIDE) / WIDE)
+
+    @property
+    def proven_gap(self) -> float | None:
+        """The share by which the best plan may be longer than the optimum; None where that is not known."""
+        return gap(self.best_us, self.bound_us)
+
+    @property
+    def estimated_gap(self) -> float | None:
+        return gap(self.best_us, self.estimated_us)
+
+
+@dataclass(frozen=True)
+class CheapestPlan:
+    """The cheapest plan at some costs.
+
+    Args:
+        total_us: its cost.
+        bound_us: no plan takes less at these costs.
+        keys: of the calls that it executes.
+        through_us: returns, by key, a lower bound of all plans with that call at these costs. A bound above its
+            argument, a total, need not be tight.
+    """
+
+    total_us: float
+    bound_us: float
+    keys: frozenset[str]
+    through_us: Callable[[float], Costs]
+
+
+def bounds(
+    solve: Callable[[Costs], CheapestPlan],
+    measured_us: Costs,
+    optimistic_us: Costs,
+    expected_us: Costs | None = None,
+    enough: float = 0.0,
+) -> Bounds:
+    """Solve at measured, optimistic and learned costs, and return the bounds.
+
+    Args:
+        solve: returns the cheapest plan at some costs.
+        measured_us: of calls that are measured and work.
+        optimistic_us: of calls that are not measured: lower bounds.
+        expected_us: of the same calls, by learned costs.
+        enough: the proven gap at which nothing matters any more.
+
+    Raises:
+        InfeasibleError: there is no plan, whatever will be measured.
+    """
+    lower = solve({**optimistic_us, **measured_us})
+    best_us: float | None
+    if lower.keys <= measured_us.keys():
+        best_us = lower.total_us
+    else:
+        try:
+            best_us = solve(measured_us).total_us
+        except InfeasibleError:
+            best_us = None
+    if not optimistic_us:
+        return Bounds(best_us, lower.bound_us, lower.bound_us, (), 0)
+    expected = None if expected_us is None else solve({**expected_us, **measured_us})
+    reached = inf if best_us is None else best_us / (1 + enough) * (1 - ROUNDING)
+    estimated_us = None if expected is None else max(expected.bound_us, lower.bound_us)
+    if lower.bound_us >= reached:
+        return Bounds(best_us, lower.bound_us, estimated_us, (), 0)
+    plans = [*sorted(lower.keys), *(sorted(expected.keys) if expected is not None else ())]
+    first = dict.fromkeys(key for key in plans if key not in measured_us)
+    through_us = lower.through_us(reached)
+    rest = sorted((us, key) for key in optimistic_us if key not in first and (us := through_us.get(key, inf)) < reached)
+    return Bounds(best_us, lower.bound_us, estimated_us, (*first, *(key for _, key in rest)), len(first))
+
+
+class Relaxation:
+    """A space with what its relaxed problem needs: the problem, roofline estimates and groups of similar calls."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._works: dict[str, Work] = {}
+        for key, call in space.calls.items():
+            checkpoint()
+            self._works[key] = work_of(call)
+        self._groups: Groups = groups_of(space.calls)
+
+    @cached_property
+    def problem(self) -> "RelaxedProblem":
+        """The problem of the space.
+
+        Raises:
+            InfeasibleError: some operator has no choice at all.
+        """
+        return RelaxedProblem(self.space)
+
+    def bounds(self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float) -> Bounds | None:
+        """Solve; return None where there is no plan, whatever will be measured."""
+        calls = self._works
+        measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}
+        lowered = ceilings.lowered((calls[key], us) for key, us in measured.items())
+        optimistic = {key: lowered.optimistic_us(work) for key, work in calls.items()}
+        left = {key: us for key, us in optimistic.items() if key not in known}
+        learned = None
+        if any(left.values()):
+            guessed = learned_us(self._groups, optimistic, measured)
+            learned = {key: guessed[key] for key in left}
+        try:
+            return bounds(self.problem.solve, measured, left, learned, enough)
+        except InfeasibleError:
+            return None
+
+
+class RelaxedProblem:
+    """The problem of a space, built once and priced anew for each solution.
+
+    Raises:
+        InfeasibleError: some operator has no choice at all.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._whole = formulate(space, dict.fromkeys(space.calls, 0.0))
+        self._factors = tuple(replace(f, held_bytes={}) for f in self._whole.problem.factors)
+        self._choices: dict[str, list[str]] = defaultdict(list)
+        self._shares: dict[str, int] = {}
+        for choice in space.choices:
+            state = state_of(choice)
+            self._choices[state].append(choice.call.key)
+            self._shares[state] = len(choice.cover.operators)
+        self._conversions: dict[Place, list[str]] = defaultdict(list)
+        for conversion in space.conversions:
+            place = (conversion.tensor, conversion.source, conversion.target)
+            self._conversions[place].append(conversion.call.key)
+        self._lies = {
+            (kind, tensor): {state: [(tensor, lies.form, target) for target in lies.targets]
+                             for (state,) in factor.table for lies in [TensorState.parse(state)]}
+            for factor in self._factors if len(factor.variables) == 1
+            for kind, _, tensor in [factor.variables[0].partition(" ")] if kind in TENSORS
+        }  # fmt: skip
+
+    def solve(self, costs_us: Costs) -> CheapestPlan:
+        """Return the cheapest plan at these costs.
+
+        Raises:
+            InfeasibleError: there is none.
+        """
+        prices = _Prices(_cheapest(self._choices, costs_us), _cheapest(self._conversions, costs_us))
+        priced = Problem(tuple(self._priced(factor, prices) for factor in self._factors))
+        formulation, solution = solve_in_order(replace(self._whole, problem=priced), lambda each: exact(each.problem))
+        used = {prices.choices[state][1] for name, state in solution.states.items() if name.startswith(OPERATOR)}
+        for (kind, tensor), lies in self._lies.items():
+            used.update(prices.conversions[place][1] for place in lies[solution.states[f"{kind} {tensor}"]])
+
+        def through_us(most_us: float) -> Costs:
+            least = least_totals(formulation.problem, solution.lower_bound_us, most_us)
+            return self._through_us(least, prices, costs_us)
+
+        return CheapestPlan(solution.total_us, solution.lower_bound_us, frozenset(used), through_us)
+
+    def _priced(self, factor: Factor, prices: "_Prices") -> Factor:
+        """Return a factor at these prices: without the states that need a call without a cost."""
+        checkpoint()
+        if len(factor.variables) > 1:
+            return factor
+        kind, _, name = factor.variables[0].partition(" ")
+        table: dict[Row, float] = {}
+        if kind == "operator":
+            table = {
+                (state,): prices.choices[state][0] / self._shares[state]
+                for (state,) in factor.table
+                if state in prices.choices
+            }
+        elif kind in TENSORS:
+            lies = self._lies[kind, name]
+            table = {
+                (state,): cost + sum(prices.conversions[place][0] for place in lies[state])
+                for (state,), cost in factor.table.items()
+                if all(place in prices.conversions for place in lies[state])
+            }
+        else:
+            return factor
+        return replace(factor, table=table)
+
+    def _through_us(self, least: Least, prices: "_Prices", costs_us: Costs) -> Costs:
+        """Return a lower bound of all plans through each call.
+
+        A call that loses to another of the same cover and forms takes the other's place, for what it costs more. One
+        that stands in several places counts where it is best.
+        """
+        found: dict[str, float] = dict.fromkeys(costs_us, inf)
+        for state, keys in self._choices.items():
+            if state in prices.choices:
+                names = state.partition("|")[0].split("+")
+                through = max(least[OPERATOR + name].get(state, inf) for name in names)
+                _improve(found, keys, through - prices.choices[state][0], costs_us)
+        converted: dict[Place, float] = {}
+        for (kind, tensor), lies in self._lies.items():
+            for state, us in least[f"{kind} {tensor}"].items():
+                for place in lies[state]:
+                    converted[place] = min(converted.get(place, inf), us)
+        for place, keys in self._conversions.items():
+            if place in prices.conversions:
+                _improve(found, keys, converted.get(place, inf) - prices.conversions[place][0], costs_us)
+        return found
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """The cheapest call for each state of an operator and for each conversion: what it costs, and its key."""
+
+    choices: Mapping[str, tuple[float, str]]
+    conversions: Mapping[Place, tuple[float, str]]
+
+
+def _cheapest(calls: Mapping[T, list[str]], costs_us: Costs) -> dict[T, tuple[float, str]]:
+    found = {what: min(((costs_us[key], key) for key in keys if key in costs_us), default=None)
+             for what, keys in calls.items()}  # fmt: skip
+    return {what: price for what, price in found.items() if price is not None}
+
+
+def _improve(found: dict[str, float], keys: list[str], rest_us: float, costs_us: Costs) -> None:
+    for key in keys:
+        if key in costs_us:
+            found[key] = min(found[key], rest_us + costs_us[key])
+
+
+def least_totals(problem: Problem, bound_us: float, most_us: float) -> Least:
+    """Return lower bounds of the best total through each state; near the optimum, the totals themselves."""
+    if most_us <= NEAR * bound_us:
+        try:
+            return min_marginals(problem, most_us=most_us)
+        except ProblemError:
+            pass
+    return least_through(problem)

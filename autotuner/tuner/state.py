@@ -1,0 +1,182 @@
+"""Tuning state: progress counters, bounds and the stop rule."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from autotuner.checkpoint import OverError, until
+from autotuner.ir.records import Measurement
+from autotuner.measure.roofline import NO_ROOFLINE, Roofline
+from autotuner.settings import TuneOptions
+from autotuner.space import Space
+from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
+from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Watch
+from autotuner.tuner.relaxation import Bounds, Relaxation, RelaxedProblem
+
+EARLY_SHARE = 0.5
+"""Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
+
+SHARES: Mapping[str, float] = {**dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "measure": 0.9}
+"""Of the seconds, after which a stage ends; the rest is for confirming what would be chosen."""
+
+
+@dataclass
+class TuningState:
+    """State of a tuning run: counts results, reports progress, and decides when to stop.
+
+    Args:
+        options: of the request, with its gaps and limits.
+        ceilings: of this environment; without them, what is not measured may cost nothing.
+        bounds: of the last solution; None where there is no plan, or before the first one.
+        is_solved: the last solution was not cut short by the limit.
+        spent: of the limits, before this run.
+        waited_s: returns the seconds spent waiting for the device, which do not count against the limits.
+    """
+
+    space: Space
+    watch: Watch
+    options: TuneOptions = field(default_factory=TuneOptions)
+    ceilings: Roofline = NO_ROOFLINE
+    reused: int = 0
+    measured: int = 0
+    failed: int = 0
+    bounds: Bounds | None = None
+    is_solved: bool = False
+    spent: Spent = NOTHING_SPENT
+    policy: TuningPolicy = DEFAULT_POLICY
+    waited_s: Callable[[], float] = lambda: 0.0
+
+    def __post_init__(self) -> None:
+        self._began = self._stage_began = self._solved_at = monotonic()
+        self._solving_s = 0.0
+        self._stage = ""
+        self._done_before = 0
+        self._relaxation: Relaxation | None = None
+        self._told = Progress("space", 0, 0)
+        self._answer_us: tuple[float, float] | None = None
+
+    def settle(self, predicted_us: float, lower_bound_us: float) -> None:
+        """Report the answer's own figures: confirming may have changed them since the last solution."""
+        self._answer_us = (predicted_us, lower_bound_us)
+
+    @property
+    def best_us(self) -> float | None:
+        if self._answer_us:
+            return self._answer_us[0]
+        return self.bounds.best_us if self.bounds else None
+
+    @property
+    def bound_us(self) -> float | None:
+        if self._answer_us:
+            return self._answer_us[1]
+        return self.bounds.bound_us if self.bounds else None
+
+    @property
+    def estimated_us(self) -> float | None:
+        return self.bounds.estimated_us if self.bounds else None
+
+    @property
+    def solve_s(self) -> float:
+        """Seconds that the last solution took."""
+        return self._solving_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left of the job's limit; None without a limit."""
+        return None if self.options.limits.seconds is None else max(0.0, self.options.limits.seconds - self.spent_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the job has taken, by every worker that ran it; waiting for the device is left out."""
+        return self.spent.seconds + monotonic() - self._began - self.waited_s()
+
+    def within(self, stage: str) -> AbstractContextManager[None]:
+        """End the work inside with `OverError` when the time of a stage is over."""
+        return until(lambda: self.is_over(stage))
+
+    def is_over(self, stage: str) -> bool:
+        """Say whether the time of a stage is over."""
+        limit_s = self.options.limits.seconds
+        return limit_s is not None and self.spent_s > SHARES.get(stage, 1.0) * limit_s
+
+    def tell(self, progress: Progress) -> None:
+        """Complete a progress by the figures of the whole run, and pass it on."""
+        now = monotonic()
+        if progress.stage != self._stage:
+            self._stage, self._stage_began, self._done_before = progress.stage, now, progress.done
+        left, done = progress.total - progress.done, progress.done - self._done_before
+        pace_s = (now - self._stage_began) / done if done else None
+        self._told = progress
+        self.watch(
+            replace(
+                progress,
+                measured=self.measured,
+                reused=self.reused,
+                failed=self.failed,
+                best_us=self.best_us,
+                bound_us=self.bound_us,
+                estimated_us=self.estimated_us,
+                eta_s=None if pace_s is None else pace_s * left,
+                spent_s=self.spent_s,
+                spent_measurements=self.spent.measurements + self.measured,
+            )
+        )
+
+    def wait(self, note: str) -> None:
+        """Report what is waited for, with the progress unchanged."""
+        self.tell(replace(self._told, note=note))
+
+    def solve(self, known: Mapping[str, Measurement], *, now: bool = False) -> None:
+        """Solve the relaxed problem with what is known, if the last time was long enough ago or it must be now.
+
+        Where the time is over before that is done, the last bounds stay.
+        """
+        rested_s = monotonic() - self._solved_at
+        if not now and rested_s < max(self.policy.solve_after_s, self._solving_s / self.policy.solve_share):
+            return
+        began = monotonic()
+        self.is_solved = False
+        with suppress(OverError), self.within("measure"):
+            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
+            self.is_solved = True
+        self._solved_at = monotonic()
+        self._solving_s = self._solved_at - began
+
+    def problem(self) -> RelaxedProblem:
+        """Return the relaxed problem of the space.
+
+        Raises:
+            InfeasibleError: some operator has no choice at all.
+        """
+        return self._relaxed().problem
+
+    def _relaxed(self) -> Relaxation:
+        if self._relaxation is None or self._relaxation.space is not self.space:
+            self._relaxation = Relaxation(self.space)
+        return self._relaxation
+
+    def batch(self, wanted: Sequence[str], known: int, pace_s: float) -> Sequence[str]:
+        """Return the wanted calls to measure before the next solution.
+
+        Args:
+            wanted: keys, those of `Bounds.wanted` that can be had, in its order.
+            known: how many calls are measured.
+            pace_s: for measuring one call.
+        """
+        assert self.bounds is not None
+        first = set(self.bounds.wanted[: self.bounds.first])
+        worth = self._solving_s / self.policy.solve_share / max(pace_s, 1e-9)
+        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, self.bounds.more(known))))]
+
+    def enough(self, stage: str = "measure") -> bool:
+        """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""
+        share, measured = 1.0 if stage == "measure" else EARLY_SHARE, self.spent.measurements + self.measured
+        if self.options.limits.measurements is not None and measured >= share * self.options.limits.measurements:
+            return True
+        if self.is_over(stage):
+            return True
+        if self.bounds is None:
+            return False
+        pairs = ((self.options.gap, self.bounds.proven_gap), (self.options.estimated_gap, self.bounds.estimated_gap))
+        return any(wanted is not None and found is not None and found <= wanted for wanted, found in pairs)

@@ -1,0 +1,176 @@
+"""Facts about this machine, and what is said where a device is missing."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotuner.errors import DeviceError
+from autotuner.measure import devices
+from autotuner.measure.devices import cpu, environment
+from autotuner.measure.devices.cpu import compiler
+from autotuner.measure.devices.cuda import CudaDevice, computes_on_cuda
+from autotuner.measure.devices.nvml import Nvml
+
+
+def test_the_cpu_is_always_here_and_first() -> None:
+    first = devices.devices()[0]
+    assert first.device_type == "cpu"
+    assert first.name
+
+
+def test_facts_are_sorted_and_say_what_makes_timings_comparable() -> None:
+    found = devices.environment("cpu", threads=1, policy={"z": 1, "a": "x"})
+    names = [name for name, _ in found.facts]
+    assert names == sorted(names)
+    assert {"cores", "flags", "libc", "microarchitecture", "python", "threads", "torch"} <= set(names)
+    assert dict(found.facts)["threads"] == 1
+    assert found.policy == (("a", "x"), ("z", 1))
+
+
+def test_the_same_question_has_the_same_key_and_another_policy_another() -> None:
+    assert devices.environment().key == devices.environment().key
+    assert devices.environment(policy={"name": "a"}).key != devices.environment(policy={"name": "b"}).key
+
+
+def test_threads_default_to_the_cores_that_may_be_used() -> None:
+    assert dict(devices.environment().facts)["threads"] == cpu.cores()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_more_threads_than_cores_or_none_are_refused(threads: int) -> None:
+    with pytest.raises(DeviceError, match=f"{threads} threads asked for; this process may use"):
+        devices.environment(threads=threads)
+
+
+def test_a_missing_device_is_named_with_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices.FOUND, "cuda", list)
+    with pytest.raises(DeviceError, match=r"no device 'cuda' here; what is here: cpu \("):
+        devices.environment("cuda")
+
+
+def test_a_device_is_told_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices.FOUND, "cuda", lambda: [CudaDevice("cuda", "A", 0), CudaDevice("cuda", "B", 1)])
+    assert devices.device_of("cuda", 1).name == "B"
+    with pytest.raises(DeviceError, match=r"no device 'cuda' with index 2 here; what is here: cpu .*, cuda \(B\)"):
+        devices.device_of("cuda", 2)
+
+
+def fake_library() -> Any:
+    """NVML as it answers where it knows one device, its clock and two processes."""
+
+    def driver(text: ctypes.Array[ctypes.c_char], length: int) -> int:
+        assert length == len(text)
+        text.value = b"580.1"
+        return 0
+
+    def clock(_handle: ctypes.c_void_p, kind: int, mhz: Any) -> int:
+        mhz._obj.value = 1980 if kind == 1 else 0
+        return 0
+
+    def processes(_handle: ctypes.c_void_p, count: Any, table: Any) -> int:
+        count._obj.value = 2
+        table[0].pid, table[1].pid = 7, 9
+        return 0
+
+    return SimpleNamespace(
+        nvmlSystemGetDriverVersion=driver,
+        nvmlDeviceGetHandleByUUID=lambda uuid, _handle: 0 if uuid == b"GPU-1" else 6,
+        nvmlDeviceGetClockInfo=clock,
+        nvmlDeviceGetComputeRunningProcesses_v3=processes,
+    )
+
+
+def test_the_driver_says_version_clock_and_processes() -> None:
+    management = Nvml()
+    management._library = fake_library()
+    assert management.driver() == "580.1"
+    assert management.sm_clock_mhz("GPU-1") == 1980
+    assert management.processes("GPU-1") == [7, 9]
+    assert management.sm_clock_mhz("GPU-2") is None
+    assert management.processes("GPU-2") is None
+
+
+def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> None:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    management = Nvml()
+    assert management.driver() is None
+    assert management.sm_clock_mhz("GPU-1") is None
+    assert management.processes("GPU-1") is None
+
+
+@pytest.mark.parametrize(("begun", "index", "computes"), [(True, 1, True), (True, 0, False), (False, 1, False)])
+def test_a_process_computes_on_a_device_where_it_has_a_context(
+    monkeypatch: pytest.MonkeyPatch, begun: bool, index: int, computes: bool
+) -> None:
+    contexts = SimpleNamespace(_cuda_hasPrimaryContext=[False, True].__getitem__)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: begun), _C=contexts)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert computes_on_cuda(index) is computes
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not computes_on_cuda(index)
+
+
+def test_a_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits = tmp_path / "cpu.max"
+    monkeypatch.setattr(cpu, "_CPU_QUOTA", limits)
+    limits.write_text("50000 100000\n")
+    assert cpu.cores() == 1
+    assert dict(devices.environment().facts)["cpu_quota"] == 0.5
+    limits.write_text("max 100000\n")
+    assert "cpu_quota" not in dict(devices.environment().facts)
+
+
+def test_caches_are_read_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for index, (level, kind, size) in enumerate(
+        [("1", "Data", "48K"), ("2", "Instruction", "9K"), ("2", "Unified", "2M")]
+    ):
+        place = tmp_path / f"index{index}"
+        place.mkdir()
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            (place / name).write_text(text + "\n")
+    monkeypatch.setattr(cpu, "_CACHES", tmp_path)
+    assert cpu.cache_bytes(1) == 48 << 10
+    assert cpu.cache_bytes(2) == 2 << 20
+    assert cpu.cache_bytes(3) is None
+
+
+def test_a_machine_without_those_files_still_has_an_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("_CPUINFO", "_CACHES", "_CPU_QUOTA"):
+        monkeypatch.setattr(cpu, name, tmp_path / "absent")
+    found = devices.environment()
+    assert found.device_name
+    assert "l2_bytes" not in dict(found.facts)
+
+
+def test_a_missing_compiler_is_another_environment_and_a_present_one_is_no_fact(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    here = environment()
+    assert "compiler" not in dict(here.facts)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    assert dict(environment().facts)["compiler"] == "absent"
+    assert environment().key != here.key
+    monkeypatch.undo()
+    mine = tmp_path / "my-c++"
+    mine.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(mine))
+    assert compiler() == str(mine)
+
+
+def test_the_cpus_environment_does_not_import_torch() -> None:
+    program = (
+        "import sys; from autotuner.measure.devices import environment; environment(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,49 @@
+"""A replay in the place of a device, and jobs that a worker has taken."""
+
+from typing import Any
+
+from autotuner.database import Database, Job
+from autotuner.ir.models import Model
+from autotuner.measure.devices import environment
+from autotuner.plan.configuration import Configuration
+from autotuner.server.worker.attending import run_job
+from autotuner.settings import Settings, TuneOptions
+from autotuner.tuner import Replay, TuningPolicy
+from autotuner.tuner.policy import DEFAULT_POLICY
+from autotuner.tuner.request import Request
+from tests.made_up import CPU
+
+WORKER = "elsewhere/1:1:1"
+NAME = environment("cpu").device_name
+
+
+class Device(Replay):
+    """A replay with what the worker asks of a measurer."""
+
+    def start(self) -> None:
+        pass
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+def enqueue(database: Database, model: Model, **asked: Any) -> Job:
+    request = Request(model, options=TuneOptions(**asked))
+    return database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")
+
+
+def taken(database: Database) -> Job:
+    """Return the next job, as a worker takes it."""
+    job = database.queue.claim(WORKER, "cpu", NAME)
+    assert job is not None
+    return job
+
+
+def run_taken(
+    job: Job, database: Database, watch: Any = lambda _: None, policy: TuningPolicy = DEFAULT_POLICY
+) -> Configuration | None:
+    request = Request.from_json(job.request)
+    return run_job(job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=policy)

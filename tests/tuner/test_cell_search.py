@@ -1,0 +1,450 @@
+"""Sampled cells: proposals, results that races give the sampler, and its use in a tuning run."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from autotuner.checkpoint import checkpoint
+from autotuner.database import Database, Filter
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model, load_model
+from autotuner.ir.records import Call, Candidate, Measurement, Node, Scalar, Subgraph, TensorType
+from autotuner.kernels import KERNELS
+from autotuner.measure import Measurer
+from autotuner.measure.child import load_modules
+from autotuner.plan.configuration import Configuration
+from autotuner.settings import Limits, TuneOptions
+from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
+from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
+from autotuner.tuner.cell_search import BATCH, CellSearch, search_cells
+from autotuner.tuner.progress import Result
+from autotuner.tuner.state import TuningState
+from tests.made_up import HERE, times
+from tests.tuner.asking import tune
+
+PLANTED = str(Path(__file__).with_name("planted_cells.py"))
+TRIALS = 40
+Lists = Mapping[str, Sequence[Scalar]]
+LINEAR = """
+version: 1
+name: linear
+axes: {b: batch, h: hidden, f: features}
+inputs: {x: {axes: bh}}
+parameters: {weight: fh, offset: f}
+operators:
+  - {name: product, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight], outputs: [product]}
+  - {name: y, kind: bias, spec: "bf,f->bf", inputs: [product, offset], outputs: [y]}
+outputs: [y]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planted() -> Iterator[Any]:
+    """The planted kernel's module; it is registered for this test module and gone after it."""
+    load_modules([PLANTED])
+    yield sys.modules["planted_cells"]
+    del KERNELS._kernels["planted_tiled"]
+    del sys.modules["planted_cells"]
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = tmp_path_factory.mktemp("models") / "linear.yaml"
+    path.write_text(LINEAR)
+    return load_model(str(path)).instantiate(extents={"b": 8, "h": 3, "f": 16})
+
+
+@pytest.fixture
+def file(planted: Any) -> SpaceFile:
+    plain = KernelEntry(layouts="declared")
+    tiled = KernelEntry(layouts="declared", params=planted.LISTS)
+    kernels = {"torch_matmul": plain, "torch_bias_grad": plain, "planted_tiled": tiled}
+    return SpaceFile(version=1, device_type="cpu", kernels=kernels, conversions=[])
+
+
+@pytest.fixture
+def space(linear: Model, file: SpaceFile) -> Space:
+    return build_space(training_graph(linear.graph()), file)
+
+
+def cell_of(planted: Any, lists: Lists | None = None, rows: int = 8, trials: int = TRIALS) -> Cell:
+    """Return a cell of the planted kernel, on a bias of some rows."""
+    matrix, vector = TensorType((rows, 16), "float32"), TensorType((16,), "float32")
+    bias = Subgraph((Node("bias", "ab,b->ab", (0, 1), (2,)),), (matrix, vector, matrix), (0, 1), (2,))
+    listed = tuple((name, tuple(values)) for name, values in (lists or planted.LISTS).items())
+    return Cell(Call(bias, Candidate("planted_tiled", ("ab", "a", "ab"))), listed, trials)
+
+
+def timed(call: Call, us: float, samples: int = 0) -> Result:
+    return call, Measurement("ok", us, us, us, (us,) * samples)
+
+
+def searched(search: CellSearch, cost_us: Any) -> list[float]:
+    """Search to the end and return what each proposal took, in order."""
+    seen: list[float] = []
+    while calls := search.propose(BATCH):
+        seen += [cost_us(call) for call in calls]
+        search.tell([timed(call, cost_us(call)) for call in calls])
+    return seen
+
+
+class Racing(Replay):
+    """Answers races from made-up costs as a measurer does: what is far behind has one sample, the others three."""
+
+    def __init__(self, planted: Any, failing: Mapping[str, Measurement] | None = None) -> None:
+        super().__init__(HERE, {})
+        self.cost_us = planted.cost_us
+        self.failing = failing or {}
+        self.races: list[list[Call]] = []
+        self.stop_after: int | None = None
+
+    @property
+    def asked(self) -> list[Call]:
+        """Calls of the searched kernel, each as often as it raced."""
+        return [call for race in self.races for call in race if call.candidate.kernel == "planted_tiled"]
+
+    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+        for race in races:
+            self.races.append(list(race))
+            costs = {call.key: self._cost_us(call) for call in race}
+            for call in race:
+                if self.stop_after is not None and len(self.asked) > self.stop_after:
+                    raise KeyboardInterrupt
+                dropped = costs[call.key] > 1.5 * min(costs.values())
+                result = timed(call, costs[call.key], 1 if dropped else 3)
+                yield (call, self.failing[str(call.candidate)]) if str(call.candidate) in self.failing else result
+
+    def _cost_us(self, call: Call) -> float:
+        if call.candidate.kernel == "planted_tiled":
+            return float(self.cost_us(call))
+        return times([call.key])[call.key].median_us or 0.0
+
+
+def state_of(space: Space, limits: Limits | None = None) -> TuningState:
+    return TuningState(space, lambda _: None, TuneOptions(limits=limits or Limits()))
+
+
+def tried_of(space: Space) -> set[str]:
+    return {key for key, call in space.calls.items() if call.candidate.kernel == "planted_tiled"}
+
+
+@pytest.mark.slow
+def test_forty_trials_of_928_find_what_random_draws_need_more_for(planted: Any) -> None:
+    reached = []
+    for rows in range(2, 11):
+        cell = cell_of(planted, rows=rows)  # another number of rows is another cell, with another seed
+        assert len(cell.combinations) == 928
+        seen = searched(CellSearch(cell), planted.cost_us)
+        assert len(seen) == TRIALS
+        reached.append(min(seen))
+    within_us = median(reached)
+    assert within_us <= 1.1 * planted.BEST_US
+    as_good = sum(planted.cost_us(cell.called(params)) <= within_us for params in cell.combinations)
+    expected_draws = (len(cell.combinations) + 1) / (as_good + 1)  # until the first of them, without replacement
+    assert expected_draws > 2 * TRIALS
+
+
+def test_a_search_proposes_nothing_twice_and_nothing_that_is_refused(planted: Any) -> None:
+    lists: Lists = {"block": [256, 512, 1024, 2048], "warps": [1, 2, 4, 8], "stages": [1, 2, 3], "order": ["snake"]}
+    cell = cell_of(planted, lists, trials=100)
+    search = CellSearch(cell)
+    searched(search, planted.cost_us)
+    proposed = [call.candidate for call in search.tried.values()]
+    assert len(proposed) == len(set(proposed)) == len(cell.combinations) == 39
+    assert all(planted.too_many_registers(cell.call.subgraph, candidate) is None for candidate in proposed)
+    assert search.propose(BATCH) == []
+
+
+def test_a_search_starts_with_the_first_the_last_and_the_middle_of_each_list(planted: Any) -> None:
+    first = CellSearch(cell_of(planted, dict(planted.LISTS) | {"block": [16, 32, 64, 128, 256]})).propose(3)
+    assert [tuple(dict(call.candidate.params).values()) for call in first] == [
+        (16, 1, 1, "rows"), (256, 8, 4, "hilbert"), (64, 4, 3, "quarters"),
+    ]  # fmt: skip
+
+
+def test_a_search_begins_where_the_known_ones_ended(planted: Any) -> None:
+    cell = cell_of(planted)
+    known = [timed(cell.called(params), 150.0 + row) for row, params in enumerate(cell.combinations[:25])]
+    search = CellSearch(cell, known)
+    assert (search.left, search.best) == (15, known[0])
+    searched(search, planted.cost_us)
+    fresh = list(search.tried.values())[25:]
+    assert len(fresh) == 15
+    assert not {call.key for call in fresh} & {call.key for call, _ in known}
+    assert CellSearch(cell, known + [timed(call, 200.0) for call in fresh]).propose(BATCH) == []
+
+
+def test_equal_searches_propose_the_same(planted: Any) -> None:
+    one, other = CellSearch(cell_of(planted)), CellSearch(cell_of(planted))
+    searched(one, planted.cost_us)
+    searched(other, planted.cost_us)
+    assert list(one.tried) == list(other.tried)
+
+
+def test_what_a_race_drops_is_told_as_pruned_and_what_fails_as_failed(planted: Any) -> None:
+    search = CellSearch(cell_of(planted))
+    fast, slow, behind, wrong = search.propose(4)
+    results = [timed(fast, 100.0, 5), timed(slow, 190.0, 3), timed(behind, 300.0, 1)]
+    search.tell([*results, (wrong, Measurement("wrong", message="planted"))])
+    told = {trial.number: (trial.state.name, trial.value, trial.intermediate_values) for trial in search.study.trials}
+    assert [told[number] for number in sorted(told)][:3] == [
+        ("COMPLETE", 100.0, {}), ("COMPLETE", 190.0, {}), ("PRUNED", 300.0, {1: 300.0}),
+    ]  # fmt: skip
+    assert [state for state, *_ in told.values()][3:] == ["FAIL"]
+    assert search.best == results[0]
+
+
+def test_what_the_database_knows_is_told_alike(planted: Any) -> None:
+    cell = cell_of(planted)
+    calls = [cell.called(params) for params in cell.combinations[:3]]
+    known = [timed(calls[0], 100.0, 5), timed(calls[1], 300.0, 2), (calls[2], Measurement("error", message="planted"))]
+    trials = CellSearch(cell, known).study.trials
+    assert [(trial.state.name, trial.intermediate_values) for trial in trials] == [
+        ("COMPLETE", {}), ("PRUNED", {2: 300.0}), ("FAIL", {}),
+    ]  # fmt: skip
+
+
+def test_the_fastest_of_the_latest_race_is_the_incumbent(planted: Any) -> None:
+    search = CellSearch(cell_of(planted))
+    lucky, other = search.propose(2)
+    search.tell([timed(lucky, 90.0), timed(other, 100.0)])
+    (third,) = search.propose(1)
+    search.tell([timed(lucky, 120.0), timed(third, 110.0)])
+    assert search.best == timed(third, 110.0)
+    (fourth,) = search.propose(1)
+    search.tell([(third, Measurement("crashed", message="planted")), timed(fourth, 130.0)])
+    assert search.best == timed(third, 110.0)
+
+
+def test_numbers_in_order_are_ordered_and_all_else_is_not(planted: Any) -> None:
+    lists: Lists = {"block": [16, 64, 2048], "warps": [8, 4, 2], "stages": [1, 4, 2], "order": ["rows", "tiles"]}
+    search = CellSearch(cell_of(planted, lists))
+    (call,) = search.propose(1)
+    (trial,) = search.study.trials
+    assert {name: type(one).__name__ for name, one in trial.distributions.items()} == {
+        "block": "IntDistribution", "warps": "IntDistribution", "stages": "CategoricalDistribution",
+        "order": "CategoricalDistribution",
+    }  # fmt: skip
+    assert dict(call.candidate.params) == {"block": 16, "warps": 8, "stages": 1, "order": "rows"}
+
+
+def test_the_space_holds_what_was_tried_and_the_rest_stays_unknown(
+    planted: Any, space: Space, database: Database
+) -> None:
+    database.remember(HERE)
+    racing = Racing(planted)
+    state = state_of(space)
+    found = search_cells(space, database, racing, state)
+    assert len(tried_of(found.space)) == len(found.fresh) == state.measured == TRIALS
+    assert found.fresh == set(database.find(HERE.key, tuple(found.space.calls)))
+    assert state.space is found.space
+    assert cell_counts(found.space, found.fresh) == {
+        "cells_enumerated": 4, "cells_sampled": 1, "sampled_combinations": 928, "sampled_tried": TRIALS,
+    }  # fmt: skip
+    assert all(cell.admits(call.candidate.params) for cell in space.cells for call in racing.asked)
+
+
+def test_proposals_race_against_the_best_so_far(planted: Any, space: Space, database: Database) -> None:
+    database.remember(HERE)
+    racing = Racing(planted)
+    search_cells(space, database, racing, state_of(space))
+    assert [len(race) for race in racing.races] == [BATCH] + [1 + BATCH] * (TRIALS // BATCH - 1)
+    best = racing.races[0][0]
+    for earlier, later in zip(racing.races, racing.races[1:], strict=False):
+        best = min([best, *earlier], key=lambda call: (planted.cost_us(call), call.candidate.params))
+        assert later[0] == best
+    asked = Counter(call.key for call in racing.asked)
+    assert sum(asked.values()) - len(asked) == TRIALS // BATCH - 1
+
+
+def test_a_second_search_measures_nothing_and_finds_the_same_space(
+    planted: Any, space: Space, database: Database
+) -> None:
+    database.remember(HERE)
+    first = search_cells(space, database, Racing(planted), state_of(space))
+    silent, state = Racing(planted), state_of(space)
+    again = search_cells(space, database, silent, state)
+    assert (silent.races, again.fresh, state.reused) == ([], frozenset(), TRIALS)
+    assert tried_of(again.space) == tried_of(first.space)
+    assert tried_of(with_known_calls(space, database, HERE.key)) == tried_of(first.space)
+
+
+def test_what_another_environment_knows_does_not_count(planted: Any, space: Space, database: Database) -> None:
+    database.remember(HERE)
+    search_cells(space, database, Racing(planted), state_of(space))
+    elsewhere = Racing(planted)
+    elsewhere.environment = replace(HERE, facts=(("threads", 2),))
+    database.remember(elsewhere.environment)
+    assert len(search_cells(space, database, elsewhere, state_of(space)).fresh) == TRIALS
+
+
+def test_values_that_are_listed_no_more_are_not_in_the_space(
+    planted: Any, linear: Model, file: SpaceFile, space: Space, database: Database
+) -> None:
+    database.remember(HERE)
+    search_cells(space, database, Racing(planted), state_of(space))
+    file.kernels["planted_tiled"].params = dict(planted.LISTS) | {"stages": [1, 2, 4]}
+    fewer = with_known_calls(build_space(training_graph(linear.graph()), file), database, HERE.key)
+    stages = {dict(call.candidate.params).get("stages") for call in fewer.calls.values()} - {None}
+    assert stages == {1, 2, 4}
+
+
+def test_an_interrupted_search_keeps_its_results_and_goes_on(planted: Any, space: Space, database: Database) -> None:
+    database.remember(HERE)
+    broken = Racing(planted)
+    broken.stop_after = 11
+    with pytest.raises(KeyboardInterrupt):
+        search_cells(space, database, broken, state_of(space))
+    kept = {row.call.key for row in database.measurements(Filter(HERE.key))}
+    assert len(kept) == 2 * BATCH
+    rest = search_cells(space, database, Racing(planted), state_of(space))
+    assert len(rest.fresh) == TRIALS - len(kept)
+    assert not rest.fresh & kept
+    assert len(tried_of(rest.space)) == TRIALS
+
+
+def test_what_fails_counts_as_tried_and_stays_out_of_later_races(
+    planted: Any, space: Space, database: Database
+) -> None:
+    database.remember(HERE)
+    (cell,) = space.cells
+    wrong = cell.called(cell.starts[0])
+    racing = Racing(planted, {str(wrong.candidate): Measurement("wrong", message="planted")})
+    state = state_of(space)
+    found = search_cells(space, database, racing, state)
+    assert (state.measured, state.failed) == (TRIALS, 1)
+    assert [call.key for call in racing.asked].count(wrong.key) == 1
+    assert wrong.key in found.fresh
+    silent = Racing(planted)
+    search_cells(space, database, silent, state_of(space))
+    assert silent.races == []
+
+
+def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, database: Database) -> None:
+    database.remember(HERE)
+    (cell,) = space.cells
+    theirs = cell.called(cell.starts[0])
+    database.claim_calls(HERE.key, "elsewhere/1:1:1", [theirs.key])
+    racing = Racing(planted)
+    found = search_cells(space, database, racing, state_of(space))
+    assert theirs.key not in {call.key for call in racing.asked}
+    assert theirs.key in found.space.calls
+    assert len(found.fresh) == TRIALS - 1
+
+
+def test_limits_leave_half_to_the_rest_of_the_walk(planted: Any, space: Space, database: Database) -> None:
+    database.remember(HERE)
+    found = search_cells(space, database, Racing(planted), state_of(space, Limits(measurements=16)))
+    assert len(found.fresh) == 8
+
+
+def test_proposals_that_compile_are_compiled_first_and_what_does_not_is_not_timed(
+    planted: Any, space: Space, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = replace(KERNELS["planted_tiled"], compiles=True)
+    monkeypatch.setitem(KERNELS._kernels, "planted_tiled", compiling)
+    database.remember(HERE)
+
+    class Compiling(Racing):
+        def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+            for call in calls:
+                failed = dict(call.candidate.params)["order"] == "hilbert"
+                yield call, Measurement("error", message="no such instruction") if failed else None
+
+    racing = Compiling(planted)
+    found = search_cells(space, database, racing, state_of(space))
+    orders = Counter(dict(call.candidate.params)["order"] for call in racing.asked)
+    statuses = Counter(m.status for m in database.find(HERE.key, tuple(found.space.calls)).values())
+    assert orders["hilbert"] == 0
+    assert statuses["error"] > 0
+    assert statuses.total() == TRIALS
+
+
+def test_a_walk_chooses_what_the_search_found_and_says_what_was_sampled(
+    planted: Any, linear: Model, file: SpaceFile, database: Database
+) -> None:
+    stages: list[Progress] = []
+    first = Racing(planted)
+    found = tune(linear, file, database, first, watch=stages.append)
+    best = min(planted.cost_us(call) for call in first.asked)
+    (step,) = (step for step in found.steps if step.kernel == "planted_tiled")
+    assert step.predicted_us == best <= 1.3 * planted.BEST_US
+    assert (found.counts["cells_enumerated"], found.counts["cells_sampled"]) == (4, 1)
+    assert (found.counts["sampled_combinations"], found.counts["sampled_tried"]) == (928, TRIALS)
+    assert (found.counts["measured"], found.counts["reused"]) == (TRIALS + 4, 0)
+    searching = [progress.done for progress in stages if progress.stage == "search"]
+    assert searching == list(range(0, TRIALS + 1, BATCH))
+    assert (stages[-1].measured, stages[-1].reused) == (TRIALS + 4, 0)
+    silent = Racing(planted)
+    again = tune(linear, file, database, silent, again=True)
+    assert silent.races == []
+    assert (again.counts["measured"], again.counts["reused"]) == (0, TRIALS + 4)
+    assert again.steps == found.steps
+
+
+def test_the_incumbent_of_a_search_is_confirmed_as_all_that_is_new(
+    planted: Any, linear: Model, file: SpaceFile, database: Database
+) -> None:
+    racing = Racing(planted)
+    found: Configuration = tune(linear, file, database, racing)
+    (step,) = (step for step in found.steps if step.kernel == "planted_tiled")
+    alone = [race[0].candidate.params for race in racing.races if len(race) == 1]
+    assert step.params in alone
+
+
+@pytest.mark.slow
+def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
+    planted: Any, linear: Model, file: SpaceFile, database: Database, tmp_path: Path
+) -> None:
+    modules = ["autotuner.kernels.rules", PLANTED]
+    with Measurer(threads=1, rotate_bytes=0, cache_dir=tmp_path, modules=modules) as measurer:
+        found = tune(linear, file, database, measurer)
+        rows = database.measurements(Filter(measurer.environment.key, kernel="planted_tiled"))
+    assert found.counts["sampled_tried"] == len(rows) == TRIALS
+    assert {row.measurement.status for row in rows} == {"ok"}
+    (step,) = (step for step in found.steps if step.kernel == "planted_tiled")
+    chosen_us = next(planted.cost_us(row.call) for row in rows if row.call.candidate.params == step.params)
+    typical_us = median(planted.cost_us(row.call) for row in rows)
+    assert chosen_us < typical_us
+    assert (
+        min(len(row.measurement.samples_us) for row in rows) < 3 <= max(len(row.measurement.samples_us) for row in rows)
+    )
+
+
+@pytest.mark.slow
+def test_nothing_that_plans_or_serves_imports_the_sampler() -> None:
+    rooms = "autotuner.tuner, autotuner.server.http, autotuner.solve, autotuner.space"
+    code = f"import sys, {rooms}; sys.exit(any(name.split('.')[0] == 'optuna' for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_sampler_says_nothing(planted: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    searched(CellSearch(cell_of(planted, trials=8)), planted.cost_us)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFile, database: Database) -> None:
+    class Endless(Replay):
+        """Races for ever, and asks whether to go on."""
+
+        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
+            while True:
+                checkpoint()
+                time.sleep(0.01)
+                yield from ()
+
+    space = build_space(training_graph(linear.graph()), file)
+    assert space.cells
+    database.remember(HERE)
+    state = TuningState(space, lambda _: None, TuneOptions(limits=Limits(seconds=1.0)))
+    searched = search_cells(space, database, Endless(HERE, {}), state)
+    assert searched.fresh == frozenset()
+    assert state.is_over("search")

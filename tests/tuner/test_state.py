@@ -1,0 +1,139 @@
+"""Tuning state: the best so far, the bound, and the stop rule."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from autotuner.database import Database
+from autotuner.errors import InfeasibleError, InputError
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
+from autotuner.kernels import KERNELS
+from autotuner.settings import Limits, TuneOptions
+from autotuner.tuner import Progress, TuningPolicy, state
+from autotuner.tuner.request import Request
+from autotuner.tuner.state import TuningState
+from tests.made_up import CPU, space_of, times
+from tests.tuner import asking
+from tests.tuner.asking import Asking
+
+ALWAYS_SOLVING = TuningPolicy(solve_after_s=0.0, solve_share=float("inf"))
+"""Solves after every race, as if much time had passed."""
+
+tune = partial(asking.tune, policy=ALWAYS_SOLVING)
+
+
+def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: Any) -> list[Progress]:
+    seen: list[Progress] = []
+    tune(model, CPU, database, measurer or Asking(times(space_of(model).calls)), watch=seen.append, **asked)
+    return seen
+
+
+@pytest.mark.slow
+def test_the_best_so_far_falls_and_the_bound_rises_until_they_meet(small: Model, database: Database) -> None:
+    seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
+    best = [p.best_us for p in seen if p.best_us is not None]
+    bounds = [p.bound_us for p in seen if p.bound_us is not None]
+    assert len(best) > 3
+    assert best == sorted(best, reverse=True)
+    assert bounds == sorted(bounds)
+    assert all(p.bound_us <= p.best_us for p in seen if p.best_us is not None and p.bound_us is not None)
+
+
+@pytest.mark.slow
+def test_there_is_a_plan_after_one_call_for_each_operator(small: Model, database: Database) -> None:
+    operators = len(space_of(small).graph.operators)
+    seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
+    assert next(p.done for p in seen if p.best_us is not None) == operators + 1
+
+
+def test_when_all_is_measured_the_gap_is_proven_to_be_none(small: Model) -> None:
+    space = space_of(small)
+    state = TuningState(space, lambda _: None, TuneOptions(gap=0.0))
+    assert not state.enough()
+    state.solve(times(space.calls), now=True)
+    assert state.best_us == pytest.approx(state.bound_us)
+    assert state.enough()
+
+
+@pytest.mark.slow
+def test_a_limit_of_measurements_ends_with_a_plan_and_a_later_walk_measures_the_rest(
+    small: Model, database: Database
+) -> None:
+    known = times(space_of(small).calls)
+    first, second = Asking(known), Asking(known)
+    operators = len(space_of(small).graph.operators)
+    partial = tune(small, CPU, database, first, limits=Limits(measurements=operators + 2))
+    assert partial.counts["measured"] < partial.counts["calls"]
+    assert partial.counts["unknown"] == partial.counts["calls"] - partial.counts["measured"] > 0
+    whole = tune(small, CPU, database, second)
+    assert sorted(first.asked + second.asked) == sorted(known)
+    assert whole.certificate.predicted_us <= partial.certificate.predicted_us
+
+
+def test_a_partial_answer_is_not_taken_for_a_whole_one(small: Model, database: Database) -> None:
+    limits = Limits(measurements=len(space_of(small).graph.operators) + 2)
+    seen = walked(small, database, limits=limits)
+    again = walked(small, database, limits=limits)
+    assert "measure" in {progress.stage for progress in again}
+    assert again[-1].reused == seen[-1].measured
+
+
+def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database: Database) -> None:
+    """Which takes an opening that was given up as well."""
+    with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
+        walked(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
+
+
+@pytest.mark.slow
+def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that each compilation moves on by ten seconds."""
+    now = [0.0]
+    monkeypatch.setattr(state, "monotonic", lambda: now[0])
+
+    class Compiling(Asking):
+        def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+            for call in calls:
+                now[0] += 10.0
+                self.compiled.append(call.key)
+                yield call, None
+
+    calls = space_of(small).calls
+    compiling = {key for key, call in calls.items() if KERNELS[call.candidate.kernel].compiles}
+    measurer = Compiling(times(calls))
+    found = tune(small, CPU, database, measurer, limits=Limits(seconds=15.0))
+    assert len(compiling) == 2
+    assert len(measurer.compiled) == 1
+    assert set(measurer.asked) == set(calls) - compiling | set(measurer.compiled)
+    assert found.counts["unknown"] == 1
+
+
+@pytest.mark.slow
+def test_a_gap_ends_the_walk_as_soon_as_it_is_proven(small: Model, database: Database) -> None:
+    known: Mapping[str, Measurement] = times(space_of(small).calls)
+    patient, hasty = Asking(known), Asking(known)
+    tune(small, CPU, database, hasty, gap=1e6)
+    assert len(hasty.asked) < len(known)
+    tune(small, CPU, database, patient, gap=0.0)
+    assert sorted(hasty.asked + patient.asked) == sorted(known)
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0.0}, {"seconds": float("nan")}, {"measurements": 0}])
+def test_limits_that_allow_nothing_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="give a number above 0, or none"):
+        Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_a_request_comes_back_from_json_as_it_was(small: Model) -> None:
+    options = TuneOptions(gap=0.05, budget_bytes=1000, exhaustive=True, limits=Limits(seconds=3.5), retry=True)
+    request = Request(small, device_name="a cpu", options=options)
+    assert Request.from_json(request.to_json()) == request
+    with pytest.raises(InputError, match="a request has the keys again, budget_bytes, device_name"):
+        Request.from_json({"model": small.to_json()})
+    with pytest.raises(InputError, match="gap is -1: give a share of 0 or more"):
+        Request(small, options=TuneOptions(gap=-1))
