@@ -13,7 +13,7 @@ from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve.exact import with_margin
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
-from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.subproblems import Subproblem
@@ -250,7 +250,7 @@ class BudgetSearch:
             part = replace(part, given=labelling.left())
         return part
 
-    def _shrunk(self, part: Subproblem, price: float, most_us: float) -> Relaxation:
+    def _shrunk(self, part: Subproblem, price: float, most_us: float) -> LagrangianRelaxation:
         """Return the labels without those that no plan of the part can have that fits and takes so long at most."""
         return part.given.shrunk(price, with_margin(most_us + price * self.budget_bytes))
 

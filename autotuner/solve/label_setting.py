@@ -8,7 +8,7 @@ from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import bound_us
 from autotuner.solve.buckets import Buckets, Estimate
 from autotuner.solve.labels import Labels, joined, undominated_rows
-from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation
 from autotuner.solve.limits import SolverLimits, TooLargeError
 from autotuner.solve.tables import CostTable
 
@@ -31,7 +31,7 @@ class LabelSetting(Buckets[Labels]):
 
     def __init__(
         self,
-        start: Relaxation,
+        start: LagrangianRelaxation,
         limits: SolverLimits,
         *,
         most_us: float = np.inf,
@@ -46,9 +46,9 @@ class LabelSetting(Buckets[Labels]):
         for labels in start.tables.values():
             self._add(labels)
 
-    def left(self) -> Relaxation:
+    def left(self) -> LagrangianRelaxation:
         """Return what is left, arc consistent."""
-        return Relaxation(self.names, self.state_counts, dict(self.tables), self.price).consistent({})
+        return LagrangianRelaxation(self.names, self.state_counts, dict(self.tables), self.price).consistent({})
 
     def eliminated(self, most_rows: float) -> Labels | None:
         """Return the labels of whole assignments when all variables are eliminated, None where there were too many.

@@ -10,7 +10,7 @@ from autotuner.errors import InfeasibleError
 from autotuner.solve.bucket_elimination import BucketElimination
 from autotuner.solve.exact import cheapest, with_margin
 from autotuner.solve.label_setting import LabelSetting
-from autotuner.solve.lagrangian_relaxation import BudgetNetwork, Relaxation, encoded
+from autotuner.solve.lagrangian_relaxation import BudgetNetwork, LagrangianRelaxation, encoded
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import CostTable
@@ -37,7 +37,7 @@ def plan_of(problem: Problem, encoded: BudgetNetwork, codes: dict[int, int]) -> 
 
 
 def priced(
-    problem: Problem, encoded: BudgetNetwork, given: Relaxation, limits: SolverLimits
+    problem: Problem, encoded: BudgetNetwork, given: LagrangianRelaxation, limits: SolverLimits
 ) -> tuple[BudgetPlan, float]:
     """Return the plan with the least time and price together, found as by `exact`, and a bound on the sum of both.
 
@@ -97,10 +97,10 @@ class LagrangianDual:
 
     problem: Problem
     encoded: BudgetNetwork
-    given: Relaxation
+    given: LagrangianRelaxation
     limits: SolverLimits
 
-    def at(self, given: Relaxation, price: float) -> tuple[BudgetPlan, float]:
+    def at(self, given: LagrangianRelaxation, price: float) -> tuple[BudgetPlan, float]:
         """Return the cheapest plan where a held byte costs `price`, and the bound on its time and price together.
 
         Raises:
@@ -143,7 +143,7 @@ class LagrangianDual:
         plan, proven = self._fewest_held(self.given)
         return plan, proven and not self.limits.over
 
-    def _fewest_held(self, given: Relaxation) -> tuple[BudgetPlan, bool]:
+    def _fewest_held(self, given: LagrangianRelaxation) -> tuple[BudgetPlan, bool]:
         """Return a plan that holds the fewest bytes, and whether that is proven.
 
         A price that is far from extreme mostly gives one, and a bound on bytes alone proves it, in much less time than

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxation:
+class LagrangianRelaxation:
     """Labels whose sums are the assignments, arc consistent.
 
     Args:
@@ -63,7 +63,7 @@ class Relaxation:
         """Return the sum of each table's cheapest row: no assignment has less time and price together."""
         return bound_us(labels.table for labels in self.tables.values())
 
-    def at(self, price: float) -> "Relaxation":
+    def at(self, price: float) -> "LagrangianRelaxation":
         """Return the same with another price for a held byte."""
         if price == self.price:
             return self
@@ -71,7 +71,7 @@ class Relaxation:
         tables = {p: t.costing(t.table.costs + more * t.held_bytes) for p, t in self.tables.items()}
         return replace(self, tables=tables, price=price)
 
-    def narrowed(self, variable: int, domain: Domain) -> "Relaxation":
+    def narrowed(self, variable: int, domain: Domain) -> "LagrangianRelaxation":
         """Return what is left when a variable keeps only these of its states.
 
         Raises:
@@ -81,7 +81,7 @@ class Relaxation:
             {p: domain[t.table.column(variable)] for p, t in self.tables.items() if variable in t.table.variables}
         )
 
-    def taking(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Relaxation":
+    def taking(self, kept: Mapping[int, NDArray[np.bool_]]) -> "LagrangianRelaxation":
         """Return what is left with these rows only of some of the tables.
 
         Raises:
@@ -89,7 +89,7 @@ class Relaxation:
         """
         return self if all(each.all() for each in kept.values()) else self.consistent(kept)
 
-    def consistent(self, kept: Mapping[int, NDArray[np.bool_]]) -> "Relaxation":
+    def consistent(self, kept: Mapping[int, NDArray[np.bool_]]) -> "LagrangianRelaxation":
         """Return what arc consistency leaves of these rows of some of the tables, and all of the others.
 
         Raises:
@@ -106,15 +106,15 @@ class Relaxation:
             else labels
             for place, labels in self.tables.items()
         }
-        return Relaxation(self.names, self.state_counts, tables, self.price)
+        return LagrangianRelaxation(self.names, self.state_counts, tables, self.price)
 
-    def tightened(self) -> "Relaxation":
+    def tightened(self) -> "LagrangianRelaxation":
         """Return the same with costs moved between tables so that the bound is tighter."""
         left = tightened(self.left, near_order(self.left), SWEEPS)
         tables = {place: labels.costing(left.tables[place].costs) for place, labels in self.tables.items()}
-        return Relaxation(self.names, self.state_counts, tables, self.price)
+        return LagrangianRelaxation(self.names, self.state_counts, tables, self.price)
 
-    def shrunk(self, price: float, most_us: float) -> "Relaxation":
+    def shrunk(self, price: float, most_us: float) -> "LagrangianRelaxation":
         """Return what is left within `most_us` at a price, with a bound as tight as moving costs makes it.
 
         Raises:
@@ -128,7 +128,7 @@ class Relaxation:
                 break
         return given.within(most_us)
 
-    def within(self, most_us: float) -> "Relaxation":
+    def within(self, most_us: float) -> "LagrangianRelaxation":
         """Return what is left without rows that no assignment of at most so much time and price can have.
 
         Raises:
@@ -136,7 +136,7 @@ class Relaxation:
         """
         return self.taking(self._affordable(most_us))
 
-    def fitting(self, budget_bytes: int) -> "Relaxation":
+    def fitting(self, budget_bytes: int) -> "LagrangianRelaxation":
         """Return what is left without rows that no assignment within the budget can have, by bounds on held bytes.
 
         Raises:
@@ -151,10 +151,10 @@ class Relaxation:
         units = self._holding().bound_us() / self.unit_bytes
         return ceil(units - 1e-6) * self.unit_bytes
 
-    def _holding(self) -> "Relaxation":
+    def _holding(self) -> "LagrangianRelaxation":
         """Return the labels at the bytes that they hold as costs, with a tight bound."""
         held = {place: labels.costing(labels.held_bytes.astype(np.float64)) for place, labels in self.tables.items()}
-        return Relaxation(self.names, self.state_counts, held, 1.0).tightened().tightened()
+        return LagrangianRelaxation(self.names, self.state_counts, held, 1.0).tightened().tightened()
 
     def _affordable(self, most_us: float) -> dict[int, NDArray[np.bool_]]:
         spare = most_us - self.bound_us()
@@ -174,7 +174,7 @@ class BudgetNetwork:
     """
 
     network: Network
-    start: Relaxation
+    start: LagrangianRelaxation
     argmins: tuple[ArgminTable, ...]
 
     def states(self, codes: Mapping[int, int]) -> dict[str, str]:
@@ -211,7 +211,7 @@ def encoded(problem: Problem) -> BudgetNetwork:
     for number, table in left.tables.items():
         time_us, held = distinct[:, table.costs.astype(np.intp)]
         labels[number] = Labels(table.costing(time_us), time_us, held.astype(np.int64))
-    return BudgetNetwork(network, Relaxation(left.names, parts.state_counts, labels), tuple(argmins))
+    return BudgetNetwork(network, LagrangianRelaxation(left.names, parts.state_counts, labels), tuple(argmins))
 
 
 def _numbered(weights: Costs) -> tuple[Costs, Costs]:

@@ -9,7 +9,7 @@ import numpy as np
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent
 from autotuner.solve.lagrangian_dual import BudgetPlan
-from autotuner.solve.lagrangian_relaxation import Relaxation
+from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation
 
 # Prices are multiplied by this to find plans on the other side of the budget, then by its square, and so on, so often.
 NEAR_PRICE = 1.5
@@ -29,7 +29,7 @@ class Subproblem:
         own: how many of them, from the end, are surely of this part.
     """
 
-    given: Relaxation
+    given: LagrangianRelaxation
     bound_us: float
     price: float
     cheapest: tuple[BudgetPlan, float] | None = None

@@ -1,11 +1,9 @@
 """Answer of a tuning run: the configuration that a space and its measurements give, with its certificate."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
-from math import inf
 from time import monotonic
 
 from autotuner.checkpoint import OverError, until
@@ -14,18 +12,17 @@ from autotuner.ir.cost import fused_bytes, moved_bytes
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
-from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
 from autotuner.plan.step import Alternative, Step, tensor_of
-from autotuner.solve import SOLVERS, exact
+from autotuner.solve import SOLVERS
 from autotuner.solve.default import default_us
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation, formulate, solve_in_order
+from autotuner.solve.problem.formulate import Formulation
 from autotuner.space import Space
-from autotuner.tuner.budget import within_budget
 from autotuner.tuner.doubts import doubts_of
 from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
+from autotuner.tuner.solving import seconds_until, solved, step_memory
 from autotuner.tuner.steps import steps_of
 
 
@@ -65,7 +62,7 @@ def build_configuration(
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()
     if SOLVERS[solver].exact and solution.gap == 0 and budget_bytes is None:
-        limit_s = min(policy.explaining_s, _left_s(ends_at))
+        limit_s = min(policy.explaining_s, seconds_until(ends_at))
         explanation = explained(problem, solution, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
         steps, overtaking = explanation.with_alternatives(steps), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
@@ -102,82 +99,8 @@ def build_configuration(
         overtaking=overtaking,
         doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
     )
-    needs = _needs(space, steps, known)
+    needs = step_memory(space, steps, known)
     return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))
-
-
-def _needs(space: Space, steps: Sequence[Step], known: Mapping[str, Measurement]) -> StepMemory:
-    """Return what a step of training needs, with the kernels' workspaces as they were measured."""
-    plan = plan_steps(space.graph, steps, device_type=space.device_type)
-    return memory(plan, {key: found.workspace_bytes for key, found in known.items()})
-
-
-def solved(
-    space: Space,
-    known: Mapping[str, Measurement],
-    solver: str,
-    budget_bytes: int | None = None,
-    ends_at: float | None = None,
-) -> tuple[Formulation, Solution]:
-    """Return a space's problem with its measurements, and a solution.
-
-    Args:
-        budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
-        ends_at: when to take the best plan found, by `time.monotonic`, as far as the solver can; None for no limit.
-
-    Raises:
-        InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
-            into the budget; the message says what does.
-    """
-    must_be_computable(space, known)
-    costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
-    if budget_bytes is None:
-        return solved_at(space, costs_us, solver, ends_at)
-    problem = formulate(space, costs_us, saving=True)
-
-    def peak_bytes(solution: Solution) -> int:
-        return _needs(space, steps_of(problem, solution, known), known).peak_bytes
-
-    return solve_in_order(
-        problem, lambda each: within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
-    )
-
-
-def solved_at(
-    space: Space, costs_us: Mapping[str, float], solver: str, ends_at: float | None = None
-) -> tuple[Formulation, Solution]:
-    """Return a space's problem at some costs by call key, and a solution whose covers do not depend on each other.
-
-    Raises:
-        InfeasibleError: there is none.
-    """
-
-    def solve(each: Formulation) -> Solution:
-        if solver == "exact" and ends_at is not None:
-            return exact(each.problem, time_limit_s=_left_s(ends_at))
-        return SOLVERS[solver](each.problem)
-
-    return solve_in_order(formulate(space, costs_us), solve)
-
-
-def _left_s(ends_at: float | None) -> float:
-    return inf if ends_at is None else max(0.0, ends_at - monotonic())
-
-
-def must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
-    """Raise with what became of an operator's candidates where none of them works."""
-    statuses: dict[str, Counter[str]] = {operator.name: Counter() for operator in space.graph.operators}
-    for choice in space.choices:
-        status = known[choice.call.key].status if choice.call.key in known else "not measured"
-        for name in choice.cover.operators:
-            statuses[name][status] += 1
-    for name, counts in statuses.items():
-        if not counts["ok"]:
-            found = ", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none exists"
-            raise InfeasibleError(
-                f"operator {name!r} has no candidate that works ({found}): `autotuner tune` measures what is missing, "
-                "`autotuner tune --retry` what has failed"
-            )
 
 
 def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[str, ...], float]:
@@ -234,7 +157,7 @@ def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step])
 def _baseline_us(problem: Formulation, ends_at: float | None) -> float | None:
     """Return what the paper's strategy reaches on the same costs, or None where it finds no plan, or none in time."""
     try:
-        with until(lambda: _left_s(ends_at) == 0):
+        with until(lambda: seconds_until(ends_at) == 0):
             return SOLVERS["shortest_path"](problem.problem).total_us
     except (InfeasibleError, OverError):
         return None

@@ -8,7 +8,7 @@ from statistics import median
 from autotuner.ir.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.step import Step
-from autotuner.tuner.learned_costs import groups_of
+from autotuner.tuner.relaxation import groups_of
 
 OUTLIER_FACTOR = 4.0
 """Above the median of calls of the same kernel for as much work. Of 1,209 of a tiny layer on a quiet CPU, none is."""

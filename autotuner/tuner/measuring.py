@@ -14,9 +14,9 @@ from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
 from autotuner.solve.default import is_declared
 from autotuner.space import Space
-from autotuner.tuner.answer import must_be_computable, solved
 from autotuner.tuner.progress import MeasurerProtocol, Progress
 from autotuner.tuner.runner import Known, RaceRunner, openers, races
+from autotuner.tuner.solving import must_be_computable, solved
 from autotuner.tuner.state import TuningState
 
 CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6

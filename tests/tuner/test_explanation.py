@@ -10,8 +10,8 @@ from autotuner.ir.records import Measurement
 from autotuner.solve import min_marginals
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation
-from autotuner.tuner.answer import solved
 from autotuner.tuner.explanation import Explanation, explained
+from autotuner.tuner.solving import solved
 from tests.made_up import space_of, times
 
 Solved = tuple[Formulation, Solution, Mapping[str, Measurement]]

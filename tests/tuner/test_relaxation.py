@@ -8,9 +8,8 @@ import pytest
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
 from autotuner.solve.problem import Factor, Problem
-from autotuner.tuner.learned_costs import COVERAGE, groups_of, learned_us
 from autotuner.tuner.progress import gap
-from autotuner.tuner.relaxation import RelaxedProblem, bounds
+from autotuner.tuner.relaxation import COVERAGE, RelaxedProblem, bounds, groups_of, learned_us
 from scripts.bench.plain_problem import PlainProblem
 from scripts.bench.synthetic import synthetic_problem
 from tests.tuner.conftest import Recorded

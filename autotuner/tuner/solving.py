@@ -1,19 +1,87 @@
-"""Memory budget: the fastest plan whose peak of memory, simulated by the memory planner, stays within it."""
+"""Solving of a measured space: the fastest plan, or the fastest whose simulated peak of memory fits a budget."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from time import monotonic
 
-from autotuner.errors import BudgetError
-from autotuner.solve import budgeted, exact
+from autotuner.errors import BudgetError, InfeasibleError
+from autotuner.ir.records import Measurement
+from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
+from autotuner.plan.step import Step
+from autotuner.solve import SOLVERS, budgeted, exact
 from autotuner.solve.problem import Problem, Solution
+from autotuner.solve.problem.formulate import Formulation, formulate, solve_in_order
+from autotuner.space import Space
+from autotuner.tuner.steps import steps_of
 
 # Plans that are simulated before the best one that fitted is taken; each takes a solution, of seconds.
 ROUNDS = 6
 SOLVE_LIMIT_S = 20.0
 # A plan that is proven to be so near to the fastest is good enough: proving the rest takes most of the time.
 EPSILON = 1e-3
+
+
+def solved(
+    space: Space,
+    known: Mapping[str, Measurement],
+    solver: str,
+    budget_bytes: int | None = None,
+    ends_at: float | None = None,
+) -> tuple[Formulation, Solution]:
+    """Return a space's problem with its measurements, and a solution whose covers do not depend on each other.
+
+    Args:
+        budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
+        ends_at: when to take the best plan found, by `time.monotonic`, as far as the solver can; None for no limit.
+
+    Raises:
+        InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
+            into the budget; the message says what does.
+    """
+    must_be_computable(space, known)
+    costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    problem = formulate(space, costs_us, saving=budget_bytes is not None)
+
+    def peak_bytes(solution: Solution) -> int:
+        return step_memory(space, steps_of(problem, solution, known), known).peak_bytes
+
+    def solve(each: Formulation) -> Solution:
+        if budget_bytes is not None:
+            return within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
+        if solver == "exact" and ends_at is not None:
+            return exact(each.problem, time_limit_s=seconds_until(ends_at))
+        return SOLVERS[solver](each.problem)
+
+    return solve_in_order(problem, solve)
+
+
+def must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:
+    """Raise with what became of an operator's candidates where none of them works."""
+    statuses: dict[str, Counter[str]] = {operator.name: Counter() for operator in space.graph.operators}
+    for choice in space.choices:
+        status = known[choice.call.key].status if choice.call.key in known else "not measured"
+        for name in choice.cover.operators:
+            statuses[name][status] += 1
+    for name, counts in statuses.items():
+        if not counts["ok"]:
+            found = ", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none exists"
+            raise InfeasibleError(
+                f"operator {name!r} has no candidate that works ({found}): `autotuner tune` measures what is missing, "
+                "`autotuner tune --retry` what has failed"
+            )
+
+
+def step_memory(space: Space, steps: Sequence[Step], known: Mapping[str, Measurement]) -> StepMemory:
+    """Return what a step of training needs, with the kernels' workspaces as they were measured."""
+    plan = plan_steps(space.graph, steps, device_type=space.device_type)
+    return memory(plan, {key: found.workspace_bytes for key, found in known.items()})
+
+
+def seconds_until(ends_at: float | None) -> float:
+    """Return the seconds until a moment, by `time.monotonic`; infinite for None."""
+    return inf if ends_at is None else max(0.0, ends_at - monotonic())
 
 
 def within_budget(
@@ -43,7 +111,7 @@ def within_budget(
         BudgetError: no plan fits; the message says what the least budget is, as far as it is known.
         InfeasibleError: the factors contradict each other.
     """
-    first = exact(problem, time_limit_s=None if ends_at is None else max(0.0, ends_at - monotonic()))
+    first = exact(problem, time_limit_s=None if ends_at is None else seconds_until(ends_at))
     if peak_bytes(first) <= budget_bytes:
         return first
     search = _BudgetSearch(problem, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
@@ -90,7 +158,7 @@ class _BudgetSearch:
         return self.best is not None and monotonic() >= self._ends_at
 
     def solved(self, held_bytes: int) -> Solution:
-        limit_s = min(SOLVE_LIMIT_S, max(0.0, self._ends_at - monotonic()))
+        limit_s = min(SOLVE_LIMIT_S, seconds_until(self._ends_at))
         found = budgeted(self._problem, held_bytes, time_limit_s=limit_s, epsilon=EPSILON)
         self.peaks.append(self._peak_bytes(found))
         if self.peaks[-1] <= self._budget_bytes and (self.best is None or found.total_us < self.best.total_us):
