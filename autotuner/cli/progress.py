@@ -11,7 +11,7 @@ from autotuner.cli.console import err, plain
 
 if TYPE_CHECKING:
     from autotuner.server.wire import JobView, ProgressView
-    from autotuner.tuner import Progress as Walked
+    from autotuner.tuner import Progress as TuningProgress
 
 LINE_S = 5.0
 STAGES = {
@@ -59,7 +59,7 @@ class ProgressLines:
 
 
 class Shown:
-    """A progress bar that a walk calls, or lines off a terminal; nothing where the output is for a program."""
+    """A progress bar that a tuning run calls, or lines off a terminal; nothing where the output is for a program."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._lines = None if quiet or err.is_terminal else ProgressLines()
@@ -74,9 +74,9 @@ class Shown:
     def __exit__(self, *error: Any) -> None:
         self.context.__exit__(*error)
 
-    def __call__(self, progress: "Walked") -> None:
+    def __call__(self, progress: "TuningProgress") -> None:
         if self._lines is not None:
-            self._lines(progress.stage, walked(progress), waits=bool(progress.note))
+            self._lines(progress.stage, progress_line(progress), waits=bool(progress.note))
             return
         if progress.stage not in self.tasks:
             self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
@@ -88,8 +88,8 @@ class Shown:
         )  # fmt: skip
 
 
-def walked(progress: "Walked") -> str:
-    """Say in a line how far a walk is."""
+def progress_line(progress: "TuningProgress") -> str:
+    """Return the progress of a tuning run as one line of text."""
     parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
     counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
     parts += [f"{count:,} {name}" for name, count in counts if count]

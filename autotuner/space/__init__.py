@@ -1,12 +1,10 @@
-"""search_spaces/kernels/*.yaml and the kernels' own rules -> what could compute each part of a graph, and how."""
+"""Search space of a graph: what could compute each part of it, from search space files and the kernels' rules."""
 
-from autotuner.space.build import build_space
-from autotuner.space.cells import Cell, without_params
-from autotuner.space.choices import Choice, Conversion, Space
+from autotuner.space.build import build_space, given_forms
+from autotuner.space.choices import Cell, Choice, Conversion, Space, without_params
 from autotuner.space.conversions import convertible
 from autotuner.space.enumeration import plain
 from autotuner.space.files import KernelEntry, SpaceFile, describe, load_space, space_file
-from autotuner.space.given import given_forms
 
 __all__ = [
     "Cell",

@@ -1,4 +1,4 @@
-"""A graph and a search space file -> every choice and conversion."""
+"""Building of a search space: every choice and conversion of a graph that a search space file admits."""
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
 from autotuner.ir.form import SAVING
@@ -6,11 +6,9 @@ from autotuner.ir.graph import Graph
 from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
-from autotuner.space.enumeration import Enumeration, form_domains
+from autotuner.space.enumeration import Enumeration, Size, form_domains
 from autotuner.space.files import SpaceFile
 from autotuner.space.fusion import covers, stack_families
-from autotuner.space.given import given_forms
-from autotuner.space.size import Size
 
 
 def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space:
@@ -38,3 +36,15 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space
     choices = reachable(graph, anchored + following, given, convert=bool(file.conversions), saving=saving)
     conversions = size.kept(conversions_of(graph, choices, given, file.conversions, saving=saving))
     return Space(graph, tuple(choices), tuple(conversions), given, enumerated.sampled_cells(choices), file.device_type)
+
+
+def given_forms(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the forms that tensors may have where the graph meets its caller.
+
+    Inputs, parameters, outputs and their gradients are as declared: contiguous, as the framework makes them.
+    """
+    return {
+        name: (tensor.axes,)
+        for name, tensor in graph.tensors.items()
+        if tensor.role in ("input", "parameter") or name in graph.given_gradients or name in graph.outputs
+    }

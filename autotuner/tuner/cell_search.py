@@ -5,17 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
 
 from autotuner.checkpoint import OverError, checkpoint
-from autotuner.database import Database, Filter, this_process
+from autotuner.database import Database, Filter
 from autotuner.ir.records import Attributes, Call, Measurement, Scalar
 from autotuner.kernels import KERNELS
 from autotuner.space import Cell, Space, without_params
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
-from autotuner.tuner.runner import Known
+from autotuner.tuner.runner import Known, RaceRunner
 from autotuner.tuner.state import TuningState
 
 if TYPE_CHECKING:
@@ -56,15 +55,23 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
     if not space.cells:
         return Searched(space, frozenset())
     searches: list[CellSearch] = []
-    fresh: set[str] = set()
-    with suppress(OverError), state.within("search"):
+    runner = RaceRunner(replace(space, choices=(), conversions=()), database, measurer, state)
+    with suppress(OverError), state.within("search"), runner:
         known = _known_by_cell(space, database, measurer.environment.key)
         for cell in space.cells:
             searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
-        _Searching(database, measurer, state, searches, fresh).run()
+        state.reused = sum(len(search.tried) for search in searches)
+        done, total = 0, sum(search.left for search in searches)
+        state.tell(Progress("search", done, total))
+        for search in searches:
+            while search.left and not state.enough("search"):
+                proposed = search.propose(BATCH)
+                search.tell(_raced(proposed, search.best, runner, measurer))
+                done += len(proposed)
+                state.tell(Progress("search", done, total))
     tried = [call for search in searches for call in search.tried.values()]
     state.space = space.with_calls(tried)
-    return Searched(state.space, frozenset(fresh))
+    return Searched(state.space, frozenset(runner.fresh))
 
 
 def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
@@ -287,76 +294,25 @@ def _is_ordered(values: Sequence[Scalar]) -> bool:
     return len(numbers) == len(values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
-class _Searching:
-    """Run of all cell searches; the keys of what it measures are added to `fresh`."""
-
-    def __init__(
-        self,
-        database: Database,
-        measurer: MeasurerProtocol,
-        state: TuningState,
-        searches: Sequence[CellSearch],
-        fresh: set[str],
-    ) -> None:
-        self._fresh = fresh
-        self._owner = f"{this_process()}#{uuid4().hex[:8]}"
-        self._database, self._measurer, self._state = database, measurer, state
-        self._environment = measurer.environment.key
-        self._searches = searches
-        self._done, self._total = 0, sum(search.left for search in searches)
-        state.reused = sum(len(search.tried) for search in searches)
-
-    def run(self) -> None:
-        """Search cell after cell until their trials are used up, or it is enough."""
-        self._state.tell(Progress("search", 0, self._total))
-        try:
-            for search in self._searches:
-                while search.left and not self._state.enough("search"):
-                    self._race(search)
-        finally:
-            self._database.release_calls(self._owner)
-
-    def _race(self, search: CellSearch) -> None:
-        """Try some proposals against the incumbent; what somebody else measures at the moment is left to him."""
-        proposed = {call.key: call for call in search.propose(BATCH)}
-        mine = self._database.claim_calls(self._environment, self._owner, list(proposed))
-        found = self._database.find(self._environment, mine)
-        results = [(proposed[key], measurement) for key, measurement in found.items()]
-        self._state.reused += len(found)
-        calls = [call for key, call in proposed.items() if key in mine and key not in found]
-        new: list[Result] = []
-        again: list[Result] = []
-        try:
-            for call, problem in self._prepared(calls):
-                new.append((call, problem))
-                self._count(problem)
-            left = [call for call in calls if call.key not in {failed.key for failed, _ in new}]
-            incumbent = [] if search.best is None or not left else [search.best[0]]
-            for call, measurement in self._measurer.measure([incumbent + left]) if left else ():
-                if call.key in proposed:
-                    new.append((call, measurement))
-                    self._count(measurement)
-                elif measurement.status == "ok":
-                    again.append((call, measurement))
-        finally:
-            self._store(new, again)
-        search.tell(results + again + new)
-        self._done += len(proposed)
-        self._state.tell(Progress("search", self._done, self._total))
-
-    def _prepared(self, calls: Sequence[Call]) -> list[Result]:
-        """Compile calls whose kernels compile, and return those that cannot be."""
-        compiled = [call for call in calls if KERNELS[call.candidate.kernel].compiles]
-        prepared = self._measurer.prepare(compiled) if compiled else ()
-        return [(call, problem) for call, problem in prepared if problem is not None]
-
-    def _count(self, measurement: Measurement) -> None:
-        self._state.measured += 1
-        self._state.failed += measurement.status != "ok"
-
-    def _store(self, new: Sequence[Result], again: Sequence[Result]) -> None:
-        """Store results; an incumbent's newer timing replaces the older one, by which it was chosen for its luck."""
-        self._database.store(self._environment, new)
-        self._database.store(self._environment, again, replace=True)
-        self._fresh |= {call.key for call, _ in new}
-        self._database.release_calls(self._owner)
+def _raced(
+    proposed: Sequence[Call], best: Result | None, runner: RaceRunner, measurer: MeasurerProtocol
+) -> list[Result]:
+    """Race proposals against the incumbent and return the results; what another process measures is left to it."""
+    calls, _ = runner.claim(proposed)
+    compiled = [call for call in calls if KERNELS[call.candidate.kernel].compiles]
+    for call, problem in measurer.prepare(compiled) if compiled else ():
+        if problem is not None:
+            runner.learn(call, problem)
+    left = {call.key: call for call in calls if call.key not in runner.known}
+    incumbent = [] if best is None or not left else [best[0]]
+    again: list[Result] = []
+    try:
+        for call, measurement in measurer.measure([[*incumbent, *left.values()]]) if left else ():
+            if call.key in left:
+                runner.learn(call, measurement)
+            elif measurement.status == "ok":
+                again.append((call, measurement))
+    finally:
+        runner.renew(again)  # the older timing was the incumbent's by luck, too
+    runner.share()
+    return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again

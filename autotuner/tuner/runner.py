@@ -82,8 +82,7 @@ class RaceRunner:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._flush()
-        self._database.release_calls(self._owner)
+        self.share()
 
     def distrust(self, chosen: Collection[str] | None) -> None:
         """Treat doubtful measurements as missing until they are measured again, or until `fall_back`.
@@ -120,6 +119,24 @@ class RaceRunner:
 
         Where the time is over, the race is given up; its results so far are kept.
         """
+        calls, others = self.claim(race)
+        began = time.monotonic()
+        limit = nullcontext() if self.is_opening else self.state.within("measure")
+        with suppress(OverError), limit:
+            for call, measurement in self._measurer.measure([calls]) if calls else ():
+                self.learn(call, measurement)
+                self.done += 1
+                self.state.tell(Progress("measure", self.done, self.total))
+        self.measuring_s += time.monotonic() - began
+        if self._is_time_to_store():
+            self.share()
+        return [others] if others else []
+
+    def claim(self, race: Sequence[Call]) -> tuple[list[Call], list[Call]]:
+        """Claim calls; return those to measure, and those that another process measures.
+
+        Results that others have stored by now become known.
+        """
         mine = self._database.claim_calls(self._environment, self._owner, [call.key for call in race])
         found = self._stored(list(mine))
         self.known |= found
@@ -127,19 +144,12 @@ class RaceRunner:
         self.state.reused += len(found)
         self.done += len(found)
         calls = [call for call in race if call.key in mine and call.key not in found]
-        began = time.monotonic()
-        limit = nullcontext() if self.is_opening else self.state.within("measure")
-        with suppress(OverError), limit:
-            for call, measurement in self._measurer.measure([calls]) if calls else ():
-                self._learn(call, measurement)
-                self.done += 1
-                self.state.tell(Progress("measure", self.done, self.total))
-        self.measuring_s += time.monotonic() - began
-        if self._is_time_to_store():
-            self._flush()
-            self._database.release_calls(self._owner)
-        others = [call for call in race if call.key not in mine]
-        return [others] if others else []
+        return calls, [call for call in race if call.key not in mine]
+
+    def share(self) -> None:
+        """Store all results, and release all claims."""
+        self._flush()
+        self._database.release_calls(self._owner)
 
     def compile(self, calls: Iterable[Call]) -> None:
         """Compile calls ahead of timing. A failure is a measurement; a call that was left out is not timed."""
@@ -153,7 +163,7 @@ class RaceRunner:
                 for call, problem in self._measurer.prepare(list(compiled.values())):
                     left.discard(call.key)
                     if problem is not None:
-                        self._learn(call, problem)
+                        self.learn(call, problem)
                     self._compiled += 1
                     self.state.tell(Progress("compile", self._compiled, self._compiling))
                     if self.state.enough("compile"):
@@ -186,8 +196,7 @@ class RaceRunner:
             if self.state.enough():
                 return
             again = [(call, measured) for call, measured in self._measurer.measure([race]) if measured.status == "ok"]
-            self._database.store(self._environment, again, replace=True)
-            self.known |= {call.key: measurement for call, measurement in again}
+            self.renew(again)
             self.is_news = True
 
     def confirm(self, calls: Sequence[Call]) -> None:
@@ -200,10 +209,15 @@ class RaceRunner:
                     again.append((call, measurement))
                 self.state.tell(Progress("confirm", done, len(calls)))
         finally:
-            self._database.store(self._environment, again, replace=True)
-            self.known |= {call.key: measurement for call, measurement in again}
+            self.renew(again)
 
-    def _learn(self, call: Call, measurement: Measurement) -> None:
+    def renew(self, again: Sequence[Result]) -> None:
+        """Store newer timings of calls in place of the older ones."""
+        self._database.store(self._environment, again, replace=True)
+        self.known |= {call.key: measurement for call, measurement in again}
+
+    def learn(self, call: Call, measurement: Measurement) -> None:
+        """Take a new result; it is stored with others later."""
         before = self.before.get(call.key)
         if before is not None and before.status == "ok" and measurement.status != "ok":
             measurement = before  # what worked is not lost to one failure

@@ -29,7 +29,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.translate(bar).split("│")[1:-1]] for line in text.splitlines()]
 
 
-def test_every_stage_of_a_walk_has_a_word() -> None:
+def test_every_stage_of_a_run_has_a_word() -> None:
     assert set(progress.STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
 
 

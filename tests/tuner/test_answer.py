@@ -26,7 +26,7 @@ def found(recorded: Recorded) -> Configuration:
 
 
 @pytest.mark.slow
-def test_the_walk_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded, database: Database) -> None:
+def test_the_run_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded, database: Database) -> None:
     assert RECORDED.stat().st_size < 300 * 1024
     found = tune(recorded.model, recorded.file, database, Replay(recorded.environment, recorded.measurements))
     certificate, space = found.certificate, recorded.space

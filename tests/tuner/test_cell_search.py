@@ -340,7 +340,7 @@ def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, 
     assert len(found.fresh) == TRIALS - 1
 
 
-def test_limits_leave_half_to_the_rest_of_the_walk(planted: Any, space: Space, database: Database) -> None:
+def test_limits_leave_half_to_the_rest_of_the_run(planted: Any, space: Space, database: Database) -> None:
     database.remember(HERE)
     found = search_cells(space, database, Racing(planted), state_of(space, Limits(measurements=16)))
     assert len(found.fresh) == 8
@@ -368,7 +368,7 @@ def test_proposals_that_compile_are_compiled_first_and_what_does_not_is_not_time
     assert statuses.total() == TRIALS
 
 
-def test_a_walk_chooses_what_the_search_found_and_says_what_was_sampled(
+def test_a_run_chooses_what_the_search_found_and_says_what_was_sampled(
     planted: Any, linear: Model, file: SpaceFile, database: Database
 ) -> None:
     stages: list[Progress] = []

@@ -85,7 +85,7 @@ def test_a_complete_answer_is_not_measured_on(small: Model, database: Database) 
 
 
 @pytest.mark.slow
-def test_everything_is_measured_after_a_lazy_walk_where_that_is_asked_for(small: Model, database: Database) -> None:
+def test_everything_is_measured_after_a_lazy_run_where_that_is_asked_for(small: Model, database: Database) -> None:
     known = slower(small)
     lazy, rest = Asking(known, ceilings=TWENTY), Asking(known, ceilings=TWENTY)
     tune(small, CPU, database, lazy)
@@ -167,7 +167,7 @@ def test_an_answer_for_which_everything_was_measured_needs_no_ceilings(small: Mo
     assert found.counts["unknown"] == 0
 
 
-def test_a_walk_that_stopped_at_its_limits_measures_no_ceilings_at_its_end(small: Model, database: Database) -> None:
+def test_a_run_that_stopped_at_its_limits_measures_no_ceilings_at_its_end(small: Model, database: Database) -> None:
     limits = Limits(measurements=3 + len(space_of(small).graph.operators))
     tune(small, CPU, database, Asking(slower(small), ceilings=TWENTY), exhaustive=True, limits=limits)
     assert Roofline.from_facts(database.facts(HERE.key)) == NO_ROOFLINE
@@ -194,7 +194,7 @@ def test_what_could_matter_is_compiled_once_and_nothing_where_a_look_is_enough(
 
 
 @pytest.mark.slow
-def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slower(
+def test_what_is_chosen_is_confirmed_and_the_run_goes_on_where_that_made_it_slower(
     small: Model, database: Database
 ) -> None:
     known = slower(small)
@@ -214,7 +214,7 @@ def test_what_is_chosen_is_confirmed_and_the_walk_goes_on_where_that_made_it_slo
     assert found.certificate.predicted_us > 20.0 * len(found.steps), "a lucky first timing of 20 us is not believed"
 
 
-def test_what_another_walk_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
+def test_what_another_run_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
     known = slower(small)
     with open_database(tmp_path / "shared.sqlite") as database:
         database.remember(HERE)
@@ -237,7 +237,7 @@ def test_what_another_walk_has_in_hand_is_waited_for(small: Model, tmp_path: Pat
         assert found.certificate.proven_gap == 0.0
 
 
-def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model, database: Database) -> None:
+def test_an_interrupted_run_keeps_its_results_and_leaves_no_claim(small: Model, database: Database) -> None:
     known = slower(small)
     interrupted = Asking(known, stop_after=5, ceilings=TWENTY)
     with pytest.raises(KeyboardInterrupt):
@@ -252,7 +252,7 @@ def test_an_interrupted_walk_keeps_its_results_and_leaves_no_claim(small: Model,
 
 
 @pytest.mark.slow
-def test_a_walk_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
+def test_a_run_that_goes_on_measures_as_the_interrupted_one_would_have(small: Model, database: Database) -> None:
     """Whatever it would decide now, and also where another model has left ceilings."""
     known = slower(small)
     stopped = Asking(known, stop_after=1 + len(space_of(small).graph.operators), ceilings=TWENTY)

@@ -1,4 +1,4 @@
-"""Two walks at once on one database: each call is measured by one of them."""
+"""Two tuning runs at once on one database: each call is measured by one of them."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ WAIT_S = 120.0
 
 
 class Together(Asking):
-    """Waits before its first race until the other walk is at its own."""
+    """Waits before its first race until the other run is at its own."""
 
     barrier: threading.Barrier
 
@@ -32,27 +32,27 @@ class Together(Asking):
 def test_two_jobs_at_once_measure_a_shared_candidate_once(small: Model, tmp_path: Path) -> None:
     known = times(space_of(small).calls)
     barrier = threading.Barrier(2)
-    walks = [Together(known), Together(known)]
+    measurers = [Together(known), Together(known)]
     found: dict[int, Configuration] = {}
 
     def run(number: int) -> None:
-        walks[number].barrier = barrier
+        measurers[number].barrier = barrier
         with open_database(tmp_path / "shared.sqlite") as database:
-            found[number] = tune(small, CPU, database, walks[number])
+            found[number] = tune(small, CPU, database, measurers[number])
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert sorted(walks[0].asked + walks[1].asked) == sorted(known)
-    assert walks[0].asked
-    assert walks[1].asked
+    assert sorted(measurers[0].asked + measurers[1].asked) == sorted(known)
+    assert measurers[0].asked
+    assert measurers[1].asked
     assert found[0].certificate.predicted_us == found[1].certificate.predicted_us
     assert {one.counts["measured"] + one.counts["reused"] for one in found.values()} == {len(known)}
 
 
-def test_what_another_walk_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
+def test_what_another_run_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
     known = times(space_of(small).calls)
     other_key = sorted(known)[0]
     call = space_of(small).calls[other_key]
@@ -72,7 +72,7 @@ def test_what_another_walk_has_in_hand_is_waited_for(small: Model, tmp_path: Pat
         assert other_key not in asking.asked
 
 
-def test_a_walk_that_fails_leaves_no_claim(small: Model, tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_no_claim(small: Model, tmp_path: Path) -> None:
     known = times(space_of(small).calls)
     with open_database(tmp_path / "shared.sqlite") as database:
         with pytest.raises(KeyboardInterrupt):

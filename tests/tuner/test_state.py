@@ -26,7 +26,7 @@ ALWAYS_SOLVING = TuningPolicy(solve_after_s=0.0, solve_share=float("inf"))
 tune = partial(asking.tune, policy=ALWAYS_SOLVING)
 
 
-def walked(model: Model, database: Database, measurer: Asking | None = None, **asked: Any) -> list[Progress]:
+def progress_of(model: Model, database: Database, measurer: Asking | None = None, **asked: Any) -> list[Progress]:
     seen: list[Progress] = []
     tune(model, CPU, database, measurer or Asking(times(space_of(model).calls)), watch=seen.append, **asked)
     return seen
@@ -34,7 +34,7 @@ def walked(model: Model, database: Database, measurer: Asking | None = None, **a
 
 @pytest.mark.slow
 def test_the_best_so_far_falls_and_the_bound_rises_until_they_meet(small: Model, database: Database) -> None:
-    seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
+    seen = [progress for progress in progress_of(small, database) if progress.stage == "measure"]
     best = [p.best_us for p in seen if p.best_us is not None]
     bounds = [p.bound_us for p in seen if p.bound_us is not None]
     assert len(best) > 3
@@ -46,7 +46,7 @@ def test_the_best_so_far_falls_and_the_bound_rises_until_they_meet(small: Model,
 @pytest.mark.slow
 def test_there_is_a_plan_after_one_call_for_each_operator(small: Model, database: Database) -> None:
     operators = len(space_of(small).graph.operators)
-    seen = [progress for progress in walked(small, database) if progress.stage == "measure"]
+    seen = [progress for progress in progress_of(small, database) if progress.stage == "measure"]
     assert next(p.done for p in seen if p.best_us is not None) == operators + 1
 
 
@@ -60,7 +60,7 @@ def test_when_all_is_measured_the_gap_is_proven_to_be_none(small: Model) -> None
 
 
 @pytest.mark.slow
-def test_a_limit_of_measurements_ends_with_a_plan_and_a_later_walk_measures_the_rest(
+def test_a_limit_of_measurements_ends_with_a_plan_and_a_later_run_measures_the_rest(
     small: Model, database: Database
 ) -> None:
     known = times(space_of(small).calls)
@@ -76,8 +76,8 @@ def test_a_limit_of_measurements_ends_with_a_plan_and_a_later_walk_measures_the_
 
 def test_a_partial_answer_is_not_taken_for_a_whole_one(small: Model, database: Database) -> None:
     limits = Limits(measurements=len(space_of(small).graph.operators) + 2)
-    seen = walked(small, database, limits=limits)
-    again = walked(small, database, limits=limits)
+    seen = progress_of(small, database, limits=limits)
+    again = progress_of(small, database, limits=limits)
     assert "measure" in {progress.stage for progress in again}
     assert again[-1].reused == seen[-1].measured
 
@@ -85,7 +85,7 @@ def test_a_partial_answer_is_not_taken_for_a_whole_one(small: Model, database: D
 def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database: Database) -> None:
     """Which takes an opening that was given up as well."""
     with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
-        walked(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
+        progress_of(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_limit_of_seconds_ends_compiling_first_and_nothing_uncompiled_is_timed
 
 
 @pytest.mark.slow
-def test_a_gap_ends_the_walk_as_soon_as_it_is_proven(small: Model, database: Database) -> None:
+def test_a_gap_ends_the_run_as_soon_as_it_is_proven(small: Model, database: Database) -> None:
     known: Mapping[str, Measurement] = times(space_of(small).calls)
     patient, hasty = Asking(known), Asking(known)
     tune(small, CPU, database, hasty, gap=1e6)

@@ -140,7 +140,7 @@ def test_what_was_not_answered_is_counted_as_unknown(small: Model, database: Dat
     assert found.counts["measured"] == len(known)
 
 
-def test_without_a_working_candidate_the_walk_fails_and_its_results_stay(small: Model, database: Database) -> None:
+def test_without_a_working_candidate_the_run_fails_and_its_results_stay(small: Model, database: Database) -> None:
     known = {key: Measurement("crashed", message="killed by SIGSEGV") for key in space_of(small).calls}
     with pytest.raises(InfeasibleError, match="operator 'product'"):
         tune(small, CPU, database, Asking(known))

@@ -64,7 +64,7 @@ class Beat:
 
 
 class Reporter:
-    """Stores a job's progress, and ends its walk when it is cancelled or was given to another worker.
+    """Stores a job's progress, and ends its tuning run when it is cancelled or was given to another worker.
 
     Args:
         limited: the job has a limit of seconds.
@@ -79,7 +79,7 @@ class Reporter:
         self._heard_at = self._told_at = 0.0
 
     def stage(self, name: Stage, total: int) -> None:
-        """Go on to a stage after the walk; what the walk found stays."""
+        """Go on to a stage after the tuning run; what the run found stays."""
         last = self._last or Progress(name, 0, total)
         self(replace(last, stage=name, done=0, total=total, eta_s=None))
 

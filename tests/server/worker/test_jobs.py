@@ -48,7 +48,7 @@ def test_a_job_ends_with_a_configuration_that_is_found_as_the_best(
 
 
 @pytest.mark.usefixtures("measured")
-def test_timing_end_to_end_keeps_what_the_walk_found(
+def test_timing_end_to_end_keeps_what_the_run_found(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
@@ -74,7 +74,7 @@ def test_a_second_job_reuses_what_the_first_one_measured(small: Model, path: Pat
 
 
 @pytest.mark.usefixtures("measured")
-def test_limits_of_a_request_reach_the_walk(small: Model, path: Path, database: Database) -> None:
+def test_limits_of_a_request_reach_the_run(small: Model, path: Path, database: Database) -> None:
     operators = len(space_of(small).graph.operators)
     number = enqueue(database, small, limits=Limits(measurements=operators + 2)).id
     run(path, once=True)

@@ -17,7 +17,7 @@ from autotuner.plan.configuration import Measured
 from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.settings import Limits
 from autotuner.solve import exact
-from autotuner.space import build_space, size
+from autotuner.space import build_space, enumeration
 from autotuner.tuner import (
     Progress,
     Spent,
@@ -216,7 +216,7 @@ def test_what_a_silent_stage_takes_is_stored_while_it_runs(
 def test_a_space_that_is_too_large_fails_its_job_with_a_sentence_and_the_worker_goes_on(
     small: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size, "KEPT_MAX", 3)
+    monkeypatch.setattr(enumeration, "KEPT_MAX", 3)
     request = Request(small).to_json()
     number = database.queue.enqueue(model=small.reference, request=request, device_type="cpu").id
     run(tmp_path / "jobs.sqlite", once=True)
@@ -230,7 +230,7 @@ def test_a_space_that_is_too_large_fails_its_job_with_a_sentence_and_the_worker_
 
 @pytest.mark.parametrize("bound", ["COVERS_MAX", "LOOKED_MAX"])
 def test_covers_and_combinations_are_bounded_as_well(bound: str, small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size, bound, 3)
+    monkeypatch.setattr(enumeration, bound, 3)
     with pytest.raises(SpaceError, match="the space of 'small:wide' is too large: it has more than 3 "):
         space_of(small)
 
