@@ -76,6 +76,7 @@ def test_a_problem_asks_at_each_factor(space: Space, formulation: Formulation, c
     assert ended_at(factors, lambda: formulate(space, costs_us))
 
 
+@pytest.mark.slow
 def test_solvers_ask_at_each_variable(space: Space, formulation: Formulation, costs_us: dict[str, float]) -> None:
     problem = formulation.problem
     solution = exact(problem)

@@ -203,6 +203,7 @@ def test_a_writer_waits_for_its_turn_and_then_says_who_to_end(tmp_path: Path, en
 
 
 @pytest.mark.parametrize("welcomes, words", [(False, "timeout expired"), (True, "the server did not answer for")])
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers_is_given_up(welcomes: bool, words: str) -> None:
     began = time.monotonic()
     with silent(welcomes=welcomes) as url, on(url, HASTY) as database:
@@ -219,6 +220,7 @@ def test_a_server_that_is_not_there_is_refused_at_once_when_it_is_opened() -> No
         open_database(f"postgresql+psycopg://tuner@127.0.0.1:{port}/tunings", timeouts=PATIENT)
 
 
+@pytest.mark.slow
 def test_while_one_request_finds_out_whether_a_server_is_back_the_others_are_refused_at_once() -> None:
     with silent(welcomes=False) as url, on(url, HASTY) as database:
         with pytest.raises(UnavailableError):

@@ -131,6 +131,7 @@ def test_operands_are_handed_over_as_they_lie(library: Library) -> None:
             assert bias.stride() == (24, 0, 0, 1)
 
 
+@pytest.mark.slow
 def test_rows_of_the_log_sum_exp_that_the_library_adds_are_left_off_and_put_back(library: Library) -> None:
     forward, backward = calls(FORWARD)[0], calls(BACKWARD)[0]
     _, outputs, run = built(forward)

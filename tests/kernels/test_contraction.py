@@ -183,6 +183,7 @@ def test_a_loop_wants_two_batch_axes() -> None:
     assert list(KERNELS["torch_matmul_loop"].layouts(PROJECTION)) == []
 
 
+@pytest.mark.slow
 def test_pitched_operands_are_in_the_space() -> None:
     pitched = {
         kernel: sum(any(Form.parse(text).stack for text in call.candidate.forms) for call in admitted(kernel, ROOMY))

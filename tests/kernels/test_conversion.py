@@ -34,6 +34,7 @@ def change(
 
 
 @pytest.mark.parametrize("extents", [ODD, ROOMY], ids=["odd", "roomy"])
+@pytest.mark.slow
 def test_every_conversion_of_the_space_equals_the_reference(extents: dict[str, int]) -> None:
     calls = admitted("torch_copy", extents)
     assert len(calls) > 300
@@ -106,6 +107,7 @@ def test_every_change_of_a_masks_storage_equals_the_reference_in_every_order(
 
 
 @pytest.mark.parametrize("source, target", EXPANDED)
+@pytest.mark.slow
 def test_a_seed_is_expanded_as_the_reference_does_in_every_order(source: str, target: str) -> None:
     # 1,517 elements: parts of 380, the last one shorter. With 3, no part is whole.
     calls = [change("expand", source, target, (37, 41), order) for order in ("ab", "ba")]

@@ -275,6 +275,7 @@ def test_what_the_library_is_told_of_gelu(
 
 @pytest.mark.usefixtures("computing_lt")
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.slow
 def test_epilogues_in_every_layout_that_is_admitted_equal_the_reference(training: bool) -> None:
     space = offered("gpt-block", training=training)
     for kernel in FUSED if training else (GELU,):
@@ -286,6 +287,7 @@ def test_epilogues_in_every_layout_that_is_admitted_equal_the_reference(training
 
 @pytest.mark.usefixtures("computing_lt")
 @pytest.mark.parametrize("kernel", ["cublaslt_matmul", "cublaslt_matmul_bias", "cublaslt_matmul_bias_grad"])
+@pytest.mark.slow
 def test_single_products_and_sums_as_the_library_is_asked_for_them_equal_the_reference(kernel: str) -> None:
     found = [call for call in offered("gpt-block").calls.values() if call.candidate.kernel == kernel]
     assert len(found) >= 6

@@ -53,6 +53,7 @@ def subgraph(kind: str, spec: str, *shapes: tuple[int, ...], dtype: str = "float
 
 
 @pytest.mark.parametrize("kernel", COUNTS)
+@pytest.mark.slow
 def test_every_layout_row_equals_the_reference(kernel: str) -> None:
     calls = admitted(kernel, ROOMY)
     assert len(calls) >= COUNTS[kernel]
@@ -60,6 +61,7 @@ def test_every_layout_row_equals_the_reference(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", COUNTS)
+@pytest.mark.slow
 def test_every_layout_row_of_a_small_layer_equals_the_reference(kernel: str) -> None:
     calls = admitted(kernel, ODD)
     assert calls
@@ -76,6 +78,7 @@ def test_no_operand_is_copied_or_cast(kernel: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", STEADY)
+@pytest.mark.slow
 def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None:
     calls = admitted(kernel, ROOMY, "bfloat16", [0])[::3] or admitted(kernel, ROOMY, "bfloat16")
     assert calls
@@ -83,6 +86,7 @@ def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None
 
 
 @pytest.mark.parametrize("kernel", ALLOCATING)
+@pytest.mark.slow
 def test_a_layer_norm_allocates_its_results_and_rows_of_scratch_only(kernel: str) -> None:
     calls = admitted(kernel, ROOMY, "float32")
     for call, found in copied(calls):
@@ -216,6 +220,7 @@ def test_a_bias_gradient_that_is_no_matrix_is_refused_as_a_product_with_ones() -
     )
 
 
+@pytest.mark.slow
 def test_slices_of_stacks_are_in_the_space() -> None:
     pitched = {
         kernel for kernel in COUNTS for call in admitted(kernel, ROOMY)

@@ -34,6 +34,7 @@ def sets() -> dict[tuple[str, ...], Subgraph]:
     ],
     ids=["forward with a byte mask", "backward", "in another order than declared", "with a causal mask inside"],
 )
+@pytest.mark.slow
 def test_a_compiled_set_equals_the_reference_and_clones_nothing(kinds: tuple[str, ...], row: tuple[str, ...]) -> None:
     call = Call(sets()[kinds], Candidate("inductor", row))
     assert row in set(fused_layouts(call.subgraph))

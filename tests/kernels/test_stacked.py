@@ -38,6 +38,7 @@ def test_every_layout_row_equals_the_reference(kernel: str, extents: dict[str, i
 
 
 @pytest.mark.parametrize("kernel", COUNTS)
+@pytest.mark.slow
 def test_bfloat16_equals_the_reference_within_its_tolerance(kernel: str) -> None:
     assert faults(admitted(kernel, ROOMY, "bfloat16", [0])[::3]) == {}
 

@@ -17,6 +17,8 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.measure import Measurer, lock_path, locked
 from autotuner.measure.process import Child
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 2.0
 MakeCall = Callable[..., Call]
 RACE = ("good", "slow", "wrong", "modifies", "raises", "hangs", "segfaults", "exits", "greedy", "refused")
@@ -56,7 +58,6 @@ def results(measurer: Measurer, add: MakeCall) -> dict[str, Measurement]:
     return dict(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "status", "sentence"),
     [
@@ -98,7 +99,6 @@ def test_a_slow_candidate_is_dropped_with_the_samples_that_it_has(results: dict[
     assert slow.median_us > 2000
 
 
-@pytest.mark.slow
 def test_a_call_that_ends_the_process_once_is_measured_the_second_time(
     measurer: Measurer, add: MakeCall, tmp_path: Path
 ) -> None:
@@ -106,7 +106,6 @@ def test_a_call_that_ends_the_process_once_is_measured_the_second_time(
     assert [measured.status for _, measured in measurer.measure([[call]])] == ["ok"]
 
 
-@pytest.mark.slow
 def test_a_result_arrives_before_the_race_is_over_and_leaving_early_harms_nothing(
     measurer: Measurer, add: MakeCall
 ) -> None:
@@ -118,7 +117,6 @@ def test_a_result_arrives_before_the_race_is_over_and_leaving_early_harms_nothin
     assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
 
 
-@pytest.mark.slow
 def test_a_process_killed_from_outside_is_replaced(measurer: Measurer, add: MakeCall) -> None:
     assert measurer.noise_floor() >= 0
     before = measurer.process_id
@@ -129,7 +127,6 @@ def test_a_process_killed_from_outside_is_replaced(measurer: Measurer, add: Make
     assert measurer.process_id not in (None, before)
 
 
-@pytest.mark.slow
 def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
     planted: str, add: MakeCall, tmp_path: Path
 ) -> None:
@@ -147,7 +144,6 @@ def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
     }
 
 
-@pytest.mark.slow
 def test_the_process_dies_with_its_parent(planted: str, tmp_path: Path) -> None:
     program = f"""
 from autotuner.measure import Measurer
@@ -169,7 +165,6 @@ with Measurer(timeout_s=60, cache_dir={str(tmp_path)!r}, modules=[{planted!r}], 
     assert gone(child)
 
 
-@pytest.mark.slow
 def test_a_process_that_cannot_start_says_why(planted: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken_in_the_child.py"
     broken.write_text("")
@@ -262,7 +257,6 @@ def test_waiting_for_the_device_is_told_and_counted(measurer: Measurer, add: Mak
     assert measurer.waited_s > 0
 
 
-@pytest.mark.slow
 def test_whoever_is_told_of_a_wait_can_end_it(measurer: Measurer, add: MakeCall) -> None:
     def tell(_words: str) -> None:
         raise InterruptedError

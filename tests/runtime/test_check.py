@@ -37,6 +37,7 @@ def test_a_model_that_the_framework_lacks_is_refused() -> None:
         check(configuration(model(TINY | {"p": 3}), 0))
 
 
+@pytest.mark.slow
 def test_a_training_step_runs_without_a_framework_module() -> None:
     found = configuration(model(TINY | {"p": 3}), 0)
     graph = found.graph()

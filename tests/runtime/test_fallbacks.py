@@ -68,6 +68,7 @@ def test_a_changed_dropout_probability_runs_the_original() -> None:
     original_runs(layer, twin, "settings", batch())
 
 
+@pytest.mark.slow
 def test_autocast_runs_the_original() -> None:
     layer, twin = tuned_layer(model(dtype="float32"))
     with torch.autocast("cpu", torch.bfloat16):
@@ -106,6 +107,7 @@ def test_a_replaced_submodule_that_computes_something_else_runs_the_original() -
     original_runs(layer, twin, "parts", batch())
 
 
+@pytest.mark.slow
 def test_a_replaced_submodule_of_the_same_kind_runs_tuned() -> None:
     layer, twin = tuned_layer(seed=1)
     for module in (layer, twin):
@@ -144,6 +146,7 @@ def test_a_transformed_call_runs_the_original() -> None:
     ],
     ids=["boolean", "infinite", "finite"],
 )
+@pytest.mark.slow
 def test_a_mask_over_keys_that_it_was_tuned_for_runs_tuned(mask: Callable[[], Tensor]) -> None:
     layer, twin = tuned_layer(MASKED)
     found = gradients(layer, batch(), src_key_padding_mask=mask())

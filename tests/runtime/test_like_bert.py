@@ -49,6 +49,7 @@ def test_masks_run_tuned_and_what_it_does_not_know_runs_its_own_original(family:
 
 
 @pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.slow
 def test_it_is_copied_and_pickled_as_what_it_is(family: str) -> None:
     made = tuned(bert_layer(family), configuration(model(), 1))
     wanted = gradients(made, batch())

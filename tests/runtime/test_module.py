@@ -14,8 +14,9 @@ from autotuner.space import Choice
 from tests.runtime.layers import assert_equal, batch, gradients, tuned, tuned_layer
 from tests.runtime.plans import MASKED, ODD, WITH_DROPOUT, configuration, model, solved
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("seed", range(6))
 def test_forward_and_every_gradient_equal_the_framework_for_any_plan(seed: int) -> None:
     report = check(configuration(model(), seed), seed)
@@ -29,7 +30,6 @@ def test_tanh_gelu_with_a_mask_over_keys_equals_the_framework(seed: int) -> None
     assert report.ok, report.worst
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_with_dropout_backward_uses_the_masks_that_forward_drew(seed: int) -> None:
     report = check(configuration(model(p=WITH_DROPOUT), seed), seed)
@@ -37,7 +37,6 @@ def test_with_dropout_backward_uses_the_masks_that_forward_drew(seed: int) -> No
     assert len(report.masks) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_odd_extents_with_one_site_of_dropout_draw_one_mask(seed: int) -> None:
     of = model(ODD, activation="relu", attention_mask=True, output_dropout=0.5)
@@ -46,7 +45,6 @@ def test_odd_extents_with_one_site_of_dropout_draw_one_mask(seed: int) -> None:
     assert list(report.masks) == ["output_dropout_mask"]
 
 
-@pytest.mark.slow
 def test_a_compiled_fused_kernel_runs_in_a_plan() -> None:
     def cost(choice: Choice) -> float | None:
         if choice.candidate.kernel != "inductor":
@@ -224,7 +222,6 @@ def test_gradients_of_gradients_with_dropout_are_refused_in_a_sentence() -> None
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_training_equals_the_framework_over_three_steps(optimizer: Any) -> None:
     layer, twin = tuned_layer(seed=3)
@@ -290,7 +287,6 @@ def test_a_saved_and_loaded_module_runs_tuned() -> None:
     assert loaded.calls == 2
 
 
-@pytest.mark.slow
 def test_without_dropout_train_and_eval_both_run_tuned() -> None:
     layer, twin = tuned_layer()
     for mode in (True, False, True):
@@ -325,7 +321,6 @@ def test_inputs_and_gradients_of_any_strides_are_taken() -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_parameters_of_other_strides_are_copied_and_stay_what_they_are() -> None:
     layer, twin = tuned_layer(seed=1)
     for step in range(6):

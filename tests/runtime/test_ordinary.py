@@ -24,6 +24,8 @@ from tests.runtime.kinds import KINDS, interleaved, pair
 from tests.runtime.layers import CUDA, assert_equal, batch, gradients
 from tests.runtime.plans import configuration, model
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -72,7 +74,6 @@ def test_parameters_are_the_same_objects_in_the_same_memory_and_gradients_are_co
     assert layer.calls == STEPS
 
 
-@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize(
     ("name", "device"),
@@ -89,7 +90,6 @@ def test_optimizers_train_as_with_the_framework(kind: str, name: str, device: st
         assert_same_parameters(*(module for module, _ in pairs))
 
 
-@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizers_state_goes_from_untuned_to_tuned_and_back(kind: str, name: str) -> None:
@@ -137,7 +137,6 @@ def test_an_average_of_weights_follows(kind: str) -> None:
     assert_same_parameters(*averages)
 
 
-@pytest.mark.slow
 @kinds
 def test_lbfgs_and_vectors_of_parameters_work(kind: str) -> None:
     made = pair(kind)
@@ -207,7 +206,6 @@ def test_parameters_that_are_views_of_a_flat_buffer_follow_its_owner(kind: str) 
         assert_equal(gradients(tuned, batch()), gradients(twin, batch()))
 
 
-@pytest.mark.slow
 def test_parameters_that_move_between_forward_and_backward_are_followed() -> None:
     layer, twin = pair("encoder")
     for number in range(STEPS):
@@ -346,7 +344,6 @@ def pruned(layer: nn.Module) -> nn.Module:
     return made
 
 
-@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("change", [halved, halved_pickle, normalised, pruned])
 def test_a_copy_that_was_changed_runs_the_original(kind: str, change: Callable[[nn.Module], nn.Module]) -> None:
@@ -359,7 +356,6 @@ def test_a_copy_that_was_changed_runs_the_original(kind: str, change: Callable[[
     assert layer.calls == 0
 
 
-@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("change", [normalised, pruned])
 def test_a_layer_whose_weights_were_taken_away_runs_the_original(
@@ -387,7 +383,6 @@ def test_a_copy_that_was_quantised_runs_the_original() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("strict", [True, False])
 def test_it_is_exported_as_its_original(kind: str, strict: bool) -> None:

@@ -172,6 +172,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     [(lambda: encoder_layer(model()), *case[1:]) for case in ENCODER] + [(bert_layer, *case[1:]) for case in BERT],
     ids=[case[0] for case in ENCODER] + [f"bert {case[0]}" for case in BERT],
 )
+@pytest.mark.slow
 def test_what_cannot_be_applied_is_refused_before_it_is_tuned(
     make: Callable[[], nn.Module], change: Change, sentence: str
 ) -> None:

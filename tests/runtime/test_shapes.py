@@ -91,6 +91,7 @@ def test_masks_over_keys_of_either_shape_are_taken(device: str, graphs: bool) ->
     assert not layer.fallbacks
 
 
+@pytest.mark.slow
 def test_a_third_shape_runs_the_original_and_the_warning_names_those_that_were_tuned() -> None:
     layer, twin = pair()
     x = torch.randn(1, 6, 8, dtype=torch.float64)

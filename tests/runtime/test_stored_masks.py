@@ -14,6 +14,8 @@ from autotuner.runtime.training_step import TrainingStep
 from autotuner.space import Choice
 from tests.runtime.plans import ODD, WITH_DROPOUT, model, solved
 
+pytestmark = pytest.mark.slow
+
 MASK = "output_dropout_mask"
 RAW = "blh"
 # 3 * 5 * 21 = 315 elements: parts of 79, 39 bytes of bits and three elements.

@@ -18,6 +18,8 @@ from tests.solve.problem.walking import contradictions
 from tests.tuner.asking import tune
 from tests.tuner.conftest import RECORDED, Recorded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(recorded: Recorded) -> Configuration:
@@ -25,7 +27,6 @@ def found(recorded: Recorded) -> Configuration:
     return build_configuration(recorded.model, recorded.space, recorded.measurements, recorded.environment, {})
 
 
-@pytest.mark.slow
 def test_the_run_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded, database: Database) -> None:
     assert RECORDED.stat().st_size < 300 * 1024
     found = tune(recorded.model, recorded.file, database, Replay(recorded.environment, recorded.measurements))
@@ -48,7 +49,6 @@ def test_the_run_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded
     assert found.bytes_moved["chosen"] < found.bytes_moved["unfused"]
 
 
-@pytest.mark.slow
 def test_every_step_costs_what_was_measured_for_its_call(recorded: Recorded, found: Configuration) -> None:
     for step in found.steps:
         assert 0 <= step.bound_us <= step.predicted_us
@@ -92,7 +92,6 @@ def test_each_step_of_an_optimum_says_what_the_best_other_way_would_cost_in_all(
     assert Configuration.from_json(found.to_json()) == found
 
 
-@pytest.mark.slow
 def test_a_baseline_is_not_explained(recorded: Recorded) -> None:
     given = recorded.model, recorded.space, recorded.measurements, recorded.environment, dict[str, int]()
     found = build_configuration(*given, solver="shortest_path")
@@ -100,7 +99,6 @@ def test_a_baseline_is_not_explained(recorded: Recorded) -> None:
     assert all(step.alternative is None for step in found.steps)
 
 
-@pytest.mark.slow
 def test_the_papers_strategy_gives_a_plan_too_and_none_cheaper(recorded: Recorded, found: Configuration) -> None:
     given = recorded.model, recorded.space, recorded.measurements, recorded.environment, dict[str, int]()
     baseline = build_configuration(*given, solver="shortest_path")

@@ -11,6 +11,8 @@ from autotuner.plan.report.drawing import LETTER, SMALL_LETTER, Drawing, PlacedB
 from tests.made_up import made_up_configuration
 from tests.plan.explained import explained_configuration, with_again
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def content(encoder: Configuration) -> Diagram:
@@ -22,7 +24,6 @@ def drawing(content: Diagram) -> Drawing:
     return draw(content)
 
 
-@pytest.mark.slow
 def test_every_operator_is_in_one_box_and_every_conversion_is_a_box_of_its_own(
     encoder: Configuration, content: Diagram
 ) -> None:

@@ -18,6 +18,8 @@ from tests.plan.explained import TURNED, explained_configuration, with_again
 from tests.plan.report.reading import Page
 from tests.tuner.conftest import Recorded
 
+pytestmark = pytest.mark.slow
+
 EVIL = '</title></style><script>alert(1)</script>"><img src=x onerror="alert(2)">&amp;\'{{ 7 * 7 }}'
 
 
@@ -46,7 +48,6 @@ def cells(page: Page, number: int) -> list[str]:
 # By itself, and for everybody
 
 
-@pytest.mark.slow
 def test_the_page_needs_no_other_file_and_no_script(page: Page, bare: Page) -> None:
     for one in (page, bare):
         assert not {element.tag for element in one.elements} & {"script", "link", "img", "iframe", "object", "use"}
