@@ -1,7 +1,6 @@
 """Answer of a tuning run: the configuration that a space and its measurements give, with its certificate."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from time import monotonic
@@ -23,7 +22,7 @@ from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
 from autotuner.tuner.solving import seconds_until, solved, step_memory
-from autotuner.tuner.steps import steps_of
+from autotuner.tuner.steps import best_by_cover, steps_of
 
 
 def build_configuration(
@@ -72,7 +71,8 @@ def build_configuration(
     bound = min(lower_bound_us, total)
     unfused = fused_bytes(space.graph, [(o.inputs, o.outputs) for o in space.graph.operators])
     chosen = moved_bytes(space.graph, ([(tensor_of(n), form) for n, form in s.inputs + s.outputs] for s in steps))
-    found = Configuration(
+    needs = step_memory(space, steps, known)
+    return Configuration(
         model=model,
         graph_key=space.graph.key,
         environment=environment.to_json(),
@@ -98,19 +98,8 @@ def build_configuration(
         versions={"autotuner": metadata.version("autotuner")},
         overtaking=overtaking,
         doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
+        memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),
     )
-    needs = step_memory(space, steps, known)
-    return replace(found, memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes))
-
-
-def _best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    best: dict[tuple[str, ...], float] = {}
-    for choice in space.choices:
-        cost = costs_us.get(choice.call.key)
-        if cost is not None:
-            names = choice.cover.operators
-            best[names] = min(cost, best.get(names, cost))
-    return best
 
 
 def _proven_us(space: Space, known: Mapping[str, Measurement], solution: Solution) -> float:
@@ -126,7 +115,7 @@ def own_bests_us(space: Space, known: Mapping[str, Measurement]) -> float:
     costs_us = dict.fromkeys(space.calls.keys() - known.keys(), 0.0)
     costs_us |= {key: m.median_us for key, m in known.items() if m.median_us is not None}
     shares: dict[str, float] = {}
-    for names, cost in _best_by_cover(space, costs_us).items():
+    for names, cost in best_by_cover(space, costs_us).items():
         for name in names:
             share = cost / len(names)
             shares[name] = min(share, shares.get(name, share))
@@ -137,7 +126,7 @@ def _fusions(space: Space, costs_us: Mapping[str, float], steps: Sequence[Step])
     """Yield every cover of several operators with what its best candidate costs and what was chosen instead."""
     steps = [step for step in steps if not step.again]
     shares = {name: step.predicted_us / len(step.operators) for step in steps for name in step.operators}
-    alone = {names[0]: us for names, us in _best_by_cover(space, costs_us).items() if len(names) == 1}
+    alone = {names[0]: us for names, us in best_by_cover(space, costs_us).items() if len(names) == 1}
     chosen = {frozenset(step.operators) for step in steps}
     best: dict[tuple[str, ...], tuple[float, str]] = {}
     for choice in space.choices:

@@ -10,7 +10,7 @@ from autotuner.ir.records import Candidate, Measurement
 from autotuner.plan.step import AGAIN, Step
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, order_steps
-from autotuner.space import Choice, Conversion
+from autotuner.space import Choice, Conversion, Space
 
 Operand = tuple[str, str]
 """An instance of a tensor, and its form."""
@@ -35,7 +35,7 @@ class _StepBuilder:
         self._chosen = order_steps(self._graph, formulation.chosen(solution))
         self._repeated = dict(formulation.repeated(solution))
         self._lies, self._held = formulation.lies(solution), formulation.held(solution)
-        self._best_us = _best_by_cover(formulation)
+        self._best_us = best_by_cover(formulation.offered.space, formulation.costs_us)
         # What forward and parameters were not converted into yet, and what of that forward reads.
         self._left = {(name, target) for name, lies in self._lies.items() for target in lies.targets}
         self._read = {
@@ -149,11 +149,14 @@ def interval_us(measurement: Measurement) -> tuple[float, float]:
     return (measurement.median_us if low is None else low), (measurement.median_us if high is None else high)
 
 
-def _best_by_cover(formulation: Formulation) -> dict[tuple[str, ...], float]:
+def best_by_cover(space: Space, costs_us: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    """Return what the cheapest candidate of each cover costs, by the cover's operators."""
     best: dict[tuple[str, ...], float] = {}
-    for choice in formulation.choices.values():
-        names, cost = choice.cover.operators, formulation.costs_us[choice.call.key]
-        best[names] = min(cost, best.get(names, cost))
+    for choice in space.choices:
+        cost = costs_us.get(choice.call.key)
+        if cost is not None:
+            names = choice.cover.operators
+            best[names] = min(cost, best.get(names, cost))
     return best
 
 
