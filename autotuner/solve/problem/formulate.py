@@ -70,9 +70,7 @@ class Structure:
             ProblemError: it is too large.
         """
         # Tensors come before operators: so the paper's strategy, which goes in this order, lets operators follow forms.
-        costs = chain(
-            (table.cost(conversions_us) for table in self.tables), operator_costs(self.offered, choices_us)
-        )
+        costs = chain((table.cost(conversions_us) for table in self.tables), operator_costs(self.offered, choices_us))
         factors = (*_limited(costs, self._rows), *self._allowed)
         names = {name for factor in factors for name in factor.variables}
         return Problem(factors, tuple(name for name in forward_chain(self.offered.graph) if name in names))

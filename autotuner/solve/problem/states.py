@@ -9,7 +9,7 @@ from typing import Literal
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph
-from autotuner.solve.problem.factors import Factor, State
+from autotuner.solve.problem.factors import Factor, Row, State
 from autotuner.solve.problem.offered import Offered, Place, state_of
 from autotuner.space import Choice
 
@@ -102,12 +102,12 @@ class StateTable:
 
     def cost(self, conversions_us: Mapping[Place, float]) -> Factor:
         """Return the cost of each state; those that need a conversion without a cost are left out."""
-        table = {
+        table: dict[Row, float] = {
             (state,): sum(conversions_us[place] for place in places)
             for state, places in self.conversions.items()
             if all(place in conversions_us for place in places)
         }
-        held = {(state,): count for state, count in self.held_bytes.items() if (state,) in table}
+        held: dict[Row, int] = {(state,): count for state, count in self.held_bytes.items() if (state,) in table}
         return Factor(f"cost of {self.variable}", (str(self.variable),), table, held)
 
 

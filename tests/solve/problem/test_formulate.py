@@ -102,7 +102,7 @@ def priced(space: Space, price: Price, convert: float | None = UNIT) -> Formulat
     costs = {choice.call.key: cost for choice in choices if (cost := price(choice)) is not None}
     if convert is not None:
         costs |= {conversion.call.key: convert for conversion in space.conversions}
-    return formulate(replace(space, choices=choices), costs)
+    return formulate(replace(space, choices=choices)).priced(costs)
 
 
 def by_kernel(**costs: float) -> Price:
@@ -133,7 +133,7 @@ def test_the_exact_solver_equals_exhaustive_search(tmp_path: Path, text: str, se
             own.append(choice)
     thinned = replace(space, choices=tuple(choice for own in few.values() for choice in own))
     costs = {key: float(UNIT * draw.randint(1, 9)) for key in space.calls if draw.random() < 0.9}
-    problem = formulate(thinned, costs)
+    problem = formulate(thinned).priced(costs)
     try:
         expected = brute_force(problem.problem)
     except InfeasibleError:
@@ -285,7 +285,7 @@ def costs_of(space: Space, seed: int) -> dict[str, float]:
 def test_a_plan_of_the_layer_runs_from_step_to_step(p: float, seed: int) -> None:
     space = encoder(p)
     costs = costs_of(space, seed)
-    problem = formulate(space, costs)
+    problem = formulate(space).priced(costs)
     solution = SOLVERS["exact"](problem.problem)
     known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
     model = load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, p))
