@@ -1,9 +1,14 @@
 """Layout and algorithm autotuner for transformer training.
 
-configuration = autotuner.tune("bert-encoder:tiny")
-layer = autotuner.apply(layer, configuration)
+>>> import autotuner
+>>> from torch import nn
+>>> layer = nn.TransformerEncoderLayer(128, 4, 512, activation="gelu", batch_first=True)
+>>> configuration = autotuner.load_configuration("tiny.json")  # or autotuner.tune("bert-encoder:tiny"), which measures
+>>> layer = autotuner.apply(layer, configuration)
+>>> isinstance(layer, nn.TransformerEncoderLayer)
+True
 
-layer = autotuner.apply(layer, server="http://127.0.0.1:8000", extents={"b": 8, "l": 128})
+With a service: `autotuner.apply(layer, server="http://127.0.0.1:8000", extents={"b": 8, "l": 128})`.
 """
 
 import importlib

@@ -145,6 +145,9 @@ def given_bytes(text: str | None) -> int | None:
 
     Raises:
         InputError: it is something else.
+
+    >>> given_bytes("512MiB"), given_bytes("1.5 GB")
+    (536870912, 1500000000)
     """
     if text is None:
         return None

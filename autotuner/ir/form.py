@@ -40,7 +40,11 @@ class Layout:
             raise LayoutError(f"{self.axes!r} is no layout: write each axis once, as one of a-z")
 
     def strides(self, extents: Extents) -> dict[str, int]:
-        """Return the distance, in elements, between neighbours along each axis."""
+        """Return the distance, in elements, between neighbours along each axis.
+
+        >>> Layout("lbh").strides({"b": 4, "l": 64, "h": 128})
+        {'h': 1, 'b': 128, 'l': 512}
+        """
         strides: dict[str, int] = {}
         step = 1
         for axis in reversed(self.axes):
@@ -104,7 +108,14 @@ class Form:
 
     @classmethod
     def parse(cls, text: str) -> "Form":
-        """Read a form from its text; see the class for the grammar."""
+        """Read a form from its text; see the class for the grammar.
+
+        >>> form = Form.parse("bl*np@1/3#query+key+value")
+        >>> form.layout.axes, form.storage, form.stack.index, form.stack.count
+        ('bl*np', 'raw', 1, 3)
+        >>> str(Form.parse("bnqk:bit"))
+        'bnqk:bit'
+        """
         if text == "absent":
             return ABSENT
         match = _FORM.fullmatch(text)
@@ -144,6 +155,9 @@ class Form:
 
         Raises:
             LayoutError: this form's axes are not a permutation of `axes`, or it has no strides.
+
+        >>> Form.parse("bl*np@1/3").placed("blnp", (4, 64, 4, 32))
+        ((24576, 384, 32, 1), 128, 98304)
         """
         self._must_permute(axes)
         if self.is_flat:

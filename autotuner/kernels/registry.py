@@ -8,6 +8,11 @@ An implementation is a builder, named by dotted path so that a registry can be r
 in their strides; an absent one is None. A mask stored as bits or as a seed is a row of uint8 or one int64, whatever its
 axes. The builder makes its views once; `run()` does the work. It writes every element of every output and copies no
 operand in secret.
+
+>>> from autotuner.kernels import KERNELS
+>>> kernel = KERNELS["torch_matmul_bias"]
+>>> kernel.covers, kernel.runs
+(('contraction', 'bias'), 'autotuner.kernels.torch.contraction:matmul_plus')
 """
 
 import importlib

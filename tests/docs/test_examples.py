@@ -24,6 +24,7 @@ COMMANDS = [block for path in DOCUMENTS for block in blocks(path, "bash")]
 OUTPUTS = [
     ("README.md", "autotuner tune", ["show", "tiny.json"]),
     ("docs/one-operator.md", "linear1\n  linear1 is", ["show", "tiny.json", "--operator", "linear1"]),
+    ("docs/tuning.md", "output_projection\n", ["show", "tiny.json", "--operator", "output_projection"]),
 ]
 
 
