@@ -13,7 +13,7 @@ from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
 from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.solve import SOLVERS
-from autotuner.solve.default import default_us
+from autotuner.solve.baselines import default_us
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.space import Space

@@ -12,7 +12,7 @@ from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
-from autotuner.solve.default import is_declared
+from autotuner.solve.baselines import is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
 from autotuner.tuner.progress import MeasurerProtocol, Progress

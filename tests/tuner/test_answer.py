@@ -9,7 +9,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.plan.configuration import Configuration
 from autotuner.solve import SOLVERS
-from autotuner.solve.default import default_us, is_declared
+from autotuner.solve.baselines import default_us, is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Replay, build_configuration
 from autotuner.tuner.answer import own_bests_us

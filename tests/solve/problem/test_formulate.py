@@ -21,6 +21,7 @@ from autotuner.solve.problem.formulate import Formulation, formulate, order_step
 from autotuner.space import Choice, Space, SpaceFile, build_space, load_space
 from autotuner.tuner import build_configuration
 from scripts.bench.brute_force import brute_force
+from scripts.recorded import LARGE, TINY, Recording
 from tests.solve.problem.walking import contradictions
 
 UNIT = 60
@@ -360,3 +361,33 @@ def test_conversions_that_were_not_measured_are_not_used(tmp_path: Path) -> None
     assert problem.conversions == {}
     solution, _ = solved(problem)
     assert problem.converted(solution) == ()
+
+
+@pytest.mark.parametrize("recording", [TINY, LARGE], ids=["tiny", "large"])
+@pytest.mark.parametrize("saving", [False, True])
+def test_pricing_again_gives_the_problem_that_pricing_first_gives(recording: Recording, saving: bool) -> None:
+    space, measured = recording.space(), recording.costs_us
+    draw = random.Random(0)
+    covered = {choice.call.key for choice in space.choices if len(choice.cover.operators) == 1}
+    others = {key: us * draw.uniform(0.5, 2) for key, us in measured.items()}
+    fewer = {key: us for key, us in measured.items() if key in covered or draw.random() < 0.5}
+    unpriced = formulate(space, saving=saving)
+    structures = []
+    for costs in (measured, others, fewer, measured):
+        again, first = unpriced.priced(costs), formulate(space, saving=saving).priced(costs)
+        assert again.problem.to_json() == first.problem.to_json()  # rows in the same order, too
+        assert list(again.choices.items()) == list(first.choices.items())
+        assert (again.conversions, again.base_bytes) == (first.conversions, first.base_bytes)
+        structures.append(again.structure)
+    assert structures[0] is structures[1]
+    assert structures[1] is not structures[2]
+
+
+def test_variables_say_what_the_texts_in_a_problem_name() -> None:
+    formulation = formulate(TINY.space(), saving=True).priced(TINY.costs_us)
+    roles = {variable.role for variable in formulation.variables.values()}
+    assert roles == {"operator", "repeated", "tensor", "saved"}
+    assert all(str(variable) == text for text, variable in formulation.variables.items())
+    left = set(formulation.problem.variables) - formulation.variables.keys()
+    assert left
+    assert all(text.startswith("token ") for text in left)
