@@ -62,7 +62,7 @@ class Recording:
         Args:
             saving: as in `formulate`.
         """
-        return formulate(self.space(), self.costs_us, saving=saving).problem
+        return formulate(self.space(), saving=saving).priced(self.costs_us).problem
 
 
 TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")

@@ -61,7 +61,7 @@ def costs_us(space: Space) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def formulation(space: Space, costs_us: dict[str, float]) -> Formulation:
-    return formulate(space, costs_us)
+    return formulate(space).priced(costs_us)
 
 
 def test_a_space_asks_at_each_choice_and_conversion(graph: Graph, space: Space) -> None:
@@ -72,8 +72,8 @@ def test_a_space_asks_at_each_choice_and_conversion(graph: Graph, space: Space) 
 
 def test_a_problem_asks_at_each_factor(space: Space, formulation: Formulation, costs_us: dict[str, float]) -> None:
     factors = len(formulation.problem.factors)
-    assert asked(lambda: formulate(space, costs_us)) > factors
-    assert ended_at(factors, lambda: formulate(space, costs_us))
+    assert asked(lambda: formulate(space).priced(costs_us)) > factors
+    assert ended_at(factors, lambda: formulate(space).priced(costs_us))
 
 
 @pytest.mark.slow

@@ -32,6 +32,6 @@ def test_exact_proves_its_plan_on_it_and_the_papers_strategy_and_greedy_lie_abov
 
 
 def test_the_plan_runs_attention_of_cudnn_and_sums_biases_in_products() -> None:
-    formulation = formulate(LARGE.space(), LARGE.costs_us)
+    formulation = formulate(LARGE.space()).priced(LARGE.costs_us)
     chosen = {choice.candidate.kernel for choice in formulation.chosen(SOLVERS["exact"](formulation.problem))}
     assert {"cudnn_attention", "cudnn_attention_grad", "cublaslt_matmul_bias_grad"} <= chosen

@@ -240,7 +240,7 @@ def solve(
         noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
     costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
     if problem is not None:
-        write(problem, json.dumps(formulate(whole, costs, saving=saving).problem.to_json()))
+        write(problem, json.dumps(formulate(whole, saving=saving).priced(costs).problem.to_json()))
     failed = sum(measurement.status != "ok" for measurement in known.values())
     counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
     counts |= tuner.cell_counts(whole, known)

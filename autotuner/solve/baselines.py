@@ -1,13 +1,19 @@
-"""Baselines: the paper's shortest path along the chain, and each variable's cheapest state in turn."""
+"""Baselines: the paper's shortest path along the chain, each variable's cheapest state in turn, and the default.
 
+The default of every operator is a kernel of its own, with every tensor as declared.
+"""
+
+from collections.abc import Mapping
 from itertools import count
 
+from autotuner.ir.graph import Graph
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent, first_assignment
 from autotuner.solve.bucket_elimination import BucketElimination
 from autotuner.solve.exact import cheapest
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
+from autotuner.space import Choice, Space
 
 # A factor belongs to the path if it spans at most this many neighbours on the chain; longer ones are residual edges.
 REACH = 3
@@ -93,3 +99,26 @@ def greedy(problem: Problem) -> Solution:
     codes = followed(network, left, list(range(len(network.names))), {})
     states = network.named(codes)
     return Solution(states, problem.cost_us(states), bound_us(left.tables.values()), "greedy")
+
+
+def default_us(space: Space, costs_us: Mapping[str, float]) -> float | None:
+    """Return the least cost with every operator alone and every tensor as declared, or None where that is not known."""
+    alone = alone_as_declared_us(space, costs_us)
+    names = [operator.name for operator in space.graph.operators]
+    return sum(alone[name] for name in names) if alone.keys() >= set(names) else None
+
+
+def alone_as_declared_us(space: Space, costs_us: Mapping[str, float]) -> dict[str, float]:
+    """Return the least cost of each operator alone with its tensors as declared; those without a time are left out."""
+    found: dict[str, float] = {}
+    for choice in space.choices:
+        cost = costs_us.get(choice.call.key)
+        if cost is not None and len(choice.cover.operators) == 1 and is_declared(space.graph, choice):
+            (name,) = choice.cover.operators
+            found[name] = min(cost, found.get(name, cost))
+    return found
+
+
+def is_declared(graph: Graph, choice: Choice) -> bool:
+    """Say whether every tensor of a choice lies as the graph declares it."""
+    return all(text.split(":")[0] == graph.tensors[name].axes for name, text in choice.by_tensor.items())

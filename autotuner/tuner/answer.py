@@ -13,9 +13,9 @@ from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
 from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.solve import SOLVERS
-from autotuner.solve.default import default_us
+from autotuner.solve.baselines import default_us
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation
+from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.space import Space
 from autotuner.tuner.doubts import doubts_of
 from autotuner.tuner.explanation import explained
@@ -56,7 +56,8 @@ def build_configuration(
             into the budget; the message says what does.
     """
     ends_at = None if left_s is None else monotonic() + max(left_s, policy.finishing_s)
-    problem, solution = solved(space, known, solver, budget_bytes, ends_at)
+    unpriced = formulate(space, saving=budget_bytes is not None)
+    problem, solution = solved(unpriced, known, solver, budget_bytes, ends_at)
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()

@@ -17,8 +17,6 @@ from autotuner.solve.problem.ordering import CircleError
 from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.steps import interval_us
 
-OPERATOR = "operator "
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -76,7 +74,7 @@ def explained(
     ends_at = None if time_limit_s is None else monotonic() + time_limit_s
     while True:
         left_s = None if ends_at is None else max(0.0, ends_at - monotonic())
-        names = [name for name in formulation.problem.variables if name.startswith(OPERATOR)]
+        names = [text for text, variable in formulation.variables.items() if variable.role == "operator"]
         found = alternatives(formulation.problem, solution, names, time_limit_s=left_s)
         circle = _circle(formulation, found)
         if circle is None:
@@ -112,7 +110,7 @@ def _explanation(
                 by_choice[state] = _alternative(formulation, solution, known, state, plan)
         best = found.best(name)
         if best is not None and best[0] in by_choice:
-            by_operator[name.removeprefix(OPERATOR)] = by_choice[best[0]]
+            by_operator[formulation.variables[name].name] = by_choice[best[0]]
     overtaking = sorted(
         (each for each in by_choice.values() if each.extra_low_us < 0),
         key=lambda each: (each.extra_low_us, each.extra_us, each.operators, each.inputs, each.outputs),

@@ -12,7 +12,8 @@ from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
-from autotuner.solve.default import is_declared
+from autotuner.solve.baselines import is_declared
+from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
 from autotuner.tuner.progress import MeasurerProtocol, Progress
 from autotuner.tuner.runner import Known, RaceRunner, openers, races
@@ -240,9 +241,11 @@ class _Strategy:
         runner, state = self._runner, self._state
         confirmed = False
         must_be_computable(self._space, runner.known)
+        budget_bytes = state.options.budget_bytes
         with suppress(OverError), state.within("confirm"):
+            unpriced = formulate(self._space, saving=budget_bytes is not None)
             for _ in range(state.policy.confirm_rounds):
-                problem, solution = solved(self._space, runner.known, "exact", state.options.budget_bytes)
+                problem, solution = solved(unpriced, runner.known, "exact", budget_bytes)
                 keys = dict.fromkeys(key for key in problem.calls(solution) if key in runner.unconfirmed)
                 if not keys:
                     break

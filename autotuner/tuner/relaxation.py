@@ -20,14 +20,12 @@ from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.ir.records import Call, Measurement
 from autotuner.measure.roofline import Roofline, Work, work_of
 from autotuner.solve import exact, least_through, min_marginals
-from autotuner.solve.problem import Factor, Problem, Row
-from autotuner.solve.problem.formulate import TensorState, formulate, solve_in_order
+from autotuner.solve.problem import Problem
+from autotuner.solve.problem.formulate import formulate, solve_in_order
 from autotuner.solve.problem.offered import Place, state_of
+from autotuner.solve.problem.states import Variable
 from autotuner.space import Space
 from autotuner.tuner.progress import ROUNDING, gap
-
-OPERATOR = "operator "
-TENSORS = ("tensor", "saved")
 
 T = TypeVar("T", bound=Hashable)
 Least = Mapping[str, Mapping[str, float]]
@@ -194,24 +192,15 @@ class RelaxedProblem:
     """
 
     def __init__(self, space: Space) -> None:
-        self._whole = formulate(space, dict.fromkeys(space.calls, 0.0))
-        self._factors = tuple(replace(f, held_bytes={}) for f in self._whole.problem.factors)
+        self._whole = formulate(space).priced(dict.fromkeys(space.calls, 0.0))
         self._choices: dict[str, list[str]] = defaultdict(list)
-        self._shares: dict[str, int] = {}
         for choice in space.choices:
-            state = state_of(choice)
-            self._choices[state].append(choice.call.key)
-            self._shares[state] = len(choice.cover.operators)
+            self._choices[state_of(choice)].append(choice.call.key)
         self._conversions: dict[Place, list[str]] = defaultdict(list)
         for conversion in space.conversions:
             place = (conversion.tensor, conversion.source, conversion.target)
             self._conversions[place].append(conversion.call.key)
-        self._lies = {
-            (kind, tensor): {state: [(tensor, lies.form, target) for target in lies.targets]
-                             for (state,) in factor.table for lies in [TensorState.parse(state)]}
-            for factor in self._factors if len(factor.variables) == 1
-            for kind, _, tensor in [factor.variables[0].partition(" ")] if kind in TENSORS
-        }  # fmt: skip
+        self._tables = {str(table.variable): table.conversions for table in self._whole.structure.tables}
 
     def solve(self, costs_us: Costs) -> CheapestPlan:
         """Return the cheapest plan at these costs.
@@ -220,41 +209,17 @@ class RelaxedProblem:
             InfeasibleError: there is none.
         """
         prices = _Prices(_cheapest(self._choices, costs_us), _cheapest(self._conversions, costs_us))
-        priced = Problem(tuple(self._priced(factor, prices) for factor in self._factors))
+        priced = self._whole.structure.priced(_microseconds(prices.choices), _microseconds(prices.conversions))
         formulation, solution = solve_in_order(replace(self._whole, problem=priced), lambda each: exact(each.problem))
-        used = {prices.choices[state][1] for name, state in solution.states.items() if name.startswith(OPERATOR)}
-        for (kind, tensor), lies in self._lies.items():
-            used.update(prices.conversions[place][1] for place in lies[solution.states[f"{kind} {tensor}"]])
+        used = {prices.choices[state_of(choice)][1] for choice in formulation.chosen(solution)}
+        for variable, conversions in self._tables.items():
+            used.update(prices.conversions[place][1] for place in conversions[solution.states[variable]])
 
         def through_us(most_us: float) -> Costs:
             least = least_totals(formulation.problem, solution.lower_bound_us, most_us)
             return self._through_us(least, prices, costs_us)
 
         return CheapestPlan(solution.total_us, solution.lower_bound_us, frozenset(used), through_us)
-
-    def _priced(self, factor: Factor, prices: "_Prices") -> Factor:
-        """Return a factor at these prices: without the states that need a call without a cost."""
-        checkpoint()
-        if len(factor.variables) > 1:
-            return factor
-        kind, _, name = factor.variables[0].partition(" ")
-        table: dict[Row, float] = {}
-        if kind == "operator":
-            table = {
-                (state,): prices.choices[state][0] / self._shares[state]
-                for (state,) in factor.table
-                if state in prices.choices
-            }
-        elif kind in TENSORS:
-            lies = self._lies[kind, name]
-            table = {
-                (state,): cost + sum(prices.conversions[place][0] for place in lies[state])
-                for (state,), cost in factor.table.items()
-                if all(place in prices.conversions for place in lies[state])
-            }
-        else:
-            return factor
-        return replace(factor, table=table)
 
     def _through_us(self, least: Least, prices: "_Prices", costs_us: Costs) -> Costs:
         """Return a lower bound of all plans through each call.
@@ -265,13 +230,13 @@ class RelaxedProblem:
         found: dict[str, float] = dict.fromkeys(costs_us, inf)
         for state, keys in self._choices.items():
             if state in prices.choices:
-                names = state.partition("|")[0].split("+")
-                through = max(least[OPERATOR + name].get(state, inf) for name in names)
+                operators = (Variable("operator", name) for name in self._whole.choices[state].cover.operators)
+                through = max(least[str(operator)].get(state, inf) for operator in operators)
                 _improve(found, keys, through - prices.choices[state][0], costs_us)
         converted: dict[Place, float] = {}
-        for (kind, tensor), lies in self._lies.items():
-            for state, us in least[f"{kind} {tensor}"].items():
-                for place in lies[state]:
+        for variable, conversions in self._tables.items():
+            for state, us in least[variable].items():
+                for place in conversions[state]:
                     converted[place] = min(converted.get(place, inf), us)
         for place, keys in self._conversions.items():
             if place in prices.conversions:
@@ -291,6 +256,10 @@ def _cheapest(calls: Mapping[T, list[str]], costs_us: Costs) -> dict[T, tuple[fl
     found = {what: min(((costs_us[key], key) for key in keys if key in costs_us), default=None)
              for what, keys in calls.items()}  # fmt: skip
     return {what: price for what, price in found.items() if price is not None}
+
+
+def _microseconds(prices: Mapping[T, tuple[float, str]]) -> dict[T, float]:
+    return {what: us for what, (us, _) in prices.items()}
 
 
 def _improve(found: dict[str, float], keys: list[str], rest_us: float, costs_us: Costs) -> None:

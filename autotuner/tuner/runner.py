@@ -11,7 +11,7 @@ from autotuner.checkpoint import OverError
 from autotuner.database import Database, this_process
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.solve.default import is_declared
+from autotuner.solve.baselines import is_declared
 from autotuner.space import Space
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result

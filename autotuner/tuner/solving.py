@@ -12,7 +12,7 @@ from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
 from autotuner.plan.step import Step
 from autotuner.solve import SOLVERS, budgeted, exact
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.problem.formulate import Formulation, formulate, solve_in_order
+from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
 from autotuner.space import Space
 from autotuner.tuner.steps import steps_of
 
@@ -24,7 +24,7 @@ EPSILON = 1e-3
 
 
 def solved(
-    space: Space,
+    unpriced: SpaceProblem,
     known: Mapping[str, Measurement],
     solver: str,
     budget_bytes: int | None = None,
@@ -33,6 +33,7 @@ def solved(
     """Return a space's problem with its measurements, and a solution whose covers do not depend on each other.
 
     Args:
+        unpriced: the space's problem; under a budget it lets backward repeat forward operators.
         budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
         ends_at: when to take the best plan found, by `time.monotonic`, as far as the solver can; None for no limit.
 
@@ -40,9 +41,10 @@ def solved(
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
             into the budget; the message says what does.
     """
+    space = unpriced.space
     must_be_computable(space, known)
     costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
-    problem = formulate(space, costs_us, saving=budget_bytes is not None)
+    problem = unpriced.priced(costs_us)
 
     def peak_bytes(solution: Solution) -> int:
         return step_memory(space, steps_of(problem, solution, known), known).peak_bytes

@@ -51,12 +51,12 @@ def told(formulation: Formulation, solution: Solution) -> dict[str, Any]:
 
 def solved(name: str) -> dict[str, Any]:
     recording = RECORDINGS[name]
-    formulation = formulate(recording.space(), recording.costs_us)
+    formulation = formulate(recording.space()).priced(recording.costs_us)
     return {method: told(formulation, SOLVERS[method](formulation.problem)) for method in METHODS}
 
 
 def within_budgets() -> dict[str, Any]:
-    formulation = formulate(TINY.space(), TINY.costs_us, saving=True)
+    formulation = formulate(TINY.space(), saving=True).priced(TINY.costs_us)
     problem = formulation.problem
     most = problem.held_bytes(SOLVERS["exact"](problem).states)
     least = least_bytes(problem).held_bytes

@@ -27,7 +27,7 @@ def holding_little(of: Model, seed: int) -> Configuration:
     kernels = {name: entry for name, entry in CPU.kernels.items() if name not in COMPILED}
     space = build_space(training_graph(of.graph()), CPU.model_copy(update={"kernels": kernels}), saving=True)
     costs = costs_of(space, seed)
-    formulation = formulate(space, costs, saving=True)
+    formulation = formulate(space, saving=True).priced(costs)
     known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
     steps = steps_of(formulation, with_dear_bytes(formulation.problem), known)
     return replace(configuration(of), steps=steps)

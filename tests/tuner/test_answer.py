@@ -9,7 +9,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.plan.configuration import Configuration
 from autotuner.solve import SOLVERS
-from autotuner.solve.default import default_us, is_declared
+from autotuner.solve.baselines import default_us, is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Replay, build_configuration
 from autotuner.tuner.answer import own_bests_us
@@ -32,7 +32,7 @@ def test_the_run_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded
     found = tune(recorded.model, recorded.file, database, Replay(recorded.environment, recorded.measurements))
     certificate, space = found.certificate, recorded.space
     costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
-    best = SOLVERS["exact"](formulate(space, costs).problem)
+    best = SOLVERS["exact"](formulate(space).priced(costs).problem)
     assert certificate.solver == "exact"
     assert certificate.predicted_us == pytest.approx(best.total_us)
     assert certificate.predicted_us == pytest.approx(sum(step.predicted_us for step in found.steps))

@@ -9,7 +9,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
 from autotuner.solve import min_marginals
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation
+from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner.explanation import Explanation, explained
 from autotuner.tuner.solving import solved
 from tests.made_up import space_of, times
@@ -22,7 +22,7 @@ def plain(small: Model) -> Solved:
     """A small model, solved at made-up times whose intervals have no width."""
     space = space_of(small)
     known = times(space.calls)
-    return *solved(space, known, "exact"), known
+    return *solved(formulate(space), known, "exact"), known
 
 
 def widened(given: Solved, key: str, low_us: float = 0.0, high_us: float = 0.0, **asked: int) -> Explanation:

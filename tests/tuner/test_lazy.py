@@ -63,7 +63,7 @@ def test_on_recorded_times_a_tenth_is_proven_with_11_of_20_calls(recorded: Recor
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
     found = tune(recorded.model, recorded.file, database, replay, gap=0.1, watch=seen.append)
     costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
-    best_us = exact(formulate(recorded.space, costs).problem).total_us
+    best_us = exact(formulate(recorded.space).priced(costs).problem).total_us
     certificate = found.certificate
     assert found.counts["measured"] < found.counts["calls"] * 11 / 20
     assert certificate.lower_bound_us <= best_us

@@ -8,7 +8,7 @@ from autotuner.errors import ConfigurationError
 from autotuner.ir.records import STATUSES, Measurement, Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.step import Step, tensor_of
-from autotuner.solve.default import alone_as_declared_us
+from autotuner.solve.baselines import alone_as_declared_us
 from autotuner.space import Choice, Conversion, Space
 
 SameWork = frozenset[str] | tuple[str, str, str]

@@ -3,33 +3,37 @@
 from collections.abc import Iterator, Mapping
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.problem.factors import Factor, Row
+from autotuner.errors import ProblemError
+from autotuner.solve.problem.factors import Factor, Row, State
 from autotuner.solve.problem.offered import Offered
-from autotuner.solve.problem.size import check_rows
-from autotuner.solve.problem.states import StateTable, inside
+from autotuner.solve.problem.states import StateTable, Variable, inside
 
 NOT_REPEATED = "not repeated"
 
+ROWS_MAX = 10_000_000
+"""Of all factors, 220 bytes each: 24 encoder layers written out have 3.5 million, and 8.4 million under a budget."""
 
-def operator_costs(offered: Offered) -> Iterator[Factor]:
-    """Yield each operator's costs; a cover's cost is shared evenly by its members."""
+
+def operator_costs(offered: Offered, choices_us: Mapping[State, float]) -> Iterator[Factor]:
+    """Yield each operator's costs, without the states that have none; a cover's is shared evenly by its members."""
     for operator in offered.graph.operators:
         stated = offered.by_operator[operator.name]
         costs: dict[Row, float] = {
-            (state,): offered.costs_us[choice.call.key] / len(choice.cover.operators) for state, choice in stated
+            (state,): choices_us[state] / len(choice.cover.operators) for state, choice in stated if state in choices_us
         }
-        yield Factor(f"cost of operator {operator.name}", (f"operator {operator.name}",), costs)
+        variable = str(Variable("operator", operator.name))
+        yield Factor(f"cost of {variable}", (variable,), costs)
     for name, stated in offered.repeated.items():
         costs = {(NOT_REPEATED,): 0.0}
-        costs.update(((state,), offered.costs_us[choice.call.key]) for state, choice in stated)
-        yield Factor(f"cost of repeating {name}", (f"repeated {name}",), costs)
+        costs.update(((state,), choices_us[state]) for state, _ in stated if state in choices_us)
+        yield Factor(f"cost of repeating {name}", (str(Variable("repeated", name)),), costs)
 
 
 def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str, StateTable]) -> Iterator[Factor]:
     """Yield which states of an operator go with which states of each of its tensors."""
     graph = offered.graph
     for operator in graph.operators:
-        stated = offered.by_operator[operator.name]
+        stated, own = offered.by_operator[operator.name], str(Variable("operator", operator.name))
         extra = {
             tensor
             for _, choice in stated
@@ -52,12 +56,12 @@ def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str,
                 elif read_late or (
                     tensor not in operator.outputs and (graph.tensors[tensor].optional or tensor in extra)
                 ):  # the kernel makes it again inside, or does without
-                    partners = list(table.costs_us)
+                    partners = list(table.lies)
                 else:
                     partners = table.making.get(inside(graph, choice, tensor), [])
                 rows.update(((state, partner), 0.0) for partner in partners)
                 check_rows(len(rows))
-            yield Factor(f"{operator.name} with {tensor}", (f"operator {operator.name}", table.variable), rows)
+            yield Factor(f"{operator.name} with {tensor}", (own, str(table.variable)), rows)
     for name, table in held.items():
         checkpoint()
         yield _kept(name, tables[name], table)
@@ -68,15 +72,15 @@ def repeated_links(
 ) -> Iterator[Factor]:
     """Yield the same for forward operators that backward may repeat: all that one makes is made, or nothing."""
     for name, stated in offered.repeated.items():
-        operator = offered.operators[name]
+        operator, own = offered.operators[name], str(Variable("repeated", name))
         for tensor in dict.fromkeys(operator.inputs):
             table = held.get(tensor, tables[tensor])
-            rows: dict[Row, float] = {(NOT_REPEATED, partner): 0.0 for partner in table.costs_us}
+            rows: dict[Row, float] = {(NOT_REPEATED, partner): 0.0 for partner in table.lies}
             for state, choice in stated:
                 checkpoint()
                 form = choice.by_tensor[tensor]
                 rows.update(((state, partner), 0.0) for partner in table.holding.get(form, ()))
-            yield Factor(f"{name} repeated with {tensor}", (f"repeated {name}", table.variable), rows)
+            yield Factor(f"{name} repeated with {tensor}", (own, str(table.variable)), rows)
         for tensor in operator.outputs:
             if tensor not in held:
                 continue
@@ -89,13 +93,27 @@ def repeated_links(
                     for partner, lies in table.lies.items()
                     if (lies.form == made if lies.repeated else made is None or lies.is_absent)
                 )
-            yield Factor(f"{name} repeated makes {tensor}", (f"repeated {name}", table.variable), rows)
+            yield Factor(f"{name} repeated makes {tensor}", (own, str(table.variable)), rows)
 
 
 def _kept(name: str, made: StateTable, held: StateTable) -> Factor:
     """Return which forms can be held: those that forward has. What is made again or not asked for may be anything."""
     rows: dict[Row, float] = {}
     for state, lies in held.lies.items():
-        partners = made.costs_us if lies.repeated or lies.is_absent else made.holding.get(lies.form, ())
+        partners = made.lies if lies.repeated or lies.is_absent else made.holding.get(lies.form, ())
         rows.update(((partner, state), 0.0) for partner in partners)
-    return Factor(f"{name} held", (made.variable, held.variable), rows)
+    return Factor(f"{name} held", (str(made.variable), str(held.variable)), rows)
+
+
+def check_rows(rows: int) -> None:
+    """Check that a problem has no more rows than memory takes.
+
+    Raises:
+        ProblemError: it has.
+    """
+    checkpoint()
+    if rows > ROWS_MAX:
+        raise ProblemError(
+            f"the problem has more than {ROWS_MAX:,} rows: tune one of the layers that repeat, give tensors fewer "
+            "axes, or a search space with fewer kernels or `layouts: declared`"
+        )

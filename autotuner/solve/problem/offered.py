@@ -1,12 +1,10 @@
-"""Options of a problem: the fastest measured choices per operator, conversion and repetition."""
+"""Options of a problem: choices per operator, conversions, and what backward may repeat."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotuner.checkpoint import checkpoint
-from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import form_bytes
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import draws
@@ -22,17 +20,24 @@ Stated = Sequence[tuple[State, Choice]]
 
 @dataclass(frozen=True)
 class Offered:
-    """The fastest measured choice of each cover and forms, and the fastest conversion of each place.
+    """A choice of each cover and forms, and a conversion of each place.
 
     Args:
         saving: whether backward may also repeat forward operators, to save what they make.
     """
 
     space: Space
-    costs_us: Mapping[str, float]
     choices: Mapping[State, Choice]
     conversions: Mapping[Place, Conversion]
     saving: bool
+
+    def is_alike(self, other: "Offered") -> bool:
+        """Tell whether another of the same space has the same states, in the same order, and the same places."""
+
+        def shape(offered: Offered) -> list[tuple[State, Cover, tuple[str, ...]]]:
+            return [(state, choice.cover, choice.candidate.forms) for state, choice in offered.choices.items()]
+
+        return self.conversions.keys() == other.conversions.keys() and shape(self) == shape(other)
 
     @property
     def graph(self) -> Graph:
@@ -49,10 +54,6 @@ class Offered:
     @cached_property
     def operators(self) -> Mapping[str, Operator]:
         return {operator.name: operator for operator in self.graph.operators}
-
-    @cached_property
-    def price_us(self) -> Mapping[Place, float]:
-        return {place: self.costs_us[conversion.call.key] for place, conversion in self.conversions.items()}
 
     @cached_property
     def targets(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
@@ -110,36 +111,6 @@ class Offered:
 
     def bytes_of(self, tensor: str, form: str) -> int:
         return form_bytes(self.graph, tensor, form)
-
-
-def collected(space: Space, costs_us: Mapping[str, float], *, saving: bool) -> Offered:
-    """Return the fastest of what does the same; calls without a cost are left out.
-
-    Raises:
-        InfeasibleError: some operator has no choice with a cost; the message names it.
-    """
-    cells: dict[tuple[Cover, tuple[str, ...]], Choice] = {}
-    for choice in space.choices:
-        checkpoint()
-        cost = costs_us.get(choice.call.key)
-        if cost is None:
-            continue
-        key = (choice.cover, choice.forms)
-        if key not in cells or (cost, choice.candidate) < (costs_us[cells[key].call.key], cells[key].candidate):
-            cells[key] = choice
-    conversions: dict[Place, Conversion] = {}
-    for conversion in space.conversions:
-        checkpoint()
-        cost = costs_us.get(conversion.call.key)
-        place = (conversion.tensor, conversion.source, conversion.target)
-        if cost is not None and (place not in conversions or cost < costs_us[conversions[place].call.key]):
-            conversions[place] = conversion
-    choices = {state_of(choice): choice for choice in cells.values()}
-    offered = Offered(space, costs_us, choices, conversions, saving)
-    missing = [name for name, stated in offered.by_operator.items() if not stated]
-    if missing:
-        raise InfeasibleError(f"no measured candidate computes operator {missing[0]!r}")
-    return offered
 
 
 def state_of(choice: Choice) -> State:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.ir.graph import Graph
+from autotuner.solve.problem.states import Variable
 from autotuner.space import Choice
 
 
@@ -70,10 +71,10 @@ def forward_chain(graph: Graph) -> Iterator[str]:
     name: str | None = max(longest, key=lambda key: (longest[key][0], key))
     path: list[str] = []
     while name is not None:
-        path.append(f"operator {name}")
+        path.append(str(Variable("operator", name)))
         through = longest[name][1]
         if through is None:
             break
-        path.append(f"tensor {through}")
+        path.append(str(Variable("tensor", through)))
         name = graph.producers[through].name
     yield from reversed(path)

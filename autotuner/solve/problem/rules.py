@@ -7,7 +7,7 @@ from itertools import combinations
 from autotuner.checkpoint import checkpoint
 from autotuner.solve.problem.factors import Factor, Row
 from autotuner.solve.problem.offered import Offered, Stated
-from autotuner.solve.problem.states import ABSENT, inside
+from autotuner.solve.problem.states import ABSENT, Variable, inside
 from autotuner.space import Choice
 from autotuner.space.fusion import Cover, Reach
 
@@ -24,12 +24,12 @@ def tokens(offered: Offered) -> Iterator[Factor]:
             groups[tuple(part[0] for part in parts)].add(state)
     for group, shared in groups.items():
         checkpoint()
-        token = f"token {'+'.join(group)}"
+        token = str(Variable("token", "+".join(group)))
         for name in group:
             table: dict[Row, float] = {
                 (state, state if state in shared else "none"): 0.0 for state, _ in offered.by_operator[name]
             }
-            yield Factor(f"{token} at {name}", (f"operator {name}", token), table)
+            yield Factor(f"{token} at {name}", (str(Variable("operator", name)), token), table)
 
 
 def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
@@ -75,7 +75,8 @@ def acyclic(offered: Offered) -> Iterator[Factor]:
             for other, partner in by_operator[second]
             if (choice.cover, partner.cover) not in pairs
         }
-        yield Factor(f"no cycle of {first} and {second}", (f"operator {first}", f"operator {second}"), table)
+        variables = (str(Variable("operator", first)), str(Variable("operator", second)))
+        yield Factor(f"no cycle of {first} and {second}", variables, table)
 
 
 def not_together(offered: Offered, covers: Sequence[tuple[str, ...]]) -> Iterator[Factor]:
@@ -88,7 +89,8 @@ def not_together(offered: Offered, covers: Sequence[tuple[str, ...]]) -> Iterato
             (state, "yes" if choice.cover.operators == operators else "no"): 0.0
             for state, choice in offered.by_operator[operators[0]]
         }
-        yield Factor(f"{flag} in a circle of {len(covers)}", (f"operator {operators[0]}", flag), table)
+        variables = (str(Variable("operator", operators[0])), flag)
+        yield Factor(f"{flag} in a circle of {len(covers)}", variables, table)
     rows: list[Row] = [()]
     for _ in covers:
         rows = [(*row, answer) for row in rows for answer in ("yes", "no")]

@@ -1,15 +1,16 @@
-"""The states of tensors: in which form one was made or held, and into which forms it was converted."""
+"""Variables, and the states of tensors: in which form one was made or held, and into which it was converted."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import Literal
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph
-from autotuner.solve.problem.factors import Row, State
-from autotuner.solve.problem.offered import Offered, state_of
+from autotuner.solve.problem.factors import Factor, Row, State
+from autotuner.solve.problem.offered import Offered, Place, state_of
 from autotuner.space import Choice
 
 ABSENT = "absent"
@@ -19,6 +20,26 @@ REPEATED = "again "
 
 # A tensor is converted into two forms at most, into one where more than so many are possible.
 PAIRED = 6
+
+
+Role = Literal["operator", "repeated", "tensor", "saved", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A decision that a problem leaves open; its text names it there.
+
+    Args:
+        role: "operator" or "repeated": which choice computes an operator, at first or again in backward. "tensor" or
+            "saved": how a tensor lies, in forward or as what backward reads of it. "token": which choice siblings take.
+        name: of the operator, the tensor, or the siblings.
+    """
+
+    role: Role
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +52,6 @@ class TensorState:
     form: str
     targets: tuple[str, ...] = ()
     repeated: bool = False
-
-    @classmethod
-    def parse(cls, state: State) -> "TensorState":
-        if state == ABSENT or state.startswith(INSIDE):
-            return cls(state)
-        repeated = state.startswith(REPEATED)
-        form, *targets = state.removeprefix(REPEATED).split(CONVERTED)
-        return cls(form, tuple(targets), repeated)
 
     def __str__(self) -> State:
         return (REPEATED if self.repeated else "") + CONVERTED.join((self.form, *self.targets))
@@ -54,19 +67,15 @@ class TensorState:
 
 @dataclass(frozen=True)
 class StateTable:
-    """A tensor's states with the cost of the conversions that they contain, and the bytes that they hold.
+    """A tensor's states, and the bytes that they hold.
 
     Args:
-        variable: "tensor x", or "saved x": the instance of it that backward reads.
+        variable: of the tensor, or of the instance of it that backward reads.
     """
 
-    variable: str
-    costs_us: Mapping[State, float]
+    variable: Variable
+    lies: Mapping[State, TensorState]
     held_bytes: Mapping[State, int]
-
-    @cached_property
-    def lies(self) -> Mapping[State, TensorState]:
-        return {state: TensorState.parse(state) for state in self.costs_us}
 
     @cached_property
     def making(self) -> Mapping[str, list[State]]:
@@ -85,9 +94,21 @@ class StateTable:
                 found[form].append(state)
         return found
 
-    @property
-    def rows(self) -> dict[Row, float]:
-        return {(state,): cost for state, cost in self.costs_us.items()}
+    @cached_property
+    def conversions(self) -> Mapping[State, Sequence[Place]]:
+        """The conversions that a state contains."""
+        name = self.variable.name
+        return {state: [(name, lies.form, target) for target in lies.targets] for state, lies in self.lies.items()}
+
+    def cost(self, conversions_us: Mapping[Place, float]) -> Factor:
+        """Return the cost of each state; those that need a conversion without a cost are left out."""
+        table: dict[Row, float] = {
+            (state,): sum(conversions_us[place] for place in places)
+            for state, places in self.conversions.items()
+            if all(place in conversions_us for place in places)
+        }
+        held: dict[Row, int] = {(state,): count for state, count in self.held_bytes.items() if (state,) in table}
+        return Factor(f"cost of {self.variable}", (str(self.variable),), table, held)
 
 
 def inside(graph: Graph, choice: Choice, tensor: str) -> State:
@@ -127,30 +148,30 @@ def made_and_read(offered: Offered) -> Iterator[StateTable]:
             read[name].update(dict.fromkeys(packed))
         fixed = given[name] if name in graph.outputs else None
         most = len(graph.consumers[name]) + (name in graph.outputs)
-        costs = {
-            str(lies): cost
+        states = {
+            str(lies): lies
             for form in made[name]
-            for lies, cost in _converted(offered, name, TensorState(form), read[name], most)
+            for lies in _converted(offered, name, TensorState(form), read[name], most)
             if fixed is None or not set(fixed).isdisjoint(lies.forms)
         }
-        yield StateTable(f"tensor {name}", costs, {})
+        yield StateTable(Variable("tensor", name), states, {})
 
 
-def saved(offered: Offered, tables: Mapping[str, StateTable]) -> Iterator[tuple[str, StateTable]]:
+def saved(offered: Offered, tables: Mapping[str, StateTable]) -> Iterator[StateTable]:
     """Yield a table per tensor that backward reads of forward: what is held of it, or that backward makes it again.
 
     The first state, `ABSENT`, is for those that nobody asks for: every backward kernel can do without.
     """
     graph = offered.graph
     for name, read in offered.late_readers.items():
-        costs: dict[State, float] = {ABSENT: 0.0}
+        states = {ABSENT: TensorState(ABSENT)}
         held: dict[State, int] = {}
         for form in tables[name].holding:
             if form == ABSENT or form.startswith(INSIDE):
                 continue
-            for lies, cost in _converted(offered, name, TensorState(form), read, 2):
+            for lies in _converted(offered, name, TensorState(form), read, 2):
                 if not set(read).isdisjoint(lies.forms):
-                    costs[str(lies)] = cost
+                    states[str(lies)] = lies
                     held[str(lies)] = offered.bytes_of(name, form)
         producer = graph.producers.get(name)
         if producer is not None and producer.name in offered.repeated:
@@ -158,20 +179,18 @@ def saved(offered: Offered, tables: Mapping[str, StateTable]) -> Iterator[tuple[
                 choice.by_tensor[name] for _, choice in offered.repeated[producer.name] if name in choice.by_tensor
             }
             for form in sorted(again):
-                for lies, cost in _converted(offered, name, TensorState(form, repeated=True), read, 2):
+                for lies in _converted(offered, name, TensorState(form, repeated=True), read, 2):
                     if not set(read).isdisjoint(lies.forms):
-                        costs[str(lies)] = cost
-        yield name, StateTable(f"saved {name}", costs, held)
+                        states[str(lies)] = lies
+        yield StateTable(Variable("saved", name), states, held)
 
 
 def _converted(
     offered: Offered, name: str, lies: TensorState, wanted: Iterable[str], most: int
-) -> Iterator[tuple[TensorState, float]]:
-    """Yield what a tensor can become by conversions into wanted forms, with their cost."""
-    price_us = offered.price_us
+) -> Iterator[TensorState]:
+    """Yield what a tensor can become by conversions into wanted forms."""
     checkpoint()
-    targets = sorted(form for form in wanted if (name, lies.form, form) in price_us)
+    targets = sorted(form for form in wanted if (name, lies.form, form) in offered.conversions)
     for count in range(min(2 if len(targets) <= PAIRED else 1, most, len(targets)) + 1):
         for chosen in combinations(targets, count):
-            cost = sum(price_us[name, lies.form, form] for form in chosen)
-            yield TensorState(lies.form, chosen, lies.repeated), cost
+            yield TensorState(lies.form, chosen, lies.repeated)

@@ -21,6 +21,7 @@ from autotuner.solve.problem.formulate import Formulation, formulate, order_step
 from autotuner.space import Choice, Space, SpaceFile, build_space, load_space
 from autotuner.tuner import build_configuration
 from scripts.bench.brute_force import brute_force
+from scripts.recorded import LARGE, TINY, Recording
 from tests.solve.problem.walking import contradictions
 
 UNIT = 60
@@ -102,7 +103,7 @@ def priced(space: Space, price: Price, convert: float | None = UNIT) -> Formulat
     costs = {choice.call.key: cost for choice in choices if (cost := price(choice)) is not None}
     if convert is not None:
         costs |= {conversion.call.key: convert for conversion in space.conversions}
-    return formulate(replace(space, choices=choices), costs)
+    return formulate(replace(space, choices=choices)).priced(costs)
 
 
 def by_kernel(**costs: float) -> Price:
@@ -133,7 +134,7 @@ def test_the_exact_solver_equals_exhaustive_search(tmp_path: Path, text: str, se
             own.append(choice)
     thinned = replace(space, choices=tuple(choice for own in few.values() for choice in own))
     costs = {key: float(UNIT * draw.randint(1, 9)) for key in space.calls if draw.random() < 0.9}
-    problem = formulate(thinned, costs)
+    problem = formulate(thinned).priced(costs)
     try:
         expected = brute_force(problem.problem)
     except InfeasibleError:
@@ -285,7 +286,7 @@ def costs_of(space: Space, seed: int) -> dict[str, float]:
 def test_a_plan_of_the_layer_runs_from_step_to_step(p: float, seed: int) -> None:
     space = encoder(p)
     costs = costs_of(space, seed)
-    problem = formulate(space, costs)
+    problem = formulate(space).priced(costs)
     solution = SOLVERS["exact"](problem.problem)
     known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
     model = load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, p))
@@ -360,3 +361,33 @@ def test_conversions_that_were_not_measured_are_not_used(tmp_path: Path) -> None
     assert problem.conversions == {}
     solution, _ = solved(problem)
     assert problem.converted(solution) == ()
+
+
+@pytest.mark.parametrize("recording", [TINY, LARGE], ids=["tiny", "large"])
+@pytest.mark.parametrize("saving", [False, True])
+def test_pricing_again_gives_the_problem_that_pricing_first_gives(recording: Recording, saving: bool) -> None:
+    space, measured = recording.space(), recording.costs_us
+    draw = random.Random(0)
+    covered = {choice.call.key for choice in space.choices if len(choice.cover.operators) == 1}
+    others = {key: us * draw.uniform(0.5, 2) for key, us in measured.items()}
+    fewer = {key: us for key, us in measured.items() if key in covered or draw.random() < 0.5}
+    unpriced = formulate(space, saving=saving)
+    structures = []
+    for costs in (measured, others, fewer, measured):
+        again, first = unpriced.priced(costs), formulate(space, saving=saving).priced(costs)
+        assert again.problem.to_json() == first.problem.to_json()  # rows in the same order, too
+        assert list(again.choices.items()) == list(first.choices.items())
+        assert (again.conversions, again.base_bytes) == (first.conversions, first.base_bytes)
+        structures.append(again.structure)
+    assert structures[0] is structures[1]
+    assert structures[1] is not structures[2]
+
+
+def test_variables_say_what_the_texts_in_a_problem_name() -> None:
+    formulation = formulate(TINY.space(), saving=True).priced(TINY.costs_us)
+    roles = {variable.role for variable in formulation.variables.values()}
+    assert roles == {"operator", "repeated", "tensor", "saved"}
+    assert all(str(variable) == text for text, variable in formulation.variables.items())
+    left = set(formulation.problem.variables) - formulation.variables.keys()
+    assert left
+    assert all(text.startswith("token ") for text in left)

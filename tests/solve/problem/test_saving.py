@@ -52,7 +52,7 @@ def bytes_of(space: Space, places: Iterable[tuple[str, str]]) -> int:
 def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: int) -> None:
     space = encoder(p)
     costs = costs_of(space, seed)
-    formulation = formulate(space, costs, saving=True)
+    formulation = formulate(space, saving=True).priced(costs)
     solution = with_dear_bytes(formulation.problem)
     found = steps(formulation, solution, costs)
     assert contradictions(space.graph, space.given, found) == []
@@ -65,7 +65,7 @@ def test_a_plan_that_holds_little_holds_what_the_problem_says(p: float, seed: in
 def test_repeating_costs_time_and_saves_bytes() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)
-    plain, saving = (formulate(space, costs, saving=saving) for saving in (False, True))
+    plain, saving = (formulate(space, saving=saving).priced(costs) for saving in (False, True))
     fastest = SOLVERS["exact"](plain.problem)
     assert SOLVERS["exact"](saving.problem).total_us == fastest.total_us
     smallest = with_dear_bytes(saving.problem)
@@ -78,7 +78,7 @@ def test_repeating_costs_time_and_saves_bytes() -> None:
 def test_what_is_made_from_something_held_anyway_is_made_again(tmp_path: Path) -> None:
     space = small(tmp_path, SAVED, *MORE, train=True)
     costs = dict.fromkeys(space.calls, 60.0)
-    formulation = formulate(space, costs, saving=True)
+    formulation = formulate(space, saving=True).priced(costs)
     # GELU's backward reads `biased`; the bias can be added again, but then `product` is held: no byte is saved.
     assert formulation.repeated(with_dear_bytes(formulation.problem)) == {}
     assert set(formulation.offered.repeated) == {"biased"}
@@ -89,7 +89,7 @@ def test_what_is_made_from_something_held_anyway_is_made_again(tmp_path: Path) -
 def test_what_backward_makes_of_a_tensor_that_forward_had_so_is_another_instance() -> None:
     space = encoder(0.1)
     costs = costs_of(space, 0)
-    formulation = formulate(space, costs, saving=True)
+    formulation = formulate(space, saving=True).priced(costs)
     found = steps(formulation, with_dear_bytes(formulation.problem), costs)
     made = [place for step in found for place in step.outputs]
     assert len(made) == len(set(made))
@@ -103,7 +103,7 @@ def test_what_backward_makes_of_a_tensor_that_forward_had_so_is_another_instance
 def test_a_circle_of_covers_is_forbidden_as_a_whole_and_not_in_parts() -> None:
     space = encoder(0.1, "declared")
     costs = costs_of(space, 0)
-    formulation = formulate(space, costs)
+    formulation = formulate(space).priced(costs)
     chosen = [choice.cover.operators for choice in formulation.chosen(SOLVERS["exact"](formulation.problem))]
     wide = [operators for operators in chosen if len(operators) > 1][:3]
     assert len(wide) == 3
