@@ -1,4 +1,4 @@
-"""What the pages of benchmarks share: tables, how cases and bytes are written, and the commit that results are of."""
+"""Parts that the pages of benchmarks share: tables, cases and bytes as text, and the commit that results are of."""
 
 import subprocess
 from collections.abc import Iterable

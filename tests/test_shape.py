@@ -11,8 +11,6 @@ PACKAGES_MAX = 16
 ARROWS_MAX = 80
 QUESTIONS = {"what", "how", "why", "where", "which", "who", "when", "whether"}
 
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
 
 @cache
 def modules() -> dict[str, ast.Module]:
@@ -60,11 +58,13 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_no_docstring_begins_with_a_question() -> None:
+    """Also of constants and fields: every text that stands alone."""
     found = [
         f"{name}: {text.splitlines()[0]}"
         for name, tree in modules().items()
         for node in ast.walk(tree)
-        if isinstance(node, Documented) and (text := ast.get_docstring(node))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(text := node.value.value, str)
         if text.split()[0].strip(",:").lower() in QUESTIONS
     ]
     assert not found, "\n".join(["name the thing (CONTRIBUTING):", *found])

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0
-"""Who lived so long has not failed at its start: the next pause is a short one again."""
+"""A process that lived so long has not failed at its start: the next pause is a short one again."""
 
 GRACE_S = 5.0
 

@@ -19,7 +19,7 @@ Scalar = str | int | float | bool
 Attributes = tuple[tuple[str, Scalar], ...]
 Status = Literal["ok", "refused", "wrong", "error", "timeout", "crashed", "out_of_memory"]
 Mark = Literal["eliminated", "contended", "drifted"]
-"""What is said of a measurement beside its status: it was dropped early, so that its time is that of a few looks; most
+"""Remarks on a measurement beside its status: it was dropped early, so that its time is that of a few looks; most
 of its samples were taken while others used the device, or while the device changed."""
 
 DOUBTS: frozenset[Mark] = frozenset({"contended", "drifted"})

@@ -43,9 +43,9 @@ class Runner:
     out: bool = False
     failed: bool = False
     doubtful: bool = False
-    """Whether it would be out by a look or sample that nothing agrees with: it is looked at again first."""
+    """True if it would be out by a look or sample that nothing agrees with: it is looked at again first."""
     shown_us: float = inf
-    """What it is judged by: the median of its samples; the least of looks and samples where a single one decides it."""
+    """The time that it is judged by: its samples' median; the least of looks and samples where a single one decides it."""
 
     @property
     def look_us(self) -> float | None:

@@ -36,7 +36,7 @@ class Sampler(Protocol):
     """One candidate, built on its operand sets and ready to be timed."""
 
     is_contended: bool
-    """Whether others used the device during its last look or sample, which counts all the same."""
+    """True if others used the device during its last look or sample, which counts all the same."""
 
     def look(self) -> float:
         """Return microseconds of one call: what decides whether it is timed any further."""

@@ -18,7 +18,7 @@ PAGE = 50
 PAGE_MAX = 1000
 AXIS = r"^[a-z]$"
 INTEGER_MAX = 2**63 - 1
-"""What the database stores."""
+"""The largest integer that the database stores."""
 
 BYTES_MAX = 2**50
 """Above what any device has, and exact as a float, as some readers of JSON take every number."""

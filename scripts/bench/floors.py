@@ -1,4 +1,4 @@
-"""What the steps of a layer take at least on a device: its ceilings, for the pages of benchmarks."""
+"""The least time that each step of a layer takes on a device, by its roofline; for the pages of benchmarks."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -24,7 +24,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Block:
-    """What is repeated, and which of its operators, forward and backward, one kernel may compute.
+    """The block that is repeated, and the sets of its operators, forward and backward, that one kernel may compute.
 
     The operator that makes a step's gradient is `grad_<step>`; of a weight or bias, `grad_<step>_weight`; of a product
     of two tensors, `grad_<step>_left` and `grad_<step>_right`.

@@ -31,7 +31,7 @@ from autotuner.kernels.torch import contraction, stacked
 Run = Callable[[], Any]
 
 WORKSPACE_BYTES = 32 << 20
-"""What an algorithm may ask for at most: what cuBLAS itself is given on Hopper."""
+"""The most workspace that an algorithm may ask for: as much as cuBLAS itself is given on Hopper."""
 SLACK_BYTES = 256
 """Some algorithms with an epilogue write a little further than the workspace that they ask for."""
 ALIGNED_BYTES = 256

@@ -31,7 +31,7 @@ GELU_DTYPES = {"gelu_tanh": ("bfloat16", "float16", "float32"), "gelu_tanh_grad"
 """Of its gradient in float32 about one element in a thousand is off by more than rounding: 25 of 24,576 (cuBLAS of CUDA
 13, H200)."""
 SAVED_MULTIPLE = 8
-"""What divides the extent of the contiguous axis of GELU's saved input: CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD."""
+"""A divisor of the extent of the contiguous axis of GELU's saved input: CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD."""
 
 
 def without_bias_grads(subgraph: Subgraph) -> Subgraph:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPILERS_MAX = 16
 """Each has a context on the device, of half a gigabyte."""
 L2_MULTIPLE = 2
-"""What lies so many times beyond the cache comes from memory, whatever else is touched in between."""
+"""Data that lie so many times beyond the cache come from memory, whatever else is touched in between."""
 
 
 def cuda_devices() -> list[Device]:

@@ -14,7 +14,7 @@ LETTER = 6.65
 SMALL_LETTER = 6.05
 HEAD, ROW, PORT_ROW, INSET = 24.0, 17.0, 15.0, 10.0
 POINT = 10.0
-"""How far the points of a conversion's box, a hexagon, reach beyond its corners."""
+"""The distance by which the points of a conversion's box, a hexagon, reach beyond its corners."""
 LABEL = 19.0
 MARGIN, GUTTER, TITLES = 16.0, 90.0, 34.0
 PORT_GAP = 13.0

@@ -15,7 +15,7 @@ SWEEPS = 24
 
 BEND_WIDTH = 14.0
 BEND_PULL = 8.0
-"""How much more two bends of one edge want to lie straight above each other than two nodes do."""
+"""The weight of lying straight above each other, of two bends of one edge against two nodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from autotuner.errors import DatabaseError
 from autotuner.tuner import Progress, Stage, Watch
 
 BEAT_S = 1.0
-"""How soon a job hears that it was cancelled; it ends at its next checkpoint."""
+"""The time after which a job hears that it was cancelled; it ends at its next checkpoint."""
 
 ALSO_AFTER_S = 5.0
 TELL_AFTER_S = 1.0
