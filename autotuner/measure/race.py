@@ -45,7 +45,7 @@ class Runner:
     doubtful: bool = False
     """True if it would be out by a look or sample that nothing agrees with: it is looked at again first."""
     shown_us: float = inf
-    """The time that it is judged by: its samples' median; the least of looks and samples where a single one decides it."""
+    """The time that it is judged by: its median; the least of looks and samples where a single one decides it."""
 
     @property
     def look_us(self) -> float | None:
