@@ -14,11 +14,11 @@ from autotuner.ir.models import Model, load_model, named_model
 from autotuner.ir.records import Scalar
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
+from autotuner.plan.request import Request
 from autotuner.server.worker import tune_attended
 from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, server_url
 from autotuner.space import space_file
 from autotuner.tuner import Progress, Watch
-from autotuner.tuner.request import Request
 
 if TYPE_CHECKING:
     from torch import nn

@@ -121,8 +121,12 @@ class TuneOptions:
 
     @classmethod
     def of(cls, **given: "Unpack[TuneKeywords]") -> "TuneOptions":
-        """Return the options that are given by keyword; None stands for a default."""
-        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        """Return the options that are given by keyword; `limits=None` stands for no limits.
+
+        Raises:
+            TypeError: there is no such option.
+        """
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if (name, value) != ("limits", None)}
         return cls(**chosen)
 
     @classmethod

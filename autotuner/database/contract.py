@@ -14,6 +14,7 @@ Guarantees of all methods:
 Owners and workers are named by `this_process()`, followed by "#" and a word where one process has several.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -173,6 +174,7 @@ class Worker:
 class Configurations(Protocol):
     """Answers. They are added, and never changed or removed; their ids rise."""
 
+    @abstractmethod
     def save(
         self,
         *,
@@ -196,6 +198,7 @@ class Configurations(Protocol):
             measured_us: measured end to end, where it was.
         """
 
+    @abstractmethod
     def find(
         self, request_key: str, environment_key: str, *, complete: bool = True
     ) -> tuple[int, dict[str, Any]] | None:
@@ -205,6 +208,7 @@ class Configurations(Protocol):
             complete: only of those that are.
         """
 
+    @abstractmethod
     def get(self, configuration_id: int) -> StoredConfiguration:
         """Return a configuration by its id.
 
@@ -212,6 +216,7 @@ class Configurations(Protocol):
             NotFoundError: there is none.
         """
 
+    @abstractmethod
     def best(
         self, *, family_key: str, dtype: str, extents: Mapping[str, int], device_type: str, device_name: str | None
     ) -> Match:
@@ -225,9 +230,11 @@ class Configurations(Protocol):
             device_name: None for any device of the type.
         """
 
+    @abstractmethod
     def count(self, family_key: str) -> int:
         """Return the number for a family of models: while it stays, so do `best` and `known` of that family."""
 
+    @abstractmethod
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
         """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
 
@@ -245,20 +252,24 @@ class Queue(Protocol):
     - A job's revision rises with each change of the job, and with nothing else.
     """
 
+    @abstractmethod
     def enqueue(
         self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
     ) -> Job:
         """Store a job that waits for a worker of its device."""
 
+    @abstractmethod
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
         """Store a job that the caller runs itself, from now on."""
 
+    @abstractmethod
     def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
         """Take the oldest job that waits for this device, or that was left behind on one; None where there is none.
 
         A worker that claims has no job in hand: one that it seems to run still, it gets again.
         """
 
+    @abstractmethod
     def renew(
         self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
     ) -> Renewal:
@@ -272,6 +283,7 @@ class Queue(Protocol):
             "cancel" where somebody cancelled it, "lost" where another worker has it or it has ended.
         """
 
+    @abstractmethod
     def finish(
         self,
         job_id: int,
@@ -289,12 +301,14 @@ class Queue(Protocol):
             JobStateError: it has ended already, or another worker has it.
         """
 
+    @abstractmethod
     def release(self, job_id: int, worker: str) -> None:
         """Put a job back that this worker runs, for another to go on with; one that is not its own stays as it is.
 
         A job that was cancelled meanwhile ends as that. What is put back was not lost, so attempts count anew.
         """
 
+    @abstractmethod
     def cancel(self, job_id: int) -> Job:
         """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
 
@@ -303,6 +317,7 @@ class Queue(Protocol):
             JobStateError: it has ended otherwise.
         """
 
+    @abstractmethod
     def job(self, job_id: int) -> Job:
         """Return a job.
 
@@ -310,21 +325,27 @@ class Queue(Protocol):
             NotFoundError: there is none with this id.
         """
 
+    @abstractmethod
     def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
         """Return jobs, the newest first; with `before`, only those with a lesser id."""
 
+    @abstractmethod
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
         """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
 
+    @abstractmethod
     def waiting(self) -> dict[JobState, int]:
         """Return the number of jobs in each state that is not an end."""
 
+    @abstractmethod
     def greet(self, worker: str, device_type: str, device_name: str) -> None:
         """Announce a worker that takes jobs; those that are gone are forgotten when a new one comes."""
 
+    @abstractmethod
     def leave(self, worker: str) -> None:
         """Remove a worker that takes no more jobs."""
 
+    @abstractmethod
     def workers(self) -> list[Worker]:
         """Return the workers that are not gone, in the order in which they came."""
 
@@ -341,12 +362,15 @@ class Storage(Protocol):
     configurations: Configurations
     queue: Queue
 
+    @abstractmethod
     def remember(self, environment: Environment) -> None:
         """Store an environment; one that is known stays as it is."""
 
+    @abstractmethod
     def environments(self) -> list[Environment]:
         """Return every known environment, the first one remembered first."""
 
+    @abstractmethod
     def store(self, environment_key: str, results: Iterable[tuple[Call, Measurement]], *, replace: bool = False) -> int:
         """Store measurements, all or none, and return how many rows were written.
 
@@ -356,31 +380,39 @@ class Storage(Protocol):
             replace: also replace what was measured well; otherwise only a failure gives way to a newer measurement.
         """
 
+    @abstractmethod
     def find(self, environment_key: str, call_keys: Collection[str]) -> dict[str, Measurement]:
         """Return the measurement of each call that has one in this environment, failures included, by call key."""
 
+    @abstractmethod
     def measurements(
         self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
     ) -> list[StoredMeasurement]:
         """Return measurements in the order of first storing; with `after`, only those with a greater id."""
 
+    @abstractmethod
     def statistics(self, where: Filter = EVERY) -> Statistics:
         """Return the number of measurements and their times."""
 
+    @abstractmethod
     def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
         """Claim calls for measuring, and return the keys of those that nobody else has claimed.
 
         Look up what is measured after claiming: whoever held a call before has stored it by then.
         """
 
+    @abstractmethod
     def release_calls(self, owner: str) -> None:
         """End all claims of an owner; where the database is away, they end before the next ones."""
 
+    @abstractmethod
     def set_fact(self, environment_key: str, name: str, value: float) -> None:
         """Store a constant of an environment, such as its noise floor, over an earlier value."""
 
+    @abstractmethod
     def facts(self, environment_key: str) -> dict[str, float]:
         """Return every measured constant of an environment, by name."""
 
+    @abstractmethod
     def fact(self, environment_key: str, name: str) -> float | None:
         """Return a measured constant of an environment, or None where it was never measured."""

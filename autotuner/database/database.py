@@ -96,6 +96,11 @@ class Database(Storage):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def generation(self) -> int:
+        """The number of SQLite files that took the place of the one that was opened first: ids start anew in each."""
+        return self._transactions.generation
+
     def close(self) -> None:
         self._transactions.engine.dispose()
 

@@ -31,11 +31,22 @@ class Transactions:
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
         self._file, self._log = self._found(), self._found("-wal")
+        self._generation = 0
 
     @property
     def shown(self) -> str:
         """The name of the database in messages."""
         return shown(self.engine.url)
+
+    @property
+    def generation(self) -> int:
+        """The number of files that took the place of the one that was opened first.
+
+        Raises:
+            DatabaseError: the file is gone, or was replaced and is not to be reopened.
+        """
+        self._check()
+        return self._generation
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -82,6 +93,7 @@ class Transactions:
             except SQLAlchemyError as error:
                 raise explained(error, self.engine.url) from error
             self._file = self._found()
+            self._generation += 1
 
     def _check(self) -> None:
         """Raise an error where the file is not the one that was opened."""

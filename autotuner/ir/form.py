@@ -15,7 +15,8 @@ SAVING = ("bit", "seed")
 """Storage formats that save memory and cost time: elements are found by their place in the memory order."""
 GENERATOR_STATES: dict[str, int] = {}
 """Storage formats that only some kernels know, which declare them: a dropout mask as the state of their generator, with
-the number of its integers (a seed, or seed and offset)."""
+the number of its integers (a seed, or seed and offset). Their forms can be parsed after `autotuner.kernels.rules` is
+imported."""
 BITS = 8
 """Elements that one byte of the bit format holds, the first in its lowest bit."""
 STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}

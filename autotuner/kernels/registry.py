@@ -9,6 +9,7 @@ in their strides; an absent one is None. A mask stored as bits or as a seed is a
 axes. The builder makes its views once; `run()` does the work. It writes every element of every output and copies no
 operand in secret.
 
+>>> import autotuner.kernels.rules  # registers every kernel
 >>> from autotuner.kernels import KERNELS
 >>> kernel = KERNELS["torch_matmul_bias"]
 >>> kernel.covers, kernel.runs

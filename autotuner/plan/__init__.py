@@ -1,1 +1,1 @@
-"""The answer of a tuning: the configuration, where its tensors lie in memory, its explanation, and its report."""
+"""The request of a tuning, and its answer: configuration, memory plan, explanation and report."""

@@ -12,7 +12,7 @@ from autotuner.solve.arc_consistency import Consistent, bound_us, consistent, fi
 from autotuner.solve.buckets import Buckets, Estimate
 from autotuner.solve.limits import SolverLimits, needed_bytes
 from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened
-from autotuner.solve.tables import Codes, Costs, CostTable, Integers, join, minimised, product
+from autotuner.solve.tables import Codes, Costs, CostTable, join, minimised
 
 # A join may be this much larger than what is left of it after the projection.
 JOINED = 20
@@ -235,31 +235,6 @@ class BucketElimination(Buckets[CostTable]):
         self.argmins.append(ArgminTable(variable, rest, states))
         self._add(rest)
         return rest.variables
-
-
-def estimated_rows(
-    scopes: Sequence[tuple[int, ...]], counts: Sequence[Integers], variable: int, alive: Mapping[int, int]
-) -> tuple[float, float]:
-    """Return how many rows the result of eliminating a variable has, and the join of its tables before that.
-
-    Exact for tables that share this variable alone; each other one that several name is taken as independent.
-
-    Args:
-        scopes: the variables of each of its tables.
-        counts: how many rows of each of them every state of the variable has.
-        alive: how many states of each variable are left.
-    """
-    checkpoint()
-    matches = counts[0].astype(np.float64)
-    for each in counts[1:]:
-        matches *= each
-    shared: dict[int, int] = {}
-    for scope in scopes:
-        for other in scope:
-            shared[other] = shared.get(other, 0) + 1
-    shared.pop(variable, None)
-    joined = float(matches.sum()) / product(alive[v] ** (count - 1) for v, count in shared.items() if count > 1)
-    return min(joined, product(alive[v] for v in shared)), joined
 
 
 def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int]) -> float:

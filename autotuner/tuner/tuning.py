@@ -13,6 +13,7 @@ from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request, family_key
 from autotuner.settings import Limits
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
@@ -20,7 +21,6 @@ from autotuner.tuner.cell_search import search_cells
 from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
-from autotuner.tuner.request import Request, family_key
 from autotuner.tuner.state import TuningState
 
 NOISE_FLOOR = "noise_floor"

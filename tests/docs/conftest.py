@@ -8,9 +8,9 @@ import pytest
 from autotuner.database import open_database
 from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Configuration, save_configuration
+from autotuner.plan.request import Request
 from autotuner.space import Space
 from autotuner.tuner import Replay, tune
-from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from autotuner.database import Database, open_database
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
 from autotuner.tuner import Replay, tune
-from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
 from tests.frozen.recordings import environment_of, measurements_of

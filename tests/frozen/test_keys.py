@@ -16,10 +16,10 @@ from autotuner.database import open_database
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import known_models, load_model, named_model
 from autotuner.ir.records import Attributes, Call, Candidate, Environment, Node, Subgraph, TensorType
+from autotuner.plan.request import Request, family_key
 from autotuner.settings import Limits, TuneOptions
 from autotuner.space import build_space, space_file
 from autotuner.tuner import request_key
-from autotuner.tuner.request import Request, family_key
 from tests.frozen.golden import assert_same, golden, write_golden
 
 DEVICES = ("cpu", "cuda")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
+from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
 from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import TuningPolicy, tune
-from autotuner.tuner.request import Request
 from scripts.recorded import TINY
 from tests.frozen.golden import assert_same, golden, write_golden
 from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of

@@ -14,10 +14,10 @@ import httpx2
 from autotuner.database import open_database
 from autotuner.errors import ServiceError
 from autotuner.ir.models import named_model
+from autotuner.plan.request import Request
 from autotuner.server.client import Client
 from autotuner.server.http import create_app
 from autotuner.settings import Limits, TuneOptions
-from autotuner.tuner.request import Request
 from tests.frozen.golden import assert_same, golden, write_golden
 from tests.made_up import FEED_FORWARD
 

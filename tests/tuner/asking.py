@@ -9,10 +9,10 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
 from autotuner.space import SpaceFile
 from autotuner.tuner import MeasurerProtocol, Replay, TuningPolicy, Watch
-from autotuner.tuner.request import Request
 from tests.made_up import HERE
 
 

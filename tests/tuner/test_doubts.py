@@ -15,10 +15,10 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
+from autotuner.plan.request import Request
 from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import request_key
 from autotuner.tuner.doubts import outliers
-from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
 

@@ -12,9 +12,9 @@ from autotuner.errors import InfeasibleError, InputError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.plan.request import Request
 from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import Progress, TuningPolicy, state
-from autotuner.tuner.request import Request
 from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, space_of, times
 from tests.tuner import asking

@@ -15,9 +15,9 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
 from autotuner.tuner import Progress, TuningPolicy, request_key, save, tuning
-from autotuner.tuner.request import Request
 from autotuner.tuner.tuning import reads_parameters_as_declared
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from autotuner.errors import JobStateError, ServiceError
+from autotuner.errors import InputError, JobStateError, ServiceError
 from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
@@ -133,10 +133,13 @@ class Client:
             tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
         Raises:
+            InputError: an option that is unknown, not valid or given twice.
             ModelError: a model file that cannot be used.
         """
         sent, preset = given_model(model, preset)
         given = tuning.pop("limits", None)
+        if given is not None and (max_seconds, max_measurements) != (None, None):
+            raise InputError("limits are given twice: give `limits`, or `max_seconds` and `max_measurements`")
         limits = asdict(given) if given else {"seconds": max_seconds, "measurements": max_measurements}
         body = checked(
             SubmittedJob, model=sent, preset=preset, extents=dict(extents or {}), options=dict(options or {}),

@@ -5,10 +5,12 @@ than all the rest of an answer.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
+from threading import Lock
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query
@@ -19,11 +21,11 @@ from autotuner.errors import ModelError, NotFoundError
 from autotuner.ir.models import read_value
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
+from autotuner.plan.request import family_key
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, given_extents
 from autotuner.server.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
-from autotuner.tuner.request import family_key
 
 KNOWN_MAX = 8
 KEPT_ANSWERS = 256
@@ -139,14 +141,27 @@ class Answers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._kept = lru_cache(KEPT_ANSWERS)(self._best)
-        self.configuration = lru_cache(KEPT_CONFIGURATIONS)(self._configuration)
+        self._lock = Lock()
+        self._kept: OrderedDict[Target, tuple[tuple[int, int], TaggedBody]] = OrderedDict()
+        self._read = lru_cache(KEPT_CONFIGURATIONS)(self._configuration)
 
     def best(self, target: Target) -> TaggedBody:
         """Return the `BestView` of a target; the one in memory, until its family has another configuration."""
-        return self._kept(target, self._database.configurations.count(target.family))
+        state = (self._database.generation, self._database.configurations.count(target.family))
+        with self._lock:
+            kept = self._kept.get(target)
+            if kept is not None and kept[0] == state:
+                self._kept.move_to_end(target)
+                return kept[1]
+        body = self._best(target)
+        with self._lock:
+            self._kept[target] = (state, body)
+            self._kept.move_to_end(target)
+            while len(self._kept) > KEPT_ANSWERS:
+                self._kept.popitem(last=False)
+        return body
 
-    def _best(self, target: Target, _number: int) -> TaggedBody:
+    def _best(self, target: Target) -> TaggedBody:
         found = self._database.configurations.best(
             family_key=target.family, dtype=target.dtype, extents=dict(target.extents),
             device_type=target.device_type, device_name=target.device_name,
@@ -154,13 +169,16 @@ class Answers:
         message = _message(self._database, target, found)
         return _answer({"match": found.status, "differs": found.differs, "message": message}, found.stored)
 
-    def _configuration(self, configuration_id: int) -> Configuration:
+    def configuration(self, configuration_id: int) -> Configuration:
         """Return a configuration; to read its document takes longer than to explain all of it.
 
         Raises:
             NotFoundError: there is none of this id.
             ConfigurationError: it is of another version of autotuner.
         """
+        return self._read(self._database.generation, configuration_id)
+
+    def _configuration(self, _generation: int, configuration_id: int) -> Configuration:
         stored = _stored(self._database, configuration_id)
         return Configuration.from_json(json.loads(stored.text), f"configuration {configuration_id}")
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from autotuner.database import Database, Job
 from autotuner.errors import NotFoundError
 from autotuner.ir.models import Model
+from autotuner.plan.request import Request
 from autotuner.server.http.connections import CHECKERS, WRITERS
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
@@ -22,7 +23,6 @@ from autotuner.server.wire import (
     SubmittedLimits,
 )
 from autotuner.settings import TuneOptions
-from autotuner.tuner.request import Request
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
 

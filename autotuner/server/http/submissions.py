@@ -14,8 +14,8 @@ from autotuner.ir.models import Model, ModelFile, known_models, load_model, pars
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option
 from autotuner.ir.records import Scalar
+from autotuner.plan.request import Request
 from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, SubmittedJob, Text
-from autotuner.tuner.request import Request
 
 KEPT_MODELS = 1024
 OPERATORS_MAX = 256

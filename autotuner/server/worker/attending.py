@@ -22,13 +22,13 @@ from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
 from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
 from autotuner.tuner import Spent, Tuned, TuningPolicy, Watch
 from autotuner.tuner.policy import DEFAULT_POLICY
-from autotuner.tuner.request import Request
 
 END_TO_END_SAMPLES = 30
 

@@ -9,11 +9,11 @@ from autotuner.database import Database, Job, open_database, this_process
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
 from autotuner.measure.devices import check_torch, environment
+from autotuner.plan.request import Request
 from autotuner.server.worker.attending import run_job, silent, told
 from autotuner.server.worker.reporting import Log
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile, space_file
-from autotuner.tuner.request import Request
 
 LOOK_S = 0.5
 GREET_S = 10.0

@@ -15,6 +15,7 @@ from autotuner.ir.models import load_model
 from autotuner.plan.explanation import explain_operator, explain_tensor
 from autotuner.server.client import Client
 from autotuner.server.client.client import KEPT_ANSWERS
+from autotuner.settings import Limits
 from tests.made_up import LAYER, made_up_configuration, small_model
 from tests.plan.explained import explained_configuration
 from tests.server.client.pretended import MEASUREMENT, Pretended, job, problem
@@ -67,6 +68,11 @@ def test_a_job_of_a_known_model_is_submitted_by_name(service: Pretended, asked: 
         "limits": {"seconds": 60.0, "measurements": 9}, "again": True, "retry": True, "remeasure": False,
         "end_to_end": False,
     }  # fmt: skip
+
+
+def test_limits_that_are_given_twice_are_refused(asked: Client) -> None:
+    with pytest.raises(InputError, match="limits are given twice"):
+        asked.submit("bert-encoder:tiny", limits=Limits(measurements=5), max_seconds=60)
 
 
 def test_a_model_file_is_sent_along(service: Pretended, asked: Client, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from autotuner.database import Database, Job, this_process
 from autotuner.ir.models import Model, named_model
 from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 from autotuner.plan.configuration import Configuration
-from autotuner.tuner.request import Request
+from autotuner.plan.request import Request
 
 HERE = Environment("cpu", "Xeon", (("cores", 2),), (("cache", "warm"),))
 ELSEWHERE = Environment("cpu", "EPYC", (("cores", 64),))

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-from autotuner.database import Database
+from autotuner.database import Database, open_database
 from autotuner.ir.models import named_model
 from autotuner.ir.records import Doubt, Scalar
 from autotuner.plan.configuration import Configuration
@@ -15,7 +16,7 @@ from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, e
 from autotuner.server.http import create_app
 from autotuner.server.wire import BestView, ConfigurationView
 from tests.plan.explained import explained_configuration
-from tests.server.http.filled import HERE, TINY, answer
+from tests.server.http.filled import HERE, TINY, answer, fill
 
 OTHER = named_model("bert-encoder:tiny", extents={"l": 48})
 BEST = "/v1/configurations/best"
@@ -241,3 +242,25 @@ def test_only_the_last_configurations_that_were_asked_for_are_kept(
     for number, predicted_us in ((1, configuration.steps[0].predicted_us), (other, 10.0), (1, None), (other, 10.0)):
         found = asked.get(f"/v1/configurations/{number}/operators/product").json()
         assert predicted_us in (None, found["predicted_us"])
+
+
+def test_after_the_database_file_was_replaced_nothing_of_the_old_one_is_answered(
+    tmp_path: Path, configuration: Configuration
+) -> None:
+    """Also where the new file has as many configurations, with the same ids."""
+    file, other = tmp_path / "served.sqlite", tmp_path / "other.sqlite"
+    later = explained_configuration(configuration.model)
+    for path, kept in ((file, configuration), (other, later)):
+        with open_database(path) as opened:
+            fill(opened, kept)
+    with open_database(file, reopens=True) as served:
+        asked = TestClient(create_app(served), "http://localhost")
+        told = [asked.get(BEST, params={"model": "bert-encoder:tiny"}).json()["best"]["configuration"]]
+        explained = [asked.get("/v1/configurations/1/operators/product").json()]
+        for suffix in ("-wal", "-shm"):
+            Path(f"{file}{suffix}").unlink(missing_ok=True)
+        other.replace(file)
+        told.append(asked.get(BEST, params={"model": "bert-encoder:tiny"}).json()["best"]["configuration"])
+        explained.append(asked.get("/v1/configurations/1/operators/product").json())
+    assert told == [json.loads(json.dumps(each.to_json())) for each in (configuration, later)]
+    assert explained[1]["predicted_us"] == 10.0 != explained[0]["predicted_us"]

@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 from autotuner.database import Database
 from autotuner.ir.models import load_model
 from autotuner.ir.models.bounds import ELEMENTS_MAX
+from autotuner.plan.request import Request
 from autotuner.server.http.examples import SMALL_MODEL, SUBMISSIONS
 from autotuner.server.http.submissions import OPERATORS_MAX
-from autotuner.tuner.request import Request
 from tests.server.http.filled import PROGRESS, TINY, enqueue
 
 

@@ -6,11 +6,11 @@ from autotuner.database import Database, Job
 from autotuner.ir.models import Model
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
 from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings, TuneOptions
 from autotuner.tuner import Replay, TuningPolicy
 from autotuner.tuner.policy import DEFAULT_POLICY
-from autotuner.tuner.request import Request
 from tests.made_up import CPU
 
 WORKER = "elsewhere/1:1:1"

@@ -12,10 +12,10 @@ from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.plan.configuration import Measured
+from autotuner.plan.request import Request
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
 from autotuner.settings import Limits, Settings
 from autotuner.tuner import Progress
-from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of, times
 from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken
 

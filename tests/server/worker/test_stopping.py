@@ -14,6 +14,7 @@ from autotuner.database import Database, Job
 from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Measured
+from autotuner.plan.request import Request
 from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.settings import Limits
 from autotuner.solve import exact
@@ -29,7 +30,6 @@ from autotuner.tuner import (
     relaxation,
     tuning,
 )
-from autotuner.tuner.request import Request
 from tests.made_up import HERE, made_up_configuration, space_of, times
 from tests.server.worker import device as device_tests
 from tests.server.worker.device import WORKER, Device, enqueue, taken

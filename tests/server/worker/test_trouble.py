@@ -17,10 +17,10 @@ from autotuner.database import WORKING, Database, Filter, Job, Timeouts, open_da
 from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
+from autotuner.plan.request import Request
 from autotuner.server.worker import loop, run, tune_attended
 from autotuner.settings import Settings
 from autotuner.tuner import Progress, TuningPolicy
-from autotuner.tuner.request import Request
 from tests.made_up import CPU, HERE, space_of
 from tests.server.worker.device import enqueue, run_taken, taken
 
