@@ -4,23 +4,22 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.contract import (
+from autotuner.database.contract import Queue, Storage
+from autotuner.database.database import Database, open_database
+from autotuner.database.lease import Leases, this_process
+from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
+from autotuner.database.values import (
     ENDED,
     Filter,
     Job,
     JobState,
     Match,
     MatchStatus,
-    Queue,
     Statistics,
-    Storage,
     StoredConfiguration,
     StoredMeasurement,
     Worker,
 )
-from autotuner.database.database import Database, open_database
-from autotuner.database.lease import Leases, this_process
-from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 
 __all__ = [
     "ENDED",

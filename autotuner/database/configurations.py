@@ -22,10 +22,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from autotuner.database.contract import Configurations, Match, MatchStatus, StoredConfiguration
+from autotuner.database.contract import Configurations
 from autotuner.database.retrying import retried
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
 from autotuner.database.transactions import Transactions
+from autotuner.database.values import Match, MatchStatus, StoredConfiguration
 from autotuner.errors import NotFoundError
 from autotuner.ir.records import digest
 

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Engine, Row, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.configurations import SqlConfigurations
-from autotuner.database.contract import EVERY, Filter, Statistics, Storage, StoredMeasurement
+from autotuner.database.contract import Storage
 from autotuner.database.engine import explained, make_engine, must_exist, read_url
 from autotuner.database.lease import Leases, is_gone
 from autotuner.database.migrations import migrate
@@ -20,6 +20,7 @@ from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
 from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
 from autotuner.database.transactions import Transactions
+from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
 from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.ir.records import STATUSES, Call, Environment, Measurement
 

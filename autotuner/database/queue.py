@@ -7,11 +7,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
 
-from autotuner.database.contract import ATTEMPTS, ENDED, Job, JobState, Queue, Renewal, Worker
+from autotuner.database.contract import ATTEMPTS, Queue
 from autotuner.database.lease import Leases, is_gone
 from autotuner.database.retrying import retried
 from autotuner.database.tables import JobRow, WorkerRow, upsert
 from autotuner.database.transactions import Transactions
+from autotuner.database.values import ENDED, Job, JobState, Renewal, Worker
 from autotuner.errors import JobStateError, NotFoundError
 
 JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name != "is_lost"]
