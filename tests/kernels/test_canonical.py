@@ -121,6 +121,7 @@ def test_axes_are_one_where_specs_bind_them_to_one_letter() -> None:
     assert axes[1] == axes[0][1:]
 
 
+@pytest.mark.slow
 def test_canonical_calls_are_their_own_canonical_calls() -> None:
     for kernel in ("torch_matmul", "torch_bias", "torch_softmax"):
         for call in admitted(kernel, ODD, variants=[0])[:60]:

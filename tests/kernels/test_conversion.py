@@ -115,6 +115,7 @@ def test_a_seed_is_expanded_as_the_reference_does_in_every_order(source: str, ta
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.slow
 def test_masks_of_other_types_change_their_storage(dtype: str) -> None:
     calls = [change(*each, (3, 5, 7), "bca", dtype) for each in CHANGES if each[0] != "expand"]
     assert faults(calls) == {}

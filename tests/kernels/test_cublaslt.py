@@ -295,6 +295,7 @@ def test_single_products_and_sums_as_the_library_is_asked_for_them_equal_the_ref
 
 
 @pytest.mark.parametrize("kernel", [GELU, GELU_GRAD_BIAS_GRAD])
+@pytest.mark.slow
 def test_a_bias_runs_along_the_contiguous_axis_of_what_gelu_makes(kernel: str) -> None:
     subgraph = declared(offered("gpt-block"), kernel)
     made = subgraph.boundary.index(next(n for n in subgraph.outputs if len(subgraph.tensors[n].extents) == 3))

@@ -29,6 +29,7 @@ def original_runs(layer: TunedModule, twin: nn.Module, key: str, x: Tensor, **ar
     assert layer.calls == before
 
 
+@pytest.mark.slow
 def test_another_shape_runs_the_original() -> None:
     layer, twin = tuned_layer()
     original_runs(layer, twin, "shape", torch.randn(2, 5, 8, dtype=torch.float64))
@@ -58,6 +59,7 @@ def test_dropout_in_eval_mode_runs_the_original() -> None:
     assert layer.calls == 1
 
 
+@pytest.mark.slow
 def test_a_changed_dropout_probability_runs_the_original() -> None:
     layer, twin = tuned_layer(model(p=WITH_DROPOUT))
     for module in (layer, twin):

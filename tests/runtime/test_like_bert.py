@@ -25,6 +25,7 @@ PARTS = ("SelfAttention", "SelfOutput", "Attention", "Intermediate", "Output", "
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.slow
 def test_it_equals_its_original_in_output_and_every_gradient(family: str, attention: str) -> None:
     layer = bert_layer(family, attention)
     twin = copy.deepcopy(layer)
@@ -36,6 +37,7 @@ def test_it_equals_its_original_in_output_and_every_gradient(family: str, attent
 
 
 @pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.slow
 def test_masks_run_tuned_and_what_it_does_not_know_runs_its_own_original(family: str) -> None:
     layer = bert_layer(family, "eager", hidden_act="gelu_new")
     twin = copy.deepcopy(layer)

@@ -109,6 +109,7 @@ def test_a_copy_and_an_unpickled_layer_run_both_shapes() -> None:
         assert other.calls == 2
 
 
+@pytest.mark.slow
 def test_parameters_that_were_replaced_are_followed_by_the_shape_that_is_called_next() -> None:
     layer, _ = pair()
     fresh = encoder_layer(model(), 5)
@@ -172,6 +173,7 @@ def test_a_module_is_tuned_for_eval_mode_without_dropout() -> None:
         autotuner.tune("bert-encoder:tiny", mode="eval")
 
 
+@pytest.mark.slow
 def test_a_configuration_for_eval_mode_alone_is_for_a_layer_in_eval_mode() -> None:
     layer = encoder_layer(model(p=WITH_DROPOUT))
     with pytest.raises(

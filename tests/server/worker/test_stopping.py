@@ -28,6 +28,7 @@ from autotuner.tuner import (
     explanation,
     measuring,
     relaxation,
+    solving,
     tuning,
 )
 from tests.made_up import HERE, made_up_configuration, space_of, times
@@ -70,7 +71,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "noise": (Device, "noise_floor"),
     "solve": (answer, "solved"),
     "explain": (explanation, "alternatives"),
-    "baseline": (answer, "solve_in_order"),
+    "baseline": (solving, "solve_in_order"),
     "end_to_end": (attending, "time_apart"),
 }
 """What is done in each stage."""
@@ -154,7 +155,7 @@ def test_a_solution_of_a_job_at_its_limit_is_asked_for_in_a_time(
         asked.append(time_limit_s)
         return real(problem, time_limit_s=time_limit_s)
 
-    monkeypatch.setattr(answer, "exact", noted)
+    monkeypatch.setattr(solving, "exact", noted)
     run_taken(submitted(database, small, limits=Limits(seconds=1000.0)), database)
     assert asked
     assert all(limit_s is not None and 0 <= limit_s <= 1000 for limit_s in asked)
