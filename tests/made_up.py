@@ -14,6 +14,17 @@ from autotuner.tuner import build_configuration
 
 CPU = load_space(search_spaces_dir() / "kernels" / "cpu.yaml")
 HERE = Environment("cpu", "made up", (("threads", 1),))
+LINEAR = """
+version: 1
+name: linear
+axes: {b: batch, h: hidden, f: features}
+inputs: {x: {axes: bh}}
+parameters: {weight: fh, offset: f}
+operators:
+  - {name: product, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight], outputs: [product]}
+  - {name: y, kind: bias, spec: "bf,f->bf", inputs: [product, offset], outputs: [y]}
+outputs: [y]
+"""
 LAYER = """
 version: 1
 name: small

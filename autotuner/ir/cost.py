@@ -18,11 +18,6 @@ class Cost:
     flop: int
     moved_bytes: int
 
-    @property
-    def intensity(self) -> float:
-        """Flop per byte; 0 where nothing is moved."""
-        return self.flop / self.moved_bytes if self.moved_bytes else 0.0
-
 
 def operator_flop(graph: Graph, operator: Operator) -> int:
     """Return the flop of an operator: two per element of the iteration space of a contraction, else per element of

@@ -168,10 +168,6 @@ class Binding:
                 f"create_graph=True through a tuned module that has changed since forward: {reason.sentence}"
             )
 
-    def owns(self, parameters: Sequence[Tensor]) -> bool:
-        """Say whether tensors are the module's parameters, where `uncovered` has found these last."""
-        return self._is_bound and [where(tensor) for tensor in parameters] == self._memory
-
     def current(self) -> list[Tensor]:
         """Return the module's parameters, in the order of the ports; what is missing is None.
 

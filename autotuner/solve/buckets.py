@@ -1,5 +1,6 @@
 """Buckets of variable elimination: which tables name a variable, and the order in which variables are eliminated."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -36,7 +37,7 @@ class Rows(Protocol):
 T = TypeVar("T", bound=Rows)
 
 
-class Buckets(Generic[T]):
+class Buckets(ABC, Generic[T]):
     """The tables that are left while variables are eliminated, by place, and the places of those that name a variable.
 
     Args:
@@ -145,9 +146,9 @@ class Buckets(Generic[T]):
             return both
         return None
 
+    @abstractmethod
     def _join(self, table: T, other: T) -> T:
         """Return the join of two tables of which one has all variables of the other."""
-        raise NotImplementedError
 
     def _take_bucket(self, variable: int) -> None:
         """Remove the tables of a variable, and the variable."""

@@ -29,22 +29,11 @@ from autotuner.space import (
     space_file,
     without_params,
 )
+from tests.made_up import LINEAR
 
 ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 CPU = search_spaces_dir() / "kernels" / "cpu.yaml"
-
-LINEAR = """
-version: 1
-name: linear
-axes: {b: batch, h: hidden, f: features}
-inputs: {x: {axes: bh}}
-parameters: {weight: fh, offset: f}
-operators:
-  - {name: product, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight], outputs: [product]}
-  - {name: y, kind: bias, spec: "bf,f->bf", inputs: [product, offset], outputs: [y]}
-outputs: [y]
-"""
 
 
 def layer(dtype: str = "float32", p: float = 0.1) -> Graph:

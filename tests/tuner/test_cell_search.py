@@ -27,23 +27,12 @@ from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
 from autotuner.tuner.cell_search import BATCH, CellSearch, search_cells
 from autotuner.tuner.progress import Result
 from autotuner.tuner.state import TuningState
-from tests.made_up import HERE, times
+from tests.made_up import HERE, LINEAR, times
 from tests.tuner.asking import tune
 
 PLANTED = str(Path(__file__).with_name("planted_cells.py"))
 TRIALS = 40
 Lists = Mapping[str, Sequence[Scalar]]
-LINEAR = """
-version: 1
-name: linear
-axes: {b: batch, h: hidden, f: features}
-inputs: {x: {axes: bh}}
-parameters: {weight: fh, offset: f}
-operators:
-  - {name: product, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight], outputs: [product]}
-  - {name: y, kind: bias, spec: "bf,f->bf", inputs: [product, offset], outputs: [y]}
-outputs: [y]
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -421,8 +410,8 @@ def test_a_measured_search_finds_a_good_combination_and_prunes_losers(
 
 @pytest.mark.slow
 def test_nothing_that_plans_or_serves_imports_the_sampler() -> None:
-    rooms = "autotuner.tuner, autotuner.server.http, autotuner.solve, autotuner.space"
-    code = f"import sys, {rooms}; sys.exit(any(name.split('.')[0] == 'optuna' for name in sys.modules))"
+    packages = "autotuner.tuner, autotuner.server.http, autotuner.solve, autotuner.space"
+    code = f"import sys, {packages}; sys.exit(any(name.split('.')[0] == 'optuna' for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
