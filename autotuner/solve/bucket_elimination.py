@@ -207,7 +207,7 @@ class BucketElimination(Buckets[CostTable]):
 
     def _add(self, table: CostTable) -> None:
         """Add a table, as one with every table whose variables are among its own, or that has all of its own."""
-        table = self._absorbing(table)
+        table = self._absorbing(table, self._join)
         if table.variables:
             self._place(table)
             self._left = None

@@ -1,6 +1,5 @@
 """Buckets of variable elimination: which tables name a variable, and the order in which variables are eliminated."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -37,7 +36,7 @@ class Rows(Protocol):
 T = TypeVar("T", bound=Rows)
 
 
-class Buckets(ABC, Generic[T]):
+class Buckets(Generic[T]):
     """The tables that are left while variables are eliminated, by place, and the places of those that name a variable.
 
     Args:
@@ -124,20 +123,20 @@ class Buckets(ABC, Generic[T]):
             del self.readers[variable][place]
         return table
 
-    def _absorbing(self, table: T) -> T:
+    def _absorbing(self, table: T, join: Callable[[T, T], T]) -> T:
         """Return the table joined with every one whose variables are among its own or the other way; those go."""
-        while (both := self._with_nested(table)) is not None:
+        while (both := self._with_nested(table, join)) is not None:
             table = both
         return table
 
-    def _with_nested(self, table: T) -> T | None:
+    def _with_nested(self, table: T, join: Callable[[T, T], T]) -> T | None:
         scope = set(table.variables)
         for place in {place: None for variable in table.variables for place in self.readers.get(variable, ())}:
             other = self.tables[place]
             if not (scope.issuperset(other.variables) or scope.issubset(other.variables)):
                 continue
             try:
-                both = self._join(table, other)
+                both = join(table, other)
             except TooLargeError:
                 continue
             self._remove(place)
@@ -145,10 +144,6 @@ class Buckets(ABC, Generic[T]):
                 raise InfeasibleError(f"no row of {table.name!r} agrees with any of {other.name!r}")
             return both
         return None
-
-    @abstractmethod
-    def _join(self, table: T, other: T) -> T:
-        """Return the join of two tables of which one has all variables of the other."""
 
     def _take_bucket(self, variable: int) -> None:
         """Remove the tables of a variable, and the variable."""

@@ -110,7 +110,7 @@ class LabelSetting(Buckets[Labels]):
 
     def _add(self, labels: Labels) -> None:
         """Add labels, as one with every table whose variables are among their own, or that has all of theirs."""
-        self._place(self._absorbing(labels))
+        self._place(self._absorbing(labels, self._join))
 
     def _join(self, table: Labels, other: Labels) -> Labels:
         both = joined(table, other, self.state_counts, self.limits, MOST_LABELS * PAIRS)
