@@ -71,10 +71,11 @@ def _output(library: str, query: Tensor, key: Tensor, value: Tensor, p: float) -
     return found
 
 
-def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output, log-sum-exp and mask of a backward's inputs those of its query, key and value.
 
     Args:
+        library: whose mask it is; None for any mask.
         inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
             are dropped, and the one that is added to the scores where one is.
     """
@@ -91,12 +92,14 @@ def _fill_in(library: str, subgraph: Subgraph, inputs: Sequence[Tensor]) -> None
     weights = scores.softmax(-1)
     share = dropped_share(subgraph)
     if share:
-        state = library_seed(library, subgraph, subgraph.inputs[6]).to(query.device)
-        inputs[6].copy_(library_mask(library, state, tuple(inputs[6].shape), share))
+        if library is not None:
+            state = library_seed(library, subgraph, subgraph.inputs[6]).to(query.device)
+            inputs[6].copy_(library_mask(library, state, tuple(inputs[6].shape), share))
         weights = weights * inputs[6] / (1 - share)
     out.copy_(weights @ value.float())
 
 
+fill_in_bits = partial(_fill_in, None)
 fill_in_flash = partial(_fill_in, "flash")
 fill_in_cudnn = partial(_fill_in, "cudnn")
 fill_in_efficient = partial(_fill_in, "efficient")

@@ -1,0 +1,139 @@
+"""Attention by this project's own Triton programs, whose dropout leaves its mask as bits."""
+
+from math import log2
+
+from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.patterns import Attention
+from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.kernels.rules.attention import (
+    CAUSAL_FORWARD,
+    DROPPING,
+    FORWARD,
+    MASKED_FORWARD,
+    added_mask,
+    attention_grad,
+    attention_letters,
+    backward_of,
+    dropped_share,
+    features_scattered,
+    library_layouts,
+    query_of,
+)
+from autotuner.kernels.rules.elementwise import dropout_masks
+
+_IMPLEMENTATION = "autotuner.kernels.triton.attention"
+
+STORAGE = "bit"
+LEVELS = 1 << 16
+"""Of the share that is kept."""
+WORD_BITS = 32
+FEATURES = (16, 32, 64, 128)
+TILES = (16, 32, 64, 128, 256)
+WORD_TILES = (64, 128)
+"""Keys of a tile whose bits are read."""
+
+FORWARD_PARAMS = ("rows", "columns", "warps", "stages")
+BACKWARD_PARAMS = ("query_rows", "query_columns", "key_rows", "key_columns", "warps", "stages")
+
+
+def kept_levels(p: float) -> int:
+    """Return how many 65536ths of the weights are kept where p is dropped.
+
+    >>> kept_levels(0.1)
+    58982
+    """
+    return round((1 - p) * LEVELS)
+
+
+def dropped_by_bits(p: float) -> float:
+    """Return the share that is dropped where p is asked for, to 1/131072."""
+    return 1 - kept_levels(p) / LEVELS
+
+
+def params_of(candidate: Candidate) -> dict[str, int]:
+    """Return the launch parameters of a candidate."""
+    return {name: int(value) for name, value in candidate.params}
+
+
+def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why the programs do not compute this, or None if they do."""
+    query = query_of(subgraph)
+    if query.dtype not in HALVES:
+        return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
+    if query.extents[-1] not in FEATURES:
+        return f"it takes heads of {', '.join(map(str, FEATURES))} features; these have {query.extents[-1]}"
+    factor = next(float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale")
+    if factor <= 0:
+        return f"it takes a positive factor of the scores; this one is {factor:g}"
+    return (
+        _not_by_words(subgraph, candidate)
+        or _not_over_keys(subgraph)
+        or _not_these_tiles(subgraph, candidate)
+        or features_scattered(subgraph, candidate)
+    )
+
+
+def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why the mask of dropped weights is not read and written word by word; None if it is, or there is none."""
+    masks = dropout_masks(subgraph)
+    if not masks:
+        return None
+    forms = forms_by_number(subgraph, candidate)
+    for number in masks & set(forms):
+        form, mask = forms[number], subgraph.tensors[number]
+        if form.storage != STORAGE or form.layout.axes != mask.axes:
+            return f"its mask is of bits, in declared order; {form} is not"
+        if mask.extents[-1] % WORD_BITS:
+            return f"it draws masks by words of {WORD_BITS} keys; a row of this one has {mask.extents[-1]}"
+    p = dropped_share(subgraph)
+    if not 0 < kept_levels(p) < LEVELS:
+        return f"it keeps whole {LEVELS}ths of the weights: none or all of them where p is {p:g}"
+    scores, known = operand_letters(subgraph.nodes[0])[2], attention_letters(subgraph)
+    return None if scores[:3] == known[:3] else "its mask is of batch, heads, rows and columns, in this order"
+
+
+def _not_over_keys(subgraph: Subgraph) -> str | None:
+    """Say that a mask which is added to the scores has other axes than batch and keys; None if it has not."""
+    number, places = added_mask(subgraph)
+    if number is None:
+        return None
+    _, heads, rows, _ = places
+    return None if heads is None and rows is None else "it adds a mask over keys, one for each batch entry"
+
+
+def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a program cannot run with a candidate's launch parameters, or None if it can."""
+    wanted = BACKWARD_PARAMS if backward_of(subgraph) else FORWARD_PARAMS
+    params = params_of(candidate)
+    if set(params) != set(wanted):
+        return f"it takes the parameters {', '.join(wanted)}; given: {', '.join(params) or 'none'}"
+    for name, value in params.items():
+        if name == "stages":
+            continue
+        if log2(value) % 1 if value > 0 else True:
+            return f"{name} is a power of 2; given: {value}"
+        tiles = WORD_TILES if name.endswith("columns") and dropout_masks(subgraph) else TILES
+        if name != "warps" and value not in tiles:
+            return f"{name} is one of {', '.join(map(str, tiles))}; given: {value}"
+    return None
+
+
+_KINDS = tuple(
+    (*kinds[:-1], *drop, kinds[-1])
+    for kinds in (FORWARD, CAUSAL_FORWARD, MASKED_FORWARD)
+    for drop in ((), DROPPING)
+)  # fmt: skip
+for _name, _partner, _function, _patterns in (
+    ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),
+    ("triton_attention_grad", "triton_attention", "backward", tuple(attention_grad(kinds) for kinds in _KINDS)),
+):
+    KERNELS.add(
+        Kernel(
+            _name, (), f"{_IMPLEMENTATION}:{_function}", unfit, compiles=True,
+            consistent="autotuner.kernels.torch.attention_masks:fill_in_bits" if _function == "backward" else "",
+            numerics="exact" if _function == "backward" else "unbiased", layouts=library_layouts(STORAGE),
+            anchors=True, merges=False, pitched=True, flat=(STORAGE,), drops=dropped_by_bits, patterns=_patterns,
+            partner=_partner,
+        )
+    )  # fmt: skip

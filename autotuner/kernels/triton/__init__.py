@@ -1,0 +1,1 @@
+"""Kernels of this project's own, written in Triton."""

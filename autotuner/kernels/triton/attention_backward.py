@@ -1,0 +1,161 @@
+"""Attention's backward as two Triton programs (FlashAttention-2): of queries first, then of keys and values.
+
+The first also leaves for the second, per row, the log-sum-exp in base 2 and the sum of gradient times output. Neither
+adds to memory that another program writes, so results do not depend on the order in which programs run.
+"""
+
+import triton
+import triton.language as tl
+
+from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_along_columns, words_along_rows
+
+
+@triton.jit
+def query_gradient(
+    query, key, value, out, gradient, into_query, log_sum_exp, statistics, words, added,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    out_batch, out_head, out_row, gradient_batch, gradient_head, gradient_row,
+    into_query_batch, into_query_head, into_query_row, added_batch, added_key,
+    heads, rows, columns, factor, kept,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    ADDS: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the query, for a tile of its rows.
+
+    Args:
+        gradient: of the output; it and the other operands as in forward.
+        statistics: two float32 for each row: log-sum-exp in base 2, and `kept` times the sum of gradient times output.
+        kept: the share of the weights that is kept.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    head_of_all = tl.program_id(1)
+    batch, head = (head_of_all // heads).to(tl.int64), head_of_all % heads
+    tile = tl.program_id(0) * ROWS
+    row = tile + tl.arange(0, ROWS)
+    ok = row < rows
+    feature = tl.arange(0, FEATURES)
+    query += batch * query_batch + head * query_head
+    key += batch * key_batch + head * key_head
+    value += batch * value_batch + head * value_head
+    out += batch * out_batch + head * out_head
+    gradient += batch * gradient_batch + head * gradient_head
+    into_query += batch * into_query_batch + head * into_query_head
+    words_per_row = columns // 32
+    row_starts = (head_of_all * rows + row) * words_per_row
+    queries = tl.load(query + row[:, None] * query_row + feature[None, :], mask=ok[:, None], other=0.0)
+    gradients = tl.load(gradient + row[:, None] * gradient_row + feature[None, :], mask=ok[:, None], other=0.0)
+    outs = tl.load(out + row[:, None] * out_row + feature[None, :], mask=ok[:, None], other=0.0)
+    mean = tl.sum(outs.to(tl.float32) * gradients.to(tl.float32), 1) * kept
+    exponents = tl.load(log_sum_exp + head_of_all * rows + row, mask=ok, other=0.0).to(tl.float32) * LOG2_E
+    place = statistics + 2 * (head_of_all * rows + row)
+    tl.store(place, exponents, mask=ok)
+    tl.store(place + 1, mean, mask=ok)
+    in_base_2 = factor * LOG2_E
+    sums = tl.zeros((ROWS, FEATURES), tl.float32)
+    last = tl.minimum(columns, tile + ROWS) if CAUSAL else columns
+    for first in range(0, last, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        key_at = key + column[:, None] * key_row + feature[None, :]
+        value_at = value + column[:, None] * value_row + feature[None, :]
+        if EVEN:
+            keys, values = tl.load(key_at), tl.load(value_at)
+        else:
+            keys = tl.load(key_at, mask=(column < columns)[:, None], other=0.0)
+            values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(keys)) * in_base_2
+        above = tl.dot(gradients, tl.trans(values))
+        if ADDS:
+            addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
+            scores += (addend.to(tl.float32) * LOG2_E)[None, :]
+        weights = tl.exp2(scores - exponents[:, None])
+        if not EVEN:
+            weights = tl.where((column < columns)[None, :], weights, 0.0)
+        if CAUSAL:
+            weights = tl.where(column[None, :] <= row[:, None], weights, 0.0)
+        if DROPS:
+            spread = words_along_rows(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN)
+            above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
+        below = weights * (above - mean[:, None])
+        sums = tl.dot(below.to(keys.dtype), keys, sums)
+    sums = sums * (factor / kept)
+    tl.store(
+        into_query + row[:, None] * into_query_row + feature[None, :],
+        sums.to(into_query.dtype.element_ty), mask=ok[:, None],
+    )  # fmt: skip
+
+
+@triton.jit
+def key_value_gradient(
+    query, key, value, gradient, into_key, into_value, statistics, words, added,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    gradient_batch, gradient_head, gradient_row, into_key_batch, into_key_head, into_key_row,
+    into_value_batch, into_value_head, into_value_row, added_batch, added_key,
+    heads, rows, columns, factor, kept,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    ADDS: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    head_of_all = tl.program_id(1)
+    batch, head = (head_of_all // heads).to(tl.int64), head_of_all % heads
+    tile = tl.program_id(0) * COLUMNS
+    column = tile + tl.arange(0, COLUMNS)
+    inside = column < columns
+    feature = tl.arange(0, FEATURES)
+    query += batch * query_batch + head * query_head
+    key += batch * key_batch + head * key_head
+    value += batch * value_batch + head * value_head
+    gradient += batch * gradient_batch + head * gradient_head
+    into_key += batch * into_key_batch + head * into_key_head
+    into_value += batch * into_value_batch + head * into_value_head
+    words_per_row = columns // 32
+    keys = tl.load(key + column[:, None] * key_row + feature[None, :], mask=inside[:, None], other=0.0)
+    values = tl.load(value + column[:, None] * value_row + feature[None, :], mask=inside[:, None], other=0.0)
+    in_base_2 = factor * LOG2_E
+    if ADDS:
+        addend = tl.load(added + batch * added_batch + column * added_key, mask=inside, other=0.0)
+        addend = addend.to(tl.float32) * LOG2_E
+    key_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
+    value_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
+    begin = tile // ROWS * ROWS if CAUSAL else 0
+    for first in range(begin, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        ok = row < rows
+        query_at = query + row[:, None] * query_row + feature[None, :]
+        gradient_at = gradient + row[:, None] * gradient_row + feature[None, :]
+        place = statistics + 2 * (head_of_all * rows + row)[:, None] + tl.arange(0, 2)[None, :]
+        if EVEN:
+            queries, gradients, both = tl.load(query_at), tl.load(gradient_at), tl.load(place)
+        else:
+            queries = tl.load(query_at, mask=ok[:, None], other=0.0)
+            gradients = tl.load(gradient_at, mask=ok[:, None], other=0.0)
+            both = tl.load(place, mask=ok[:, None], other=0.0)
+        exponents, mean = tl.split(both)
+        scores = tl.dot(keys, tl.trans(queries)) * in_base_2
+        if ADDS:
+            scores += addend[:, None]
+        weights = tl.exp2(scores - exponents[None, :])
+        if not EVEN:
+            weights = tl.where(ok[None, :], weights, 0.0)
+        if CAUSAL:
+            weights = tl.where(column[:, None] <= row[None, :], weights, 0.0)
+        if DROPS:
+            row_starts = (head_of_all * rows + row) * words_per_row
+            spread = words_along_columns(words, row_starts, ok, tile // 32, words_per_row, COLUMNS, EVEN)
+            dropped = tl.where(kept_along_columns(spread, COLUMNS), weights, 0.0)
+        else:
+            dropped = weights
+        value_sums = tl.dot(dropped.to(gradients.dtype), gradients, value_sums)
+        above = tl.dot(values, tl.trans(gradients))
+        below = dropped * above - weights * mean[None, :]
+        key_sums = tl.dot(below.to(queries.dtype), queries, key_sums)
+    key_sums = key_sums * (factor / kept)
+    value_sums = value_sums / kept
+    tl.store(
+        into_key + column[:, None] * into_key_row + feature[None, :],
+        key_sums.to(into_key.dtype.element_ty), mask=inside[:, None],
+    )  # fmt: skip
+    tl.store(
+        into_value + column[:, None] * into_value_row + feature[None, :],
+        value_sums.to(into_value.dtype.element_ty), mask=inside[:, None],
+    )  # fmt: skip

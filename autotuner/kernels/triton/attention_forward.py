@@ -1,0 +1,104 @@
+"""Attention's forward as a Triton program for each tile of queries (FlashAttention-2), with dropout by bits.
+
+Scores are kept in base 2: exp2 is one instruction. The bits of a tile's rows are drawn before its first product.
+"""
+
+import triton
+import triton.language as tl
+
+from autotuner.kernels.triton.bits import drawn_words, dropped_halves, kept_along_rows, words_along_rows
+
+DRAWN_AT_ONCE = tl.constexpr(512)
+
+
+@triton.jit
+def forward(
+    query, key, value, out, log_sum_exp, words, added, seed,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    out_batch, out_head, out_row, added_batch, added_key,
+    heads, rows, columns, factor, kept_inverse,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    ADDS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
+):  # fmt: skip
+    """softmax(factor * query key^T + added), dropped by bits, times value.
+
+    Args:
+        query: with key, value and out: of a batch entry, a head and a row by their strides; features are contiguous.
+        words: of the mask, drawn and written here.
+        added: to the scores, by batch entry and key.
+        kept_inverse: what weights that are kept are multiplied with.
+        ROWS: of a tile; COLUMNS: keys of a tile.
+        EVEN: tiles divide rows and columns.
+        KEPT: so many 65536ths of the weights are kept.
+        PACKS: two weights are dropped at once, by PTX.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    head_of_all = tl.program_id(1)
+    batch, head = (head_of_all // heads).to(tl.int64), head_of_all % heads
+    tile = tl.program_id(0) * ROWS
+    row = tile + tl.arange(0, ROWS)
+    ok = row < rows
+    feature = tl.arange(0, FEATURES)
+    query += batch * query_batch + head * query_head
+    key += batch * key_batch + head * key_head
+    value += batch * value_batch + head * value_head
+    out += batch * out_batch + head * out_head
+    words_per_row = columns // 32
+    row_starts = (head_of_all * rows + row) * words_per_row
+    if DROPS:
+        start = (head_of_all * rows + tile) * words_per_row
+        end = (head_of_all * rows + tl.minimum(tile + ROWS, rows)) * words_per_row
+        state = tl.load(seed)
+        for place in range(start, end, DRAWN_AT_ONCE):
+            at = place + tl.arange(0, DRAWN_AT_ONCE)
+            tl.store(words + at, drawn_words(state, at, KEPT), mask=at < end)
+        tl.debug_barrier()
+    at = query + row[:, None] * query_row + feature[None, :]
+    queries = tl.load(at) if EVEN else tl.load(at, mask=ok[:, None], other=0.0)
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, FEATURES), tl.float32)
+    in_base_2 = factor * LOG2_E
+    last = tl.minimum(columns, tile + ROWS) if CAUSAL else columns
+    for first in range(0, last, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        key_at = key + column[None, :] * key_row + feature[:, None]
+        value_at = value + column[:, None] * value_row + feature[None, :]
+        if EVEN:
+            keys, values = tl.load(key_at), tl.load(value_at)
+        else:
+            keys = tl.load(key_at, mask=(column < columns)[None, :], other=0.0)
+            values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
+        scores = tl.dot(queries, keys)
+        if ADDS:
+            addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
+            scores = scores * in_base_2 + (addend.to(tl.float32) * LOG2_E)[None, :]
+        if not EVEN:
+            scores = tl.where((column < columns)[None, :], scores, float("-inf"))
+        if CAUSAL:
+            scores = tl.where(column[None, :] <= row[:, None], scores, float("-inf"))
+        if ADDS:
+            grown = tl.maximum(largest, tl.max(scores, 1))
+            base = tl.where(grown == float("-inf"), 0.0, grown)  # all keys so far are hidden
+            weights = tl.exp2(scores - base[:, None])
+        else:
+            grown = tl.maximum(largest, tl.max(scores, 1) * in_base_2)
+            base = grown
+            weights = tl.exp2(scores * in_base_2 - base[:, None])
+        shrink = tl.exp2(largest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        largest = grown
+        sums = sums * shrink[:, None]
+        if DROPS:
+            spread = words_along_rows(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN)
+            if PACKS:
+                dropped = dropped_halves(weights, spread, ROWS, COLUMNS, values.dtype == tl.bfloat16)
+            else:
+                dropped = tl.where(kept_along_rows(spread, COLUMNS), weights, 0.0).to(values.dtype)
+        else:
+            dropped = weights.to(values.dtype)
+        sums = tl.dot(dropped, values, sums)
+    sums = sums * (kept_inverse / total)[:, None]
+    tl.store(out + row[:, None] * out_row + feature[None, :], sums.to(out.dtype.element_ty), mask=ok[:, None])
+    if SAVES:
+        tl.store(log_sum_exp + head_of_all * rows + row, (largest + tl.log2(total)) / LOG2_E, mask=ok)

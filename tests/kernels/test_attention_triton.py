@@ -1,0 +1,178 @@
+"""Attention by Triton programs: rules everywhere, results in Triton's interpreter and on a CUDA device."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotuner.ir.form import Form
+from autotuner.ir.records import Call, Candidate, TensorType
+from autotuner.kernels import KERNELS
+from autotuner.kernels.rules.attention_triton import dropped_by_bits, kept_levels
+from autotuner.kernels.torch.attention import factor
+from autotuner.kernels.torch.masks import decoded
+from autotuner.measure.operands import Buffers, Values
+from autotuner.measure.verification import References, fault
+from autotuner.space import build_space, space_file
+from tests.kernels.calls import layer
+from tests.kernels.interpreted import CASES, calls
+
+HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
+FORWARD, BACKWARD = "triton_attention", "triton_attention_grad"
+
+
+def offered(dtype: str, rows: int, features: int, p: float) -> set[str]:
+    """Return the kernels that are offered in a layer."""
+    extents = HEADS | {"l": rows, "p": features, "h": HEADS["n"] * features}
+    return {kernel for kernel, found in calls(extents, dtype, p=p).items() if found}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "features", "p", "fits"),
+    [
+        ("bfloat16", 96, 16, 0.25, True), ("float16", 32, 128, 0.1, True), ("float16", 37, 64, 0.0, True),
+        ("float16", 37, 16, 0.25, False), ("float32", 96, 16, 0.25, False), ("float16", 96, 24, 0.25, False),
+    ],
+)  # fmt: skip
+def test_attention_by_bits_is_offered_for_whole_words_of_keys_and_powers_of_two_of_features(
+    dtype: str, rows: int, features: int, p: float, fits: bool
+) -> None:
+    assert offered(dtype, rows, features, p) == ({FORWARD, BACKWARD} if fits else set())
+
+
+@pytest.mark.parametrize("kernel", [FORWARD, BACKWARD])
+def test_what_it_does_not_compute_is_refused_in_a_sentence(kernel: str) -> None:
+    call = calls(HEADS, "bfloat16", p=0.25)[kernel][0]
+
+    def reason(change: Callable[[Candidate], Candidate] = lambda c: c, p: float = 0.25) -> str | None:
+        nodes = (replace(n, attributes=(("p", p),)) if "dropout" in n.kind else n for n in call.subgraph.nodes)
+        return KERNELS[kernel].refuses(replace(call.subgraph, nodes=tuple(nodes)), change(call.candidate))
+
+    def tiles(**changed: int) -> Callable[[Candidate], Candidate]:
+        return lambda c: replace(c, params=tuple((dict(c.params) | changed).items()))
+
+    rows = "rows" if kernel == FORWARD else "key_rows"
+    columns = "columns" if kernel == FORWARD else "key_columns"
+    assert reason() is None
+    assert reason(p=1e-9) == "it keeps whole 65536ths of the weights: none or all of them where p is 1e-09"
+    assert reason(tiles(**{rows: 48})) == f"{rows} is a power of 2; given: 48"
+    assert reason(tiles(**{rows: 512})) == f"{rows} is one of 16, 32, 64, 128, 256; given: 512"
+    assert reason(tiles(**{columns: 32})) == f"{columns} is one of 64, 128; given: 32"
+    assert reason(tiles(warps=0)) == "warps is a power of 2; given: 0"
+    assert str(reason(lambda c: replace(c, params=c.params[1:]))).startswith("it takes the parameters ")
+    raw = reason(lambda c: replace(c, forms=tuple(text.replace(":bit", "") for text in c.forms)))
+    assert raw == "its mask is of bits, in declared order; abcd is not"
+
+
+@pytest.mark.parametrize(("p", "levels"), [(0.1, 58982), (0.5, 32768), (0.25, 49152), (0.9, 6554)])
+def test_the_share_that_is_kept_is_rounded_to_65536ths(p: float, levels: int) -> None:
+    assert kept_levels(p) == levels
+    assert abs(dropped_by_bits(p) - p) <= 2**-17
+
+
+@pytest.mark.slow
+def test_programs_equal_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.interpreted"],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found == {f"{case}: {kernel}": {} for case in CASES for kernel in (FORWARD, BACKWARD)}
+
+
+@cache
+def in_space(dtype: str, rows: int, features: int, **options: float | str | bool) -> dict[str, list[Call]]:
+    """Return the calls of both kernels in the search space of a layer."""
+    found: dict[str, list[Call]] = {FORWARD: [], BACKWARD: []}
+    extents = HEADS | {"l": rows, "p": features, "h": HEADS["n"] * features}
+    graph = layer(extents, dtype, **options)  # type: ignore[arg-type]
+    for call in build_space(graph, space_file("cuda")).calls.values():
+        if call.candidate.kernel in found:
+            found[call.candidate.kernel].append(call)
+    return found
+
+
+def verified(found: list[Call]) -> dict[str, str]:
+    """Return what is wrong with calls on the CUDA device, by call."""
+    wrong = {}
+    device = torch.device("cuda")
+    for call in found:
+        kernel = KERNELS[call.candidate.kernel]
+        values, buffers = Values(call.subgraph, kernel.consistent, device), Buffers(device)
+        inputs, outputs = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
+        run = kernel.builder()(call, inputs, outputs)
+        reason = fault(call, kernel, run, values, References(), inputs, outputs)
+        if reason:
+            wrong[f"{call.candidate}"] = reason
+    return wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("options", [{}, {"model": "gpt-block"}, {"attention_mask": True}])
+@pytest.mark.parametrize(("rows", "p"), [(96, 0.25), (128, 0.1), (37, 0.0), (512, 0.1)])
+def test_programs_equal_the_reference(dtype: str, options: dict[str, bool], rows: int, p: float) -> None:
+    for kernel, found in in_space(dtype, rows, 64 if rows == 512 else 16, p=p, **options).items():
+        assert len(found) >= 5, kernel
+        assert verified(found) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_each_replay_of_a_graph_draws_other_bits_and_backward_drops_by_them(dtype: str) -> None:
+    device = torch.device("cuda")
+    forward, backward = (
+        next(c for c in found if all(text[:4] in ("abcd", "abc") for text in c.candidate.forms))
+        for found in in_space(dtype, HEADS["l"], HEADS["p"], p=0.25).values()
+    )
+    values, buffers = Values(forward.subgraph, "", device), Buffers(device)
+    inputs, (out, log_sum_exp, bits) = buffers.inputs(forward, values, 0), buffers.outputs(forward, values, 0)
+    made = Buffers(device).outputs(backward, Values(backward.subgraph, "", device), 0)
+    assert out is not None
+    assert bits is not None
+    grad = torch.randn_like(out)
+    runs = (
+        KERNELS[FORWARD].builder()(forward, inputs, (out, log_sum_exp, bits)),
+        KERNELS[BACKWARD].builder()(backward, (grad, *inputs, out, log_sum_exp, bits), made),
+    )
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    def gradients_of(bits: Tensor) -> list[Tensor]:
+        """Return output and gradients, in float64, with the mask that bits stand for."""
+        extents = (HEADS["b"], HEADS["n"], HEADS["l"], HEADS["l"])
+        kept = decoded(bits, Form.parse("abcd:bit"), TensorType(extents, dtype), 0.25)
+        assert abs(float(kept.double().mean()) - 0.75) < 0.02
+        query, key, value = leaves = [t.double().requires_grad_() for t in inputs if t is not None]
+        scores = torch.einsum("bqnp,bknp->bnqk", query, key) * factor(forward.subgraph)
+        wanted = torch.einsum("bnqk,bknp->bqnp", scores.softmax(-1) * kept / 0.75, value)
+        return [wanted.detach(), *torch.autograd.grad(wanted, leaves, grad.double())]
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    drawn = []
+    for replays in (True, True, False):
+        graph.replay() if replays else run()
+        drawn.append(bits.clone())
+        for got, wanted in zip((out, *made), gradients_of(bits), strict=True):
+            assert got is not None
+            error = (got.double() - wanted).abs().max() / wanted.square().mean().sqrt()
+            assert float(error) < 0.1
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        differing = decoded(
+            drawn[one] ^ drawn[other], Form.parse("a:bit"), TensorType((bits.numel() * 8,), dtype), 0.25
+        )
+        assert abs(float(differing.double().mean()) - 2 * 0.25 * 0.75) < 0.02  # independent draws
