@@ -43,7 +43,10 @@ def calls(extents: Mapping[str, int], dtype: str, **options: Scalar) -> dict[str
         members = [named[name] for name in cover.recomputed + cover.operators]
         subgraph = graph.subgraph(members, cover.inputs, cover.outputs)
         for kernel in cover.kernels:
-            params = tuple((name, {"warps": 4, "stages": 2}.get(name, 64)) for name in NAMES[kernel])
+            params = tuple(
+                (name, {"rows": 64, "columns": 64, "warps": 4, "stages": 2}[name.split("_")[-1]])
+                for name in NAMES[kernel]
+            )
             first, last = list(KERNELS[kernel].layouts(subgraph))
             place = 0 if kernel == "triton_attention" else 1
             sliced = [f"{STACKED}@{index}/3" for index in range(3)]

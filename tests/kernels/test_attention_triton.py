@@ -59,13 +59,15 @@ def test_what_it_does_not_compute_is_refused_in_a_sentence(kernel: str) -> None:
         return lambda c: replace(c, params=tuple((dict(c.params) | changed).items()))
 
     rows = "rows" if kernel == FORWARD else "key_rows"
+    warps, side = ("warps", "rows") if kernel == FORWARD else ("key_warps", "key_columns")
     columns = "columns" if kernel == FORWARD else "key_columns"
     assert reason() is None
     assert reason(p=1e-9) == "it keeps whole 65536ths of the weights: none or all of them where p is 1e-09"
     assert reason(tiles(**{rows: 48})) == f"{rows} is a power of 2; given: 48"
     assert reason(tiles(**{rows: 512})) == f"{rows} is one of 16, 32, 64, 128, 256; given: 512"
     assert reason(tiles(**{columns: 32})) == f"{columns} is one of 64, 128; given: 32"
-    assert reason(tiles(warps=0)) == "warps is a power of 2; given: 0"
+    assert reason(tiles(**{warps: 0})) == f"{warps} is a power of 2; given: 0"
+    assert reason(tiles(**{warps: 8})) == f"a warp computes 16 of the {side} or more; 8 share 64"
     assert str(reason(lambda c: replace(c, params=c.params[1:]))).startswith("it takes the parameters ")
     raw = reason(lambda c: replace(c, forms=tuple(text.replace(":bit", "") for text in c.forms)))
     assert raw == "its mask is of bits, in declared order; abcd is not"

@@ -34,7 +34,11 @@ WORD_TILES = (64, 128)
 """Keys of a tile whose bits are read."""
 
 FORWARD_PARAMS = ("rows", "columns", "warps", "stages")
-BACKWARD_PARAMS = ("query_rows", "query_columns", "key_rows", "key_columns", "warps", "stages")
+BACKWARD_PARAMS = (
+    "query_rows", "query_columns", "query_warps", "key_rows", "key_columns", "key_warps", "stages",
+)  # fmt: skip
+WARP_ROWS = 16
+"""Rows of scores that a warp computes, or a multiple; in the program of keys and values they are columns."""
 
 
 def kept_levels(p: float) -> int:
@@ -114,8 +118,11 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
         if log2(value) % 1 if value > 0 else True:
             return f"{name} is a power of 2; given: {value}"
         tiles = WORD_TILES if name.endswith("columns") and dropout_masks(subgraph) else TILES
-        if name != "warps" and value not in tiles:
+        if not name.endswith("warps") and value not in tiles:
             return f"{name} is one of {', '.join(map(str, tiles))}; given: {value}"
+    for name, warps in (("rows", "warps"), ("query_rows", "query_warps"), ("key_columns", "key_warps")):
+        if name in params and params[name] < WARP_ROWS * params[warps]:
+            return f"a warp computes {WARP_ROWS} of the {name} or more; {params[warps]} share {params[name]}"
     return None
 
 

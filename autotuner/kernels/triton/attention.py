@@ -90,7 +90,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     options = {
         side: flags | tile | {
             "EVEN": rows % tile["ROWS"] == columns % tile["COLUMNS"] == 0,
-            "num_warps": params["warps"], "num_stages": params["stages"],
+            "num_warps": params[f"{side}_warps"], "num_stages": params["stages"],
         }
         for side, tile in tiles.items()
     }  # fmt: skip

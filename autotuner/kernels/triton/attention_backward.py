@@ -7,7 +7,7 @@ adds to memory that another program writes, so results do not depend on the orde
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_along_columns, words_along_rows
+from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def query_gradient(
         if CAUSAL:
             weights = tl.where(column[None, :] <= row[:, None], weights, 0.0)
         if DROPS:
-            spread = words_along_rows(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN)
+            spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)
             above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
         below = weights * (above - mean[:, None])
         sums = tl.dot(below.to(keys.dtype), keys, sums)
@@ -141,7 +141,7 @@ def key_value_gradient(
             weights = tl.where(column[:, None] <= row[None, :], weights, 0.0)
         if DROPS:
             row_starts = (head_of_all * rows + row) * words_per_row
-            spread = words_along_columns(words, row_starts, ok, tile // 32, words_per_row, COLUMNS, EVEN)
+            spread = words_at_once(words, row_starts, ok, tile // 32, words_per_row, COLUMNS, EVEN, True)
             dropped = tl.where(kept_along_columns(spread, COLUMNS), weights, 0.0)
         else:
             dropped = weights

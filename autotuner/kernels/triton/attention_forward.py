@@ -6,7 +6,7 @@ Scores are kept in base 2: exp2 is one instruction. The bits of a tile's rows ar
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.bits import drawn_words, dropped_halves, kept_along_rows, words_along_rows
+from autotuner.kernels.triton.bits import drawn_words, dropped_halves, kept_along_rows, words_row_by_row
 
 DRAWN_AT_ONCE = tl.constexpr(512)
 
@@ -90,7 +90,7 @@ def forward(
         largest = grown
         sums = sums * shrink[:, None]
         if DROPS:
-            spread = words_along_rows(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN)
+            spread = words_row_by_row(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN)
             if PACKS:
                 dropped = dropped_halves(weights, spread, ROWS, COLUMNS, values.dtype == tl.bfloat16)
             else:

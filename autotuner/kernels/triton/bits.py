@@ -40,10 +40,8 @@ def _joined(words, fresh, KEPT: tl.constexpr, DIGIT: tl.constexpr):
 
 
 @triton.jit
-def words_along_rows(words, row_starts, ok, first, words_per_row, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
-    """Return for each element of a tile (rows, columns) the word that holds its bit.
-
-    Each thread needs one row's words for all of its elements, so they are loaded row by row.
+def words_row_by_row(words, row_starts, ok, first, words_per_row, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
+    """Return for each element of a tile (rows, columns) the word that holds its bit: one load for each word of a row.
 
     Args:
         words: of the whole mask.
@@ -64,25 +62,37 @@ def words_along_rows(words, row_starts, ok, first, words_per_row, COLUMNS: tl.co
 
 
 @triton.jit
-def words_along_columns(words, row_starts, ok, first, words_per_row, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
-    """Return the same of a tile with its axes swapped, (columns, rows); it has 64 or 128 columns.
+def words_at_once(
+    words, row_starts, ok, first, words_per_row, COLUMNS: tl.constexpr, EVEN: tl.constexpr, SWAPPED: tl.constexpr
+):
+    """Return the same, of a tile of 64 or 128 columns: all words in one load, and then taken apart.
 
-    Here a thread needs the words of many rows, so all words of the tile are loaded together and then taken apart.
+    Args:
+        SWAPPED: the tile's axes are (columns, rows).
     """
     column = tl.arange(0, COLUMNS)
     part = first + tl.arange(0, COLUMNS // 32)
     at = words + row_starts[:, None] + part[None, :]
     found = tl.load(at) if EVEN else tl.load(at, mask=ok[:, None] & (part < words_per_row)[None, :], other=0)
     if COLUMNS == 64:
-        low, high = tl.split(found)
-        spread = tl.where((column < 32)[:, None], low[None, :], high[None, :])
+        first_word, second_word = tl.split(found)
+        spread = _chosen(column < 32, first_word, second_word, SWAPPED)
     else:
         even, odd = tl.split(tl.reshape(found, (row_starts.shape[0], 2, 2)))
-        word_0, word_2 = tl.split(even)
-        word_1, word_3 = tl.split(odd)
-        half = tl.where((column < 32)[:, None], word_0[None, :], word_1[None, :])
-        rest = tl.where((column < 96)[:, None], word_2[None, :], word_3[None, :])
-        spread = tl.where((column < 64)[:, None], half, rest)
+        first_word, third_word = tl.split(even)
+        second_word, fourth_word = tl.split(odd)
+        half = _chosen(column < 32, first_word, second_word, SWAPPED)
+        rest = _chosen(column < 96, third_word, fourth_word, SWAPPED)
+        spread = tl.where((column < 64)[:, None] if SWAPPED else (column < 64)[None, :], half, rest)
+    return spread
+
+
+@triton.jit
+def _chosen(of_columns, word, other, SWAPPED: tl.constexpr):
+    if SWAPPED:
+        spread = tl.where(of_columns[:, None], word[None, :], other[None, :])
+    else:
+        spread = tl.where(of_columns[None, :], word[:, None], other[:, None])
     return spread
 
 
