@@ -8,6 +8,7 @@
 
 #define DEVICE inline
 #define KERNEL extern "C"
+#define RESIDENT(threads, blocks)
 #define SHARED static
 
 struct Index {

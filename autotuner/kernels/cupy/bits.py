@@ -1,7 +1,7 @@
 """Dropout masks as bits, several of them in one launch, by words of 32: see `keep_word` in the prelude.
 
-The seed of 64 bits comes from torch's generator, so that `manual_seed` reproduces a mask; a word's place is the counter.
-p is met to 2**-17, the scale stays that of p.
+The seed of 64 bits comes from torch's generator, so that `manual_seed` reproduces a mask; a word's place is the
+counter. p is met to 2**-17, the scale stays that of p.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def draw(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Cal
         )
         words += own
     masks = ", ".join(f"uint8* a{place}" for place in range(len(outputs)))
-    head = f"KERNEL void draw(const uint64* seed, {masks}) {{\n"
+    head = f"KERNEL void RESIDENT({THREADS}, 8) draw(const uint64* seed, {masks}) {{\n"
     start = f"    long long word = (long long)blockIdx.x * {THREADS} + threadIdx.x;\n"
     module = compiled(f"{TEXT}{head}{start}{''.join(lines)}}}\n", device)
     lowest = torch.iinfo(torch.int64).min

@@ -1,6 +1,7 @@
 """Compilation of CUDA C++ by NVRTC, and launches on torch's current stream, both through CuPy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,16 @@ from autotuner.errors import KernelError
 DEVICE_TEXT = Path(__file__).with_name("device.cuh").read_text()
 PRELUDE_TEXT = Path(__file__).with_name("prelude.cuh").read_text()
 OPTIONS = ("-std=c++17",)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A stream by its address, as the CUDA stream protocol wants it."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
 
 
 class Compiled:
@@ -31,7 +42,9 @@ class Compiled:
         try:
             import cupy
         except ImportError as error:
-            raise KernelError(f"kernels in CUDA C++ are compiled through CuPy, which cannot be imported: {error}") from None
+            raise KernelError(
+                f"kernels in CUDA C++ are compiled through CuPy, which cannot be imported: {error}"
+            ) from None
         self._cupy, self._device = cupy, device
         self._kernels: dict[str, Any] = {}
         with cupy.cuda.Device(device.index or 0):
@@ -45,9 +58,9 @@ class Compiled:
         """Run a kernel whose arguments are the addresses of these tensors, on torch's current stream."""
         if name not in self._kernels:
             self._kernels[name] = self._module.get_function(name)
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = self._cupy.cuda.Stream.from_external(Foreign(torch.cuda.current_stream(self._device).cuda_stream))
         addresses = tuple(np.uint64(tensor.data_ptr()) for tensor in operands)
-        with self._cupy.cuda.Device(self._device.index or 0), self._cupy.cuda.ExternalStream(stream):
+        with self._cupy.cuda.Device(self._device.index or 0), stream:
             self._kernels[name]((blocks,), (threads,), addresses)
 
 

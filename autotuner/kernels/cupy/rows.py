@@ -14,11 +14,13 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Node, Subgraph
 from autotuner.kernels.cupy.launch import compiled, multiprocessors
-from autotuner.kernels.rules.rows import SUMS, WARP, Launch, Rows, as_rows
+from autotuner.kernels.rules.rows import SUMS, WARP, RowLaunch, RowTable, as_rows
 
 Run = Callable[[], Any]
 
 TYPES = {"float32": "float", "bfloat16": "bfloat16", "float16": "float16"}
+RESIDENT_THREADS = 2048
+"""That a multiprocessor holds."""
 FOLDED = 32
 """Columns, and parts of a column, that a block of the second kernel adds up."""
 
@@ -30,7 +32,7 @@ def rows(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run
     if isinstance(table, str):
         raise KernelError(table)
     tensors = dict(zip(subgraph.boundary, (*inputs, *outputs), strict=True))
-    launch = _aligned(Launch.of(call.candidate.params), table, tensors)
+    launch = _aligned(RowLaunch.of(call.candidate.params), table, tensors)
     device = outputs[0].device
     tiles = launch.tiles(table)
     blocks = max(1, min(-(-table.rows // launch.rows), launch.blocks * multiprocessors(device) // tiles))
@@ -52,7 +54,7 @@ def rows(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run
     return run
 
 
-def _aligned(launch: Launch, table: Rows, tensors: Mapping[int, Tensor]) -> Launch:
+def _aligned(launch: RowLaunch, table: RowTable, tensors: Mapping[int, Tensor]) -> RowLaunch:
     """Return a launch with vectors as short as the addresses ask for, which need not be those of measuring."""
     vector = launch.vector
     for number, operand in table.operands.items():
@@ -62,13 +64,13 @@ def _aligned(launch: Launch, table: Rows, tensors: Mapping[int, Tensor]) -> Laun
                 vector //= 2
     if vector == launch.vector:
         return launch
-    return Launch(launch.threads, launch.rows, vector, launch.blocks, launch.unroll)
+    return RowLaunch(launch.threads, launch.rows, vector, launch.blocks, launch.unroll)
 
 
 class Text:
     """The kernels' text, line by line; a tensor's value in registers is called `t` and its number."""
 
-    def __init__(self, subgraph: Subgraph, table: Rows, launch: Launch, blocks: int) -> None:
+    def __init__(self, subgraph: Subgraph, table: RowTable, launch: RowLaunch, blocks: int) -> None:
         self._subgraph, self._table, self._launch, self._blocks = subgraph, table, launch, blocks
         self._chunks, self._tiles = launch.chunks(table), launch.tiles(table)
         made = {number for node in subgraph.nodes if node.kind in SUMS for number in node.outputs}
@@ -112,7 +114,9 @@ class Text:
         arguments = [
             f"{'const ' if number in read else ''}{self._type(number)}* a{number}" for number in self.arguments
         ] + (["float* partial"] if self.sums else [])
-        self._add(f"KERNEL void over_rows({', '.join(arguments)}) {{")
+        resident = max(1, min(launch.blocks, RESIDENT_THREADS // (launch.threads * launch.rows)))
+        bounds = f"RESIDENT({launch.threads * launch.rows}, {resident})"
+        self._add(f"KERNEL void {bounds} over_rows({', '.join(arguments)}) {{")
         self._add(
             "const int lane = threadIdx.x % THREADS, group = threadIdx.x / THREADS;",
             "const int tile = blockIdx.x % TILES, block = blockIdx.x / TILES;",
@@ -299,7 +303,7 @@ class Text:
     def _fold(self) -> None:
         """Add the second kernel: every column's sum over the blocks."""
         totals = ", ".join(f"{self._type(number)}* a{number}" for number in self.sums)
-        self._add(f"KERNEL void fold(const float* partial, {totals}) {{")
+        self._add(f"KERNEL void RESIDENT({FOLDED * FOLDED}, 1) fold(const float* partial, {totals}) {{")
         self._add(
             f"constexpr int PARTS = {FOLDED};",
             "constexpr int FOLD_TILES = (COLUMNS + PARTS - 1) / PARTS;",

@@ -63,7 +63,7 @@ KERNELS.add(
 )  # fmt: skip
 KERNELS.add(
     Kernel(
-        "cupy_mask_bits", (), "autotuner.kernels.cupy.bits:draw", refuses=no_bits_asked, numerics="unbiased",
+        "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, numerics="unbiased",
         layouts=bit_mask_layouts, flat=("bit",), patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
     )
 )  # fmt: skip

@@ -46,7 +46,7 @@ Place = Literal["full", "row", "column"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class RowOperand:
     """A boundary tensor: whether it has rows and columns or one of them, and where it lies.
 
     Args:
@@ -61,18 +61,18 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowTable:
     """A set of operators as work on a table of `rows` by `columns`; operands by tensor number."""
 
     rows: int
     columns: int
-    operands: Mapping[int, Operand]
+    operands: Mapping[int, RowOperand]
     normalises: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Launch parameters: threads that share a row, rows of a block at once, elements of one load, blocks on one
+class RowLaunch:
+    """RowLaunch parameters: threads that share a row, rows of a block at once, elements of one load, blocks on one
     multiprocessor, and rows that a thread loads before it computes."""
 
     threads: int = 128
@@ -82,24 +82,24 @@ class Launch:
     unroll: int = 1
 
     @classmethod
-    def of(cls, params: tuple[tuple[str, Scalar], ...]) -> "Launch":
+    def of(cls, params: tuple[tuple[str, Scalar], ...]) -> "RowLaunch":
         return cls(**{name: int(value) for name, value in params})
 
-    def chunks(self, table: Rows) -> int:
+    def chunks(self, table: RowTable) -> int:
         """Return how many vectors of a row a thread holds: all that it has to where a norm needs the whole row."""
         return -(-table.columns // (self.threads * self.vector)) if table.normalises else 1
 
-    def tiles(self, table: Rows) -> int:
+    def tiles(self, table: RowTable) -> int:
         """Return into how many tiles the columns are cut."""
         return -(-table.columns // (self.threads * self.vector * self.chunks(table)))
 
 
-def as_rows(subgraph: Subgraph, candidate: Candidate) -> Rows | str:
+def as_rows(subgraph: Subgraph, candidate: Candidate) -> RowTable | str:
     """See a fused set as work on a table, or say in a sentence why it is none."""
     strange = [kind for kind in subgraph.kinds if kind not in FUSED]
     if strange:
         return f"{strange[0]} is not fused by rows: {', '.join(sorted(FUSED))} are"
-    found: Rows | None = None
+    found: RowTable | None = None
     for nodes in _components(subgraph):
         table = _table(subgraph, nodes, forms_by_number(subgraph, candidate))
         if isinstance(table, str):
@@ -107,7 +107,9 @@ def as_rows(subgraph: Subgraph, candidate: Candidate) -> Rows | str:
         if found is not None and (found.rows, found.columns) != (table.rows, table.columns):
             return "its members have different rows or columns"
         operands = {**(found.operands if found else {}), **table.operands}
-        found = Rows(table.rows, table.columns, operands, table.normalises or (found is not None and found.normalises))
+        found = RowTable(
+            table.rows, table.columns, operands, table.normalises or (found is not None and found.normalises)
+        )
     assert found is not None
     return found
 
@@ -125,7 +127,7 @@ def _components(subgraph: Subgraph) -> list[list[Node]]:
     return [nodes for _, nodes in components]
 
 
-def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> Rows | str:
+def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> RowTable | str:
     letters = global_letters(subgraph)
     places: dict[int, Place] = {}
     for node in nodes:
@@ -165,11 +167,11 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
         count = across.extent // width
         pitches = dict.fromkeys(inside, width)
     operands = {
-        n: Operand(places[n], forms[n].storage, pitches.get(n, 0) if places[n] == "full" else 0,
+        n: RowOperand(places[n], forms[n].storage, pitches.get(n, 0) if places[n] == "full" else 0,
                    _offset(subgraph, n, forms[n]))
         for n in inside
     }  # fmt: skip
-    return Rows(count, width, operands, any(node.kind in NORMS for node in nodes))
+    return RowTable(count, width, operands, any(node.kind in NORMS for node in nodes))
 
 
 def _steps(subgraph: Subgraph, number: int, letters: str, form: Form) -> dict[str, int]:
@@ -195,9 +197,11 @@ def not_rows(subgraph: Subgraph, candidate: Candidate) -> str | None:
     dtypes = {subgraph.tensors[number].dtype for number in table.operands}
     if not dtypes <= set(DTYPES):
         return f"it computes in {', '.join(DTYPES)}; an operand is {min(dtypes - set(DTYPES))}"
-    launch = Launch.of(candidate.params)
+    launch = RowLaunch.of(candidate.params)
     if launch.threads % WARP or launch.threads & (launch.threads - 1):
-        return f"a row is shared by {WARP}, {2 * WARP}, ... {MOST_THREADS} threads, a power of two; not {launch.threads}"
+        return (
+            f"a row is shared by {WARP}, {2 * WARP}, ... {MOST_THREADS} threads, a power of two; not {launch.threads}"
+        )
     threads = launch.threads * launch.rows
     if not FEWEST_THREADS <= threads <= MOST_THREADS:
         return f"a block has {FEWEST_THREADS} to {MOST_THREADS} threads; {launch.threads} x {launch.rows} are {threads}"
