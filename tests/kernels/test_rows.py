@@ -55,9 +55,9 @@ def sets(extents: dict[str, int], dtype: str, **options: str | float) -> dict[tu
     return found
 
 
-def declared(subgraph: Subgraph, kernel: str = "cupy_rows", **launch: int) -> Call:
+def declared(subgraph: Subgraph, **launch: int) -> Call:
     """Return a call with every tensor as declared and masks as bits."""
-    return Call(subgraph, Candidate(kernel, next(iter(rows_layouts(subgraph))), params(**launch)))
+    return Call(subgraph, Candidate("cupy_rows", next(iter(rows_layouts(subgraph))), params(**launch)))
 
 
 @pytest.mark.slow
