@@ -100,12 +100,12 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     assert isinstance(tuned, TunedModule)
     on_cuda = device == CUDA
     for _ in range(STEPS_BEFORE if on_cuda else 0):
-        torch.autograd.backward(tuned(call.x, src_key_padding_mask=call.padding), call.grad_y)
+        torch.autograd.backward(tuned(call.x, **call.masks), call.grad_y)
         for leaf in (call.x, *tuned.parameters()):
             leaf.grad = None
     with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type=CUDA):
         torch.manual_seed(seed)
-        y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
+        y: Tensor = tuned(call.x, **call.masks)
     masks = drawn_masks(y, configuration) if tuned.calls else {}
     torch.autograd.backward(y, call.grad_y)
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
@@ -146,7 +146,7 @@ def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
 def framework_reference(wide: nn.Module, call: MadeUpCall) -> dict[str, Tensor]:
     """Return output and gradients of a float64 module, by parameter name, "x" and "y"."""
     x = call.x.detach().double().requires_grad_()
-    y = wide(x, src_key_padding_mask=call.padding)
+    y = wide(x, **call.masks)
     torch.autograd.backward(y, call.grad_y.double())
     gradients = {name: p.grad for name, p in wide.named_parameters() if p.grad is not None}
     assert x.grad is not None
