@@ -77,6 +77,20 @@ class CheckReport:
         return within and not self.fallbacks and all(mask.ok for mask in self.masks.values())
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Output "y", gradient "x" and those of all parameters of a tuned training step, and the same in float64."""
+
+    found: Mapping[str, Tensor | None]
+    wanted: Mapping[str, Tensor]
+    masks: Mapping[str, Kept]
+    fallbacks: int
+
+    def report(self, dtype: str) -> CheckReport:
+        errors = {name: _error(self.found[name], wanted) for name, wanted in self.wanted.items()}
+        return CheckReport(errors, TOLERANCES[dtype], self.masks, self.fallbacks)
+
+
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     """Run one training step tuned and one as reference, from the same values, and compare.
 
@@ -90,6 +104,11 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
         ConfigurationError: the framework has no layer for the configuration's model.
         DeviceError: the configuration's device is not here.
     """
+    return compare(configuration, seed).report(configuration.model.dtype)
+
+
+def compare(configuration: Configuration, seed: int = 0) -> Comparison:
+    """Return what both training steps of `check` compute; raises as it does."""
     if not 0 <= seed <= SEED_MAX:
         raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
     device_of(str(configuration.environment["device_type"]), 0)
@@ -119,8 +138,7 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
         wanted = graph_reference(configuration, wide, call, scaled)
     else:
         kept, wanted = {}, framework_reference(wide, call)
-    errors = {name: _error(found[name], wanted[name]) for name in wanted}
-    return CheckReport(errors, TOLERANCES[model.dtype], kept, sum(tuned.fallbacks.values()))
+    return Comparison(found, wanted, kept, sum(tuned.fallbacks.values()))
 
 
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:

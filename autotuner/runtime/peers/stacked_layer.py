@@ -56,11 +56,13 @@ class StackedLayer(nn.Module):
             src_key_padding_mask: (b, l), true where a key does not count; not beside is_causal.
             is_causal: whether a query sees no later keys.
         """
+        y: Tensor
         if self.norm_first:
             x = x + self.dropout1(self._attention(self.norm1(x), src_key_padding_mask, is_causal))
-            return x + self.dropout2(self._feed_forward(self.norm2(x)))
-        x = self.norm1(x + self.dropout1(self._attention(x, src_key_padding_mask, is_causal)))
-        y: Tensor = self.norm2(x + self.dropout2(self._feed_forward(x)))
+            y = x + self.dropout2(self._feed_forward(self.norm2(x)))
+        else:
+            x = self.norm1(x + self.dropout1(self._attention(x, src_key_padding_mask, is_causal)))
+            y = self.norm2(x + self.dropout2(self._feed_forward(x)))
         return y
 
     def _attention(self, x: Tensor, padding: Tensor | None, is_causal: bool) -> Tensor:
