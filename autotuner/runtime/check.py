@@ -78,7 +78,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CheckedStep:
     """Output "y", gradient "x" and those of all parameters of a tuned training step, and the same in float64."""
 
     found: Mapping[str, Tensor | None]
@@ -107,7 +107,7 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     return compare(configuration, seed).report(configuration.model.dtype)
 
 
-def compare(configuration: Configuration, seed: int = 0) -> Comparison:
+def compare(configuration: Configuration, seed: int = 0) -> CheckedStep:
     """Return what both training steps of `check` compute; raises as it does."""
     if not 0 <= seed <= SEED_MAX:
         raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
@@ -138,7 +138,7 @@ def compare(configuration: Configuration, seed: int = 0) -> Comparison:
         wanted = graph_reference(configuration, wide, call, scaled)
     else:
         kept, wanted = {}, framework_reference(wide, call)
-    return Comparison(found, wanted, kept, sum(tuned.fallbacks.values()))
+    return CheckedStep(found, wanted, kept, sum(tuned.fallbacks.values()))
 
 
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from autotuner.plan.memory_planner import Port
 from autotuner.plan.step import impossible
 from autotuner.runtime import DROPOUTS
 from autotuner.runtime.adapters import adapter_for
-from autotuner.runtime.check import Comparison, compare
+from autotuner.runtime.check import CheckedStep, compare
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers.on_cuda import compiled, warn_of_missing
 from autotuner.runtime.peers.stacked_layer import stacked_layer
@@ -30,7 +30,7 @@ Ports = Iterable[tuple[str, tuple[str, ...]]]  # a parameter's name, and the gra
 
 
 def measured_errors(
-    make: Make, configuration: Configuration, comparison: Comparison, backend: str | None
+    make: Make, configuration: Configuration, comparison: CheckedStep, backend: str | None
 ) -> dict[str, dict[str, float]]:
     """Return ||a - r|| / ||r|| by side and tensor; r is the same layer in float64 on the same input.
 
@@ -50,7 +50,7 @@ def measured_errors(
     reference = gathered(stepped(copy.deepcopy(layer).double(), in_float64(call)), ports)
     plain = encoder_layer(model)
 
-    def of_plan(made: Comparison) -> dict[str, float]:
+    def of_plan(made: CheckedStep) -> dict[str, float]:
         return differences(*(gathered(side, ports_of(plain)) for side in (made.found, made.wanted)))
 
     def of_compiled() -> dict[str, float]:

@@ -228,7 +228,8 @@ def lines(found: Mapping[str, Any], input_bytes: float) -> list[str]:
             share = 1 - totals[TUNED] / total
             goal = BELOW_EAGER if name == EAGER else 0.0
             verdict = "reached" if share >= goal else "missed"
-            said += ["", f"Tuned against {name}: {share:.2%} fewer bytes; at least {goal:.2%} is the goal: {verdict}."]
+            words = f"{abs(share):.2%} {'fewer' if share >= 0 else 'more'} bytes"
+            said += ["", f"Tuned against {name}: {words}; at least {goal:.2%} fewer is the goal: {verdict}."]
     return [*said, "", *missing] if missing else said
 
 
