@@ -9,6 +9,7 @@ from autotuner.kernels.rules import (
     dropout,
     elementwise,
     fused,
+    rows,
     stacked,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "dropout",
     "elementwise",
     "fused",
+    "rows",
     "stacked",
 ]
