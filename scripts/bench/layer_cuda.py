@@ -15,7 +15,7 @@ from scripts.bench import errors, layer_cuda_dram
 from scripts.bench.all_peers import LEFT_OUT, fast_kernels, time_all_peers
 from scripts.bench.cases import CASES, Case
 from scripts.bench.errors import measured_errors
-from scripts.bench.profiled_sides import TUNED
+from scripts.bench.profiled_sides import EAGER, TUNED
 from scripts.pages import Stages, mib, table
 
 FLOORS = {"floor": "floor_us", "of products": "compute_floor_us", "of bytes": "bytes_floor_us"}
@@ -141,7 +141,10 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "host's clock, from idle to idle; their peak is XLA's plan of results and temporaries.",
         "",
         *table(
-            ("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
+            (
+                *("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
+                *("DRAM, eager", "DRAM, peer", "error"),
+            ),
             (
                 (
                     row["case"],
@@ -152,6 +155,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                     f"{row['predicted_over_measured']:+.1%}",
                     *(ms(row[name]) for name in FLOORS.values()),
                     f"{-row['bytes_reduction_percent']:+.1f} %",
+                    *dram_shares(row),
+                    over_eager(row),
                 )
                 for row in cases
             ),
@@ -160,7 +165,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Where load "
         "that lasts brings the device to its power limit, its clock falls, and steps take longer than kernels that "
         "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Bytes moved: "
-        "against every operator alone.",
+        "against every operator alone. DRAM: what the profiler counts for the tuned layer, against eager's and against "
+        "the fastest peer's. Error: against float64, the largest multiple of eager's own among output and gradients.",
         "",
         "Floor: what the plan's steps take at least, each for its products or for the bytes that it reads and writes, "
         "whichever is more; the sums of either alone beside it. They follow from the device's ceilings, which were "
@@ -231,6 +237,19 @@ def dram(row: dict[str, Any]) -> list[str]:
                  "second-level cache keeps need not go there; a kernel's own workspace is no operand; and what a step "
                  "leaves in the cache is written during a later one, so single steps may move more."]  # fmt: skip
     return said
+
+
+def dram_shares(row: dict[str, Any]) -> tuple[str, str]:
+    """Return how many more bytes the tuned layer moves than eager and than the peer; nothing where not counted."""
+    sides = row["dram"]["sides"] if row["dram"] else {}
+    found = layer_cuda_dram.shares(layer_cuda_dram.with_copies(sides, layer_cuda_dram.input_bytes(row)))
+    eager, peer = (found.get(name) for name in (EAGER, row["best_peer"].removesuffix(CAPTURED)))
+    return tuple("" if share is None else f"{-share:+.1%}" for share in (eager, peer))  # type: ignore[return-value]
+
+
+def over_eager(row: dict[str, Any]) -> str:
+    most = errors.over_eager(row["errors"])
+    return "" if most is None else f"{most[1]:.2f}"
 
 
 def mhz(clock: float | None) -> str:

@@ -197,6 +197,13 @@ def with_copies(sides: Mapping[str, Mapping[str, float]], input_bytes: float) ->
     return {name: part["read_bytes"] + part["written_bytes"] + copied.get(name, 0) for name, part in sides.items()}
 
 
+def shares(totals: Mapping[str, float]) -> dict[str, float]:
+    """Return by side how many fewer bytes the tuned one moves, as a share of the side's."""
+    if TUNED not in totals:
+        return {}
+    return {name: 1 - totals[TUNED] / total for name, total in totals.items() if name != TUNED}
+
+
 def lines(found: Mapping[str, Any], input_bytes: float) -> list[str]:
     """Return the part of a page on what went through DRAM, or on why nobody counted it."""
     missing = [] if found["reason"] is None else [f"Not all bytes through DRAM were counted: {found['reason']}."]
@@ -223,13 +230,11 @@ def lines(found: Mapping[str, Any], input_bytes: float) -> list[str]:
             ),
         ),
     ]
-    for name, total in totals.items():
-        if TUNED in totals and name != TUNED:
-            share = 1 - totals[TUNED] / total
-            goal = BELOW_EAGER if name == EAGER else 0.0
-            verdict = "reached" if share >= goal else "missed"
-            words = f"{abs(share):.2%} {'fewer' if share >= 0 else 'more'} bytes"
-            said += ["", f"Tuned against {name}: {words}; at least {goal:.2%} fewer is the goal: {verdict}."]
+    for name, share in shares(totals).items():
+        goal = BELOW_EAGER if name == EAGER else 0.0
+        verdict = "reached" if share >= goal else "missed"
+        words = f"{abs(share):.2%} {'fewer' if share >= 0 else 'more'} bytes"
+        said += ["", f"Tuned against {name}: {words}; at least {goal:.2%} fewer is the goal: {verdict}."]
     return [*said, "", *missing] if missing else said
 
 
