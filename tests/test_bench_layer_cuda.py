@@ -119,7 +119,7 @@ def test_a_page_has_all_parts_of_a_case(capsys: pytest.CaptureFixture[str]) -> N
     text = layer_cuda.page(about, floors.with_floors([row], CEILINGS))
     for part in (
         "| bert-layer | 0.010 | 0.010 | eager, captured | **1.00** |",
-        "| -49.9% | -49.9% | 2.00 |",
+        "| -50.0% | -50.0% | 2.00 |",
         "BertLayer as bert-encoder in float64: activation gelu_erf",
         "jax 2.000.",
         "| y | 2.00e-03 | 1.00e-03 |",

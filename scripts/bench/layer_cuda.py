@@ -12,10 +12,10 @@ from autotuner.plan.step import tensor_of
 from autotuner.runtime.check import compare
 from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS
 from scripts.bench import errors, layer_cuda_dram
-from scripts.bench.all_peers import LEFT_OUT, fast_kernels, time_all_peers
+from scripts.bench.all_peers import EAGER, LEFT_OUT, fast_kernels, time_all_peers
 from scripts.bench.cases import CASES, Case
 from scripts.bench.errors import measured_errors
-from scripts.bench.profiled_sides import EAGER, TUNED
+from scripts.bench.profiled_sides import TUNED
 from scripts.pages import Stages, mib, table
 
 FLOORS = {"floor": "floor_us", "of products": "compute_floor_us", "of bytes": "bytes_floor_us"}
@@ -27,7 +27,8 @@ def case_row(
     samples: int,
     stages: Stages,
     *,
-    max_autotune: bool = True,
+    products: bool = False,
+    jax: bool = True,
     with_errors: bool = True,
 ) -> dict[str, Any]:
     """Check a configuration, time it and all its peers, and compare errors; return one row of results.
@@ -42,10 +43,10 @@ def case_row(
         report = comparison.report(found.model.dtype)
     if not report.ok:
         raise ValueError(f"results differ from the framework's: {report}")
-    timed = time_all_peers(case.make, found, samples, max_autotune=max_autotune, stages=stages)
+    timed = time_all_peers(case.make, found, samples, products=products, jax=jax, stages=stages)
     measured = timed.measured
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
-    kernels = fast_kernels(measured.peers_us, COMPILED)
+    kernels = fast_kernels({**timed.left_out_us, **measured.peers_us}, COMPILED)
     of_sides = {}
     if with_errors:
         with stages("errors"):
@@ -192,8 +193,6 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                 for name, timing in sorted(row["timings"].items(), key=lambda item: item[1]["median_us"])
             ),
         )
-        if not any(name.startswith("max-autotune") for name in row["timings"]):
-            lines += ["", "torch.compile's max-autotune is not among the sides."]
         less = [name for name, timing in row["timings"].items() if timing["computes_less"]]
         if less:
             lines += ["", f"No peer, because it computes less than the model asks for: {'; '.join(less)}."]
@@ -226,11 +225,11 @@ def dram(row: dict[str, Any]) -> list[str]:
     """Return the lines on what went through DRAM."""
     if row["dram"] is None:
         return ["Bytes through DRAM were not counted."]
-    said = layer_cuda_dram.lines(row["dram"], layer_cuda_dram.input_bytes(row))
+    said = layer_cuda_dram.lines(row["dram"])
     sides = row["dram"]["sides"]
     if TUNED in sides:
         moved = row["bytes_moved"]["chosen"]
-        through = layer_cuda_dram.with_copies(sides, 0)[TUNED]
+        through = layer_cuda_dram.totals_of(sides)[TUNED]
         share = 1 - through / moved
         said += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
                  f"{mib(through)} MiB go through DRAM: {abs(share):.0%} {'less' if share > 0 else 'more'}. What the "
@@ -242,7 +241,7 @@ def dram(row: dict[str, Any]) -> list[str]:
 def dram_shares(row: dict[str, Any]) -> tuple[str, str]:
     """Return how many more bytes the tuned layer moves than eager and than the peer; nothing where not counted."""
     sides = row["dram"]["sides"] if row["dram"] else {}
-    found = layer_cuda_dram.shares(layer_cuda_dram.with_copies(sides, layer_cuda_dram.input_bytes(row)))
+    found = layer_cuda_dram.shares(layer_cuda_dram.totals_of(sides))
     eager, peer = (found.get(name) for name in (EAGER, row["best_peer"].removesuffix(CAPTURED)))
     return tuple("" if share is None else f"{-share:+.1%}" for share in (eager, peer))  # type: ignore[return-value]
 
