@@ -290,6 +290,6 @@ def test_an_overlap_is_told_with_what_it_saves(found: Configuration) -> None:
     overlapping = replace(found, overlap=Overlap(((0,),), 41.3, 37.3, 45.8))
     (words,) = set(explain_plan(overlapping).words) - set(explain_plan(found).words)
     assert words == (
-        f"1 of {len(found.steps)} steps run beside the others, on 1 stream of their own: measured on the whole plan, that "
-        "saves 41.3 us, 37.3 to 45.8 us by its 95 % interval."
+        f"1 of {len(found.steps)} steps run beside the others, on 1 stream of their own: measured on the whole plan, "
+        "that saves 41.3 us, 37.3 to 45.8 us by its 95 % interval."
     )
