@@ -20,8 +20,8 @@ Run = Callable[[], Any]
 SEEDS = 1 << 62
 
 
-class Launch:
-    """A Triton program with its arguments and its grid, compiled when it is made."""
+class Program:
+    """A Triton program with its grid and its arguments, compiled when it is made."""
 
     def __init__(
         self, program: Any, grid: tuple[int, ...], arguments: Sequence[Any], constants: dict[str, Any]
@@ -48,7 +48,7 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     saves = len(outputs) > 1
     words = outputs[2].view(torch.int32) if p else seed
     addend, added_strides = _added(subgraph, inputs, query, key)
-    launch = Launch(
+    launch = Program(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
@@ -94,7 +94,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         }
         for side, tile in tiles.items()
     }  # fmt: skip
-    first = Launch(
+    first = Program(
         of_queries,
         (-(-rows // tiles["query"]["ROWS"]), batch * heads),
         (
@@ -103,7 +103,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         ),
         options["query"],
     )  # fmt: skip
-    second = Launch(
+    second = Program(
         of_keys,
         (-(-columns // tiles["key"]["COLUMNS"]), batch * heads),
         (
