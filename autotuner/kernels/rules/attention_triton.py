@@ -84,9 +84,10 @@ def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
     if not masks:
         return None
     forms = forms_by_number(subgraph, candidate)
-    for number in masks & set(forms):
-        form, mask = forms[number], subgraph.tensors[number]
-        if form.storage != STORAGE or form.layout.axes != mask.axes:
+    for number in masks:
+        mask = subgraph.tensors[number]
+        form = forms.get(number)
+        if form is not None and (form.storage != STORAGE or form.layout.axes != mask.axes):
             return f"its mask is of bits, in declared order; {form} is not"
         if mask.extents[-1] % WORD_BITS:
             return f"it draws masks by words of {WORD_BITS} keys; a row of this one has {mask.extents[-1]}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.rules.attention_triton import kept_levels, params_of
+from autotuner.kernels.rules.attention_triton import WORD_BITS, kept_levels, params_of
 from autotuner.kernels.torch.attention import added, back, causal, factor, forward_operands
 
 Run = Callable[[], Any]
@@ -27,13 +27,16 @@ class Program:
         self, program: Any, grid: tuple[int, ...], arguments: Sequence[Any], constants: dict[str, Any]
     ) -> None:
         self._launch, self._arguments, self._constants = program[grid], tuple(arguments), constants
+        self._device = torch.cuda.device_of(self._arguments[0])
         try:
-            program.warmup(*self._arguments, grid=grid, **constants)
+            with self._device:
+                program.warmup(*self._arguments, grid=grid, **constants)
         except Exception as error:  # Triton's compiler raises what it likes
             raise KernelError(f"Triton does not compile {program.__name__}: {error}") from None
 
     def __call__(self) -> None:
-        self._launch(*self._arguments, **self._constants)
+        with self._device:
+            self._launch(*self._arguments, **self._constants)
 
 
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -46,7 +49,9 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     p = dropped_share(subgraph)
     seed = torch.empty(1, dtype=torch.int64, device=query.device)
     saves = len(outputs) > 1
-    words = outputs[2].view(torch.int32) if p else seed
+    words = outputs[2].view(torch.int32) if len(outputs) > 2 else seed
+    if p and len(outputs) < 3:  # nothing else reads the mask
+        words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
     addend, added_strides = _added(subgraph, inputs, query, key)
     launch = Program(
         program,
