@@ -81,6 +81,7 @@ def case_row(
         "held_bytes": found.memory.held_bytes if found.memory else None,
         "calls": dict(found.counts),
         "steps": step_rows(found),
+        "overlap": asdict(found.overlap) if found.overlap else None,
         "errors": of_sides,
         "dram": None,
         "seconds": stages.seconds,
@@ -207,6 +208,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         if row["errors"]:
             lines += ["", *errors.lines(row["errors"])]
         lines += ["", *dram(row)]
+        if row.get("overlap"):
+            lines += ["", overlap(row["overlap"])]
         lines += ["", "Steps of the plan, microseconds. Best: the fastest measured for the same work in any forms.", ""]
         lines += table(
             ("step", "kernel", "predicted", "best", *FLOORS, "counted, MiB", "DRAM, MiB"),
@@ -223,6 +226,15 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["seconds"].items())
         lines += ["", f"Seconds of this case: {spent}."]
     return "\n".join(lines) + "\n"
+
+
+def overlap(found: dict[str, Any]) -> str:
+    """Return the sentence on steps that run beside the others."""
+    branches = "; ".join(", ".join(str(number + 1) for number in branch) for branch in found["branches"])
+    return (
+        f"Overlap, steps of the table below by stream beside the others: {branches}. On the whole plan that saves "
+        f"{found['gain_us']:.1f} us ({found['low_us']:.1f} to {found['high_us']:.1f})."
+    )
 
 
 def dram(row: dict[str, Any]) -> list[str]:
