@@ -27,7 +27,7 @@ class Program:
         self, program: Any, grid: tuple[int, ...], arguments: Sequence[Any], constants: dict[str, Any]
     ) -> None:
         self._launch, self._arguments, self._constants = program[grid], tuple(arguments), constants
-        self._device = torch.cuda.device_of(self._arguments[0])
+        self._device = torch.cuda.device_of(self._arguments[0])  # type: ignore[no-untyped-call]
         try:
             with self._device:
                 program.warmup(*self._arguments, grid=grid, **constants)
