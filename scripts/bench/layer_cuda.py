@@ -28,7 +28,7 @@ def case_row(
     samples: int,
     stages: Stages,
     *,
-    products: bool = False,
+    max_autotune: str = "aten",
     jax: bool = True,
     with_errors: bool = True,
 ) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def case_row(
         report = comparison.report(found.model.dtype)
     if not report.ok:
         raise ValueError(f"results differ from the framework's: {report}")
-    timed = time_all_peers(case.make, found, samples, products=products, jax=jax, stages=stages)
+    timed = time_all_peers(case.make, found, samples, max_autotune=max_autotune, jax=jax, stages=stages)
     measured = timed.measured
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
     kernels = fast_kernels({**timed.left_out_us, **measured.peers_us}, COMPILED)
