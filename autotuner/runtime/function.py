@@ -30,7 +30,7 @@ class TunedStep(torch.autograd.Function):
     ) -> Tensor:
         ctx.lease = lease = Lease(pool)
         ctx.original = original
-        ctx.in_place = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        ctx.in_place = reads_in_place(x)
         # Without a way to run the original again, and where x was copied in, it is read no more.
         read_again = (x,) if ctx.in_place or original is not None else ()
         ctx.ahead = len(read_again)
@@ -49,6 +49,11 @@ class TunedStep(torch.autograd.Function):
         if not keeps:
             ctx.lease = None
         return (None, None, None, of_x, *(of if of is None else of.contiguous() for of in found))
+
+
+def reads_in_place(x: Tensor) -> bool:
+    """Say whether a step reads x where it is: in a caller's graph, whose tensors stay where they are."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def workspace_of(y: Tensor) -> Workspace:
