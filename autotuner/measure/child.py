@@ -134,7 +134,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         with locked(start["lock"], alone=request["do"] != "build", waiting=waiting):
             begin(NOBODY, True)
             if request["do"] == "race":
-                if (sentence := bench.contended()) is not None:
+                if (sentence := bench.contended(request["compilers"])) is not None:
                     send(connection, {"warning": sentence})
                 bench.race(calls, begin, emit, contended=sentence is not None)
                 send(connection, {"done": True})
