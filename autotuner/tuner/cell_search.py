@@ -1,9 +1,10 @@
 """Search of sampled cells: Optuna proposes launch parameters where there are too many combinations to try all."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,9 @@ BATCH = 4
 STARTUP_TRIALS = 6
 """Trials before the sampler trusts them, those to start with included; until then it draws at random."""
 
+GIVEN_UP = ((8, 1.5), (4, 2.0))
+"""Numbers of trials, and the factor by which the best of so many may be behind another cell of the same computation."""
+
 SAMPLES_MIN = 3
 """Of a candidate that stays in its race, unless the measuring policy says another number."""
 
@@ -47,10 +51,13 @@ class Searched:
 
 
 def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Searched:
-    """Search the sampled cells of a space, one after another, and add what was tried to its choices.
+    """Search the sampled cells of a space and add what was tried to its choices.
 
     What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
-    with the best of their cell so far. It ends early where the job's limits say so; what is not tried stays unknown.
+    with the best of their cell so far. Cells whose kernel compiles take turns, so that one round of proposals compiles
+    on all cores; the others follow one after another. A cell that is far behind another one of the same computation is
+    searched no further, unless everything is to be measured. It ends early where the job's limits say so; what is not
+    tried stays unknown.
     """
     if not space.cells:
         return Searched(space, frozenset())
@@ -61,14 +68,7 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
         for cell in space.cells:
             searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
         state.reused = sum(len(search.tried) for search in searches)
-        done, total = 0, sum(search.left for search in searches)
-        state.tell(Progress("search", done, total))
-        for search in searches:
-            while search.left and not state.enough("search"):
-                proposed = search.propose(BATCH)
-                search.tell(_raced(proposed, search.best, runner, measurer))
-                done += len(proposed)
-                state.tell(Progress("search", done, total))
+        Rounds(searches, runner, measurer).run()
     tried = [call for search in searches for call in search.tried.values()]
     state.space = space.with_calls(tried)
     return Searched(state.space, frozenset(runner.fresh))
@@ -148,7 +148,7 @@ class CellSearch:
         self.study = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=int(cell.key[:8], 16), n_startup_trials=STARTUP_TRIALS)
         )
-        self._cell, self._samples_min = cell, samples_min
+        self.cell, self._samples_min = cell, samples_min
         self._lists = _Lists(cell)
         self._free = np.ones(len(cell.combinations), np.bool_)
         self._rows = {params: row for row, params in enumerate(cell.combinations)}
@@ -159,7 +159,7 @@ class CellSearch:
     @property
     def left(self) -> int:
         """The number of proposals that are left at most."""
-        return max(0, min(self._cell.trials - len(self.tried), int(self._free.sum())))
+        return max(0, min(self.cell.trials - len(self.tried), int(self._free.sum())))
 
     def propose(self, count: int) -> list[Call]:
         """Return up to so many calls that were neither proposed before nor known; none when the search is over."""
@@ -216,7 +216,7 @@ class CellSearch:
                 self._give_up(trial)
                 trial = self._ask(row)
         self._free[row] = False
-        call = self._cell.called(self._cell.combinations[row])
+        call = self.cell.called(self.cell.combinations[row])
         self.tried[call.key], self._trials[call.key] = call, trial
         return call
 
@@ -294,25 +294,82 @@ def _is_ordered(values: Sequence[Scalar]) -> bool:
     return len(numbers) == len(values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
-def _raced(
-    proposed: Sequence[Call], best: Result | None, runner: RaceRunner, measurer: MeasurerProtocol
-) -> list[Result]:
-    """Race proposals against the incumbent and return the results; what another process measures is left to it."""
-    calls, _ = runner.claim(proposed)
-    compiled = [call for call in calls if KERNELS[call.candidate.kernel].compiles]
-    for call, problem in measurer.prepare(compiled) if compiled else ():
-        if problem is not None:
-            runner.learn(call, problem)
-    left = {call.key: call for call in calls if call.key not in runner.known}
-    incumbent = [] if best is None or not left else [best[0]]
-    again: list[Result] = []
-    try:
-        for call, measurement in measurer.measure([[*incumbent, *left.values()]]) if left else ():
-            if call.key in left:
-                runner.learn(call, measurement)
-            elif measurement.status == "ok":
-                again.append((call, measurement))
-    finally:
-        runner.renew(again)  # the older timing was the incumbent's by luck, too
-    runner.share()
-    return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again
+class Rounds:
+    """Rounds of several searches: proposals of all are compiled together, then race cell by cell."""
+
+    def __init__(self, searches: Sequence[CellSearch], runner: RaceRunner, measurer: MeasurerProtocol) -> None:
+        self._searches, self._runner, self._measurer, self._state = searches, runner, measurer, runner.state
+        self._done, self._total = 0, sum(search.left for search in searches)
+        self._given_up: set[str] = set()
+        self._least_us: dict[str, float] = {}
+        """Of every computation that is searched, by its signature: the best so far."""
+        for search in searches:
+            self._note(search)
+
+    def run(self) -> None:
+        """Search all cells, or until the state says enough."""
+        compiling = [search for search in self._searches if KERNELS[search.cell.kernel].compiles]
+        others = [[search] for search in self._searches if not KERNELS[search.cell.kernel].compiles]
+        self._tell()
+        for together in ([compiling] if compiling else []) + others:
+            while (active := [search for search in together if self._goes_on(search)]) and not self._enough():
+                self._round(active)
+
+    def _round(self, active: Sequence[CellSearch]) -> None:
+        proposed = [(search, search.propose(BATCH)) for search in active]
+        mine, _ = self._runner.claim([call for _, calls in proposed for call in calls])
+        compiled = [call for call in mine if KERNELS[call.candidate.kernel].compiles]
+        for call, problem in self._measurer.prepare(compiled) if compiled else ():
+            if problem is not None:
+                self._runner.learn(call, problem)
+        claimed = {call.key for call in mine}
+        for search, calls in proposed:
+            if self._enough():
+                break
+            search.tell(self._raced(calls, claimed, search.best))
+            self._done += len(calls)
+            self._note(search)
+            self._tell()
+        self._runner.share()
+
+    def _raced(self, proposed: Sequence[Call], claimed: Container[str], best: Result | None) -> list[Result]:
+        """Race proposals against the incumbent and return the results; what another process measures is left to it."""
+        runner = self._runner
+        left = {call.key: call for call in proposed if call.key in claimed and call.key not in runner.known}
+        incumbent = [] if best is None or not left else [best[0]]
+        again: list[Result] = []
+        try:
+            for call, measurement in self._measurer.measure([[*incumbent, *left.values()]]) if left else ():
+                if call.key in left:
+                    runner.learn(call, measurement)
+                elif measurement.status == "ok":
+                    again.append((call, measurement))
+        finally:
+            runner.renew(again)  # the older timing was the incumbent's by luck, too
+        return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again
+
+    def _goes_on(self, search: CellSearch) -> bool:
+        """Tell whether a cell is worth more trials: by its best so far, and by the best of the same computation."""
+        if not search.left or search.cell.key in self._given_up:
+            return False
+        if search.best is None or self._state.options.exhaustive:
+            return True
+        us, tried = search.best[1].median_us, len(search.tried)
+        factor = next((factor for trials, factor in GIVEN_UP if tried >= trials), inf)
+        if us is not None and us > factor * self._least_us.get(search.cell.call.subgraph.signature, inf):
+            self._given_up.add(search.cell.key)
+            self._total -= search.left
+            return False
+        return True
+
+    def _note(self, search: CellSearch) -> None:
+        us = None if search.best is None else search.best[1].median_us
+        if us is not None:
+            signature = search.cell.call.subgraph.signature
+            self._least_us[signature] = min(us, self._least_us.get(signature, inf))
+
+    def _enough(self) -> bool:
+        return self._state.enough("search")
+
+    def _tell(self) -> None:
+        self._state.tell(Progress("search", self._done, self._total))
