@@ -30,7 +30,7 @@ class CompilerPool:
         self._start, self._most, self._waiting = start, most, waiting
         self._idle: list[Child] = []
         self._busy: dict[Child, Built | None] = {}
-        """What a process works on and what came of it so far; None while the process starts."""
+        """The call of each process and its failure, if any; None while the process starts."""
         self._used_at = monotonic()
 
     @property

@@ -168,8 +168,8 @@ class Measurer:
         """Build calls whose kernels compile, on all cores, so that their code is in the cache when they are timed.
 
         Yields each such call as its compilation ends: with None, or with the measurement that says why it cannot be
-        had. Calls of other kernels are skipped. The compiling processes stay for the next calls, until nothing was built
-        for `COMPILERS_REST_S`.
+        had. Calls of other kernels are skipped. The compiling processes stay for the next calls, and end when a race
+        begins `COMPILERS_REST_S` or more after the last of them.
         """
         compiled = [call for call in {c.key: c for c in calls}.values() if KERNELS[call.candidate.kernel].compiles]
         yield from self._compilers.build(compiled)
@@ -233,4 +233,3 @@ class Measurer:
                 self._child = None
                 raise
         return self._child
-
