@@ -1,11 +1,30 @@
 """Parts that the pages of benchmarks share: tables, cases and bytes as text, and the commit that results are of."""
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Stages:
+    """Seconds of a benchmark's stages by name, printed as they end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            took = perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+            print(f"  {name}: {took:.1f} s", flush=True)
 
 
 def commit() -> str:

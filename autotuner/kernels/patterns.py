@@ -71,4 +71,11 @@ class Connected:
     without: tuple[frozenset[str], ...] = (frozenset(),)
 
 
-Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Operators of kinds that draw masks, all of one phase at once, without those that drop what a softmax makes."""
+
+    kinds: tuple[str, ...]
+
+
+Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected | Draws

@@ -58,7 +58,7 @@ class Binding:
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
         self._plan = make_plan(configuration, [port.members for port in adapter.ports if len(port.members) > 1])
-        self.masked = bool(model.options["attention_mask"])
+        self.masked = bool(model.options.get("attention_mask"))
         masks = (Port("attention_mask", ("attention_mask",), ("b", "l")),) if self.masked else ()
         self._boundary = Ports(
             (Port("x", ("x",), dims), *masks),

@@ -77,6 +77,20 @@ class CheckReport:
         return within and not self.fallbacks and all(mask.ok for mask in self.masks.values())
 
 
+@dataclass(frozen=True)
+class CheckedStep:
+    """Output "y", gradient "x" and those of all parameters of a tuned training step, and the same in float64."""
+
+    found: Mapping[str, Tensor | None]
+    wanted: Mapping[str, Tensor]
+    masks: Mapping[str, Kept]
+    fallbacks: int
+
+    def report(self, dtype: str) -> CheckReport:
+        errors = {name: _error(self.found[name], wanted) for name, wanted in self.wanted.items()}
+        return CheckReport(errors, TOLERANCES[dtype], self.masks, self.fallbacks)
+
+
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     """Run one training step tuned and one as reference, from the same values, and compare.
 
@@ -90,6 +104,11 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
         ConfigurationError: the framework has no layer for the configuration's model.
         DeviceError: the configuration's device is not here.
     """
+    return compare(configuration, seed).report(configuration.model.dtype)
+
+
+def compare(configuration: Configuration, seed: int = 0) -> CheckedStep:
+    """Return what both training steps of `check` compute; raises as it does."""
     if not 0 <= seed <= SEED_MAX:
         raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
     device_of(str(configuration.environment["device_type"]), 0)
@@ -100,12 +119,12 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     assert isinstance(tuned, TunedModule)
     on_cuda = device == CUDA
     for _ in range(STEPS_BEFORE if on_cuda else 0):
-        torch.autograd.backward(tuned(call.x, src_key_padding_mask=call.padding), call.grad_y)
+        torch.autograd.backward(tuned(call.x, **call.masks), call.grad_y)
         for leaf in (call.x, *tuned.parameters()):
             leaf.grad = None
     with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type=CUDA):
         torch.manual_seed(seed)
-        y: Tensor = tuned(call.x, src_key_padding_mask=call.padding)
+        y: Tensor = tuned(call.x, **call.masks)
     masks = drawn_masks(y, configuration) if tuned.calls else {}
     torch.autograd.backward(y, call.grad_y)
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
@@ -119,8 +138,7 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
         wanted = graph_reference(configuration, wide, call, scaled)
     else:
         kept, wanted = {}, framework_reference(wide, call)
-    errors = {name: _error(found[name], wanted[name]) for name in wanted}
-    return CheckReport(errors, TOLERANCES[model.dtype], kept, sum(tuned.fallbacks.values()))
+    return CheckedStep(found, wanted, kept, sum(tuned.fallbacks.values()))
 
 
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
@@ -146,7 +164,7 @@ def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
 def framework_reference(wide: nn.Module, call: MadeUpCall) -> dict[str, Tensor]:
     """Return output and gradients of a float64 module, by parameter name, "x" and "y"."""
     x = call.x.detach().double().requires_grad_()
-    y = wide(x, src_key_padding_mask=call.padding)
+    y = wide(x, **call.masks)
     torch.autograd.backward(y, call.grad_y.double())
     gradients = {name: p.grad for name, p in wide.named_parameters() if p.grad is not None}
     assert x.grad is not None

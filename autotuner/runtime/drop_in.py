@@ -49,7 +49,7 @@ def check_all_fit(adapter: Adapter, module: nn.Module, configurations: Sequence[
             c.model.extents["b"],
             c.model.extents["l"],
             "" if any(c.model.options[name] for name in DROPOUTS) else " without dropout",
-            " with attention_mask=true" if c.model.options["attention_mask"] else "",
+            " with attention_mask=true" if c.model.options.get("attention_mask") else "",
         )
         for c in configurations
     )

@@ -1,7 +1,6 @@
 """Building of a search space: every choice and conversion of a graph that a search space file admits."""
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
-from autotuner.ir.form import SAVING
 from autotuner.ir.graph import Graph
 from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
@@ -17,12 +16,12 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space
     Args:
         graph: forward or training.
         file: which kernels and conversions to try.
-        saving: whether to try what costs time and saves memory, too: dropout masks kept as bits or as seeds.
+        saving: whether to try what costs time and saves memory, too: dropout masks packed into bits, or kept as seeds.
 
     Raises:
         SpaceError: the space is too large.
     """
-    kernels = tuple(name for name in file.kernels if saving or not set(KERNELS[name].flat) & set(SAVING))
+    kernels = tuple(name for name in file.kernels if saving or "seed" not in KERNELS[name].flat)
     size = Size(graph.name)
     found = size.covers(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)

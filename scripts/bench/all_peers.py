@@ -1,11 +1,12 @@
 """A configuration's training step on CUDA against every peer: more compiled forms than tuning times, and JAX's layer.
 
-The clock of the multiprocessors is read in each turn once all is queued: under load that lasts, a device at its power
-limit lowers it, and steps take longer than the sum of kernels that were timed in short rounds at full clock. Sides of
-JAX's join where it is installed. A side that computes less than the model asks for is timed, and is nobody's peer.
+A first look of a few turns decides which attention kernels are compiled, and which sides are timed at length. The
+clock of the multiprocessors is read in each turn once all is queued: under load that lasts, a device at its power limit
+lowers it, and steps take longer than the sum of kernels that were timed in short rounds at full clock. Sides of JAX's
+join where it is installed. A side that computes less than the model asks for is timed, and is nobody's peer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -13,29 +14,38 @@ from typing import Protocol
 
 import torch
 
+from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.measure.devices.nvml import Nvml, cuda_uuid
 from autotuner.plan.configuration import Configuration, Measured
-from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime import apply
+from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers import as_measured
 from autotuner.runtime.peers.on_cuda import (
+    CAPTURED,
     COMPILED,
+    GRAPHS,
+    OURS,
+    PLAN,
     TURN_US,
     TimedStep,
     add,
     compiled,
     compiled_stack,
-    fastest,
     overhead_us,
-    sides_on_cuda,
     warn_of_missing,
 )
-from autotuner.runtime.peers.stacked_layer import BACKENDS
+from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import rounds
+from scripts.bench.cases import Make
 from scripts.bench.jax_layer import WITHOUT_DROPOUT, JaxSide, is_installed, jax_names
+from scripts.pages import Stages
 
-TRIAL_TURNS = 5
-MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+LOOK_TURNS = 5
+LEFT_OUT = 1.15
+"""How much slower than the fastest peer a side is in the first look that is timed no further."""
+EAGER, SDPA, COMPILED_LAYER = "eager", "sdpa ", "torch.compile"
+MAX_AUTOTUNE, MAX_AUTOTUNED = "max-autotune-no-cudagraphs", "max-autotune sdpa "
 
 
 class TakesTurns(Protocol):
@@ -60,26 +70,34 @@ class SideTiming:
     sm_clock_mhz: float | None = None
 
 
+@dataclass(frozen=True)
+class AllTimings:
+    """Timings by side: `OURS`, then peers, each with and without ", captured".
+
+    `left_out_us` are those sides that a first look found too slow to be timed at length, with its medians; `measured`
+    is what a configuration keeps.
+    """
+
+    by_side: Mapping[str, SideTiming]
+    left_out_us: Mapping[str, float]
+    measured: Measured
+
+
 def time_all_peers(
-    configuration: Configuration, samples: int, *, max_autotune: bool = False
-) -> tuple[dict[str, SideTiming], Measured]:
-    """Time a configuration's step and its peers', interleaved.
+    make: Make, configuration: Configuration, samples: int, *, max_autotune: bool = False, stages: Stages
+) -> AllTimings:
+    """Time a configuration's step and its peers', interleaved; a side that fails is missing, with a warning.
 
     Args:
+        make: of the framework's layer.
         configuration: what to run.
         samples: turns timed of each.
         max_autotune: also compile the one that is the fastest compiled in a few turns with max-autotune; takes minutes.
-
-    Returns:
-        By side: `OURS`, then peers, each with and without ", captured", and what a configuration keeps of it. A side
-        that fails is missing, with a warning.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the configuration's model.
+        stages: told how long it takes to make the sides, and to time them.
     """
     model = configuration.model
-    of_torch = sides_on_cuda(configuration)
-    add_compiled(of_torch, model, max_autotune)
+    torch.compiler.reset()
+    of_torch = sides_of(make, configuration, max_autotune, stages)
     clocks_mhz: dict[str, list[int]] = {name: [] for name in of_torch}
     management, uuid = Nvml(), cuda_uuid(torch.cuda.current_device())
 
@@ -87,35 +105,78 @@ def time_all_peers(
         found = management.sm_clock_mhz(uuid)
         clocks_mhz[name] += [] if found is None else [found]
 
-    for name, side in of_torch.items():
-        side.when_queued = partial(read_clock, name)
     sides: dict[str, TakesTurns] = {**of_torch}
-    add_jax(sides, model)
-    times_us = rounds({name: side.turn_us for name, side in sides.items()}, samples)
+    with stages("JAX"):
+        add_jax(sides, model)
+    with stages("turns"):
+        slow_us = too_slow(looked_at(sides))
+        for name in slow_us:
+            del sides[name]
+        for name in of_torch.keys() & sides.keys():
+            of_torch[name].when_queued = partial(read_clock, name)
+        times_us = rounds({name: side.turn_us for name, side in sides.items()}, samples)
     timings = {
         name: timing(name, us, sides[name].peak_bytes, clocks_mhz.get(name, ())) for name, us in times_us.items()
     }
     peers_us = {name: us for name, us in times_us.items() if not timings[name].computes_less}
     peaks = {name: side.peak_bytes for name, side in sides.items()}
-    return timings, as_measured(peers_us, peaks, overhead_us(configuration, samples))
+    with stages("overhead"):
+        overhead = overhead_us(configuration, samples)
+    return AllTimings(timings, slow_us, as_measured(peers_us, peaks, overhead))
 
 
-def add_compiled(sides: dict[str, TimedStep], model: Model, max_autotune: bool) -> None:
-    """Compile the framework's layer, and the stacked one with each attention kernel that runs here."""
-    call = partial(MadeUpCall.of, model, device="cuda")
-    for backend in BACKENDS:
-        if f"sdpa {backend}" in sides and f"{COMPILED}{backend}" not in sides:
+def sides_of(make: Make, configuration: Configuration, max_autotune: bool, stages: Stages) -> dict[str, TimedStep]:
+    """Return the plan, and all peers of torch's that are worth compiling."""
+    model = configuration.model
+    call, layer = partial(MadeUpCall.of, model, device=CUDA), partial(make, model, device=CUDA)
+    sides: dict[str, TimedStep] = {}
+    with stages("plan"):
+        add(sides, PLAN, lambda: apply(layer(), configuration, graphs=False), call)
+        add(sides, GRAPHS, lambda: apply(layer(), configuration), call, captures=False)
+    with stages(EAGER):
+        add(sides, EAGER, layer, call)
+        for backend in BACKENDS:
+            add(sides, f"{SDPA}{backend}", partial(stacked_layer, model, backend), call)
+        worth = fast_kernels(looked_at(sides), SDPA)
+    for backend in worth:
+        with stages(f"{COMPILED}{backend}"):
             add(sides, f"{COMPILED}{backend}", compiled_stack(model, backend), call)
-    if "torch.compile" not in sides:
-        add(sides, "torch.compile", partial(compiled, partial(encoder_layer, model, device="cuda")), call)
+    with stages(COMPILED_LAYER):
+        add(sides, COMPILED_LAYER, partial(compiled, layer), call)
     if max_autotune:
-        turns = {name: side.turn_us for name, side in sides.items() if name.startswith(COMPILED)}
-        best = fastest({name: median(us) for name, us in rounds(turns, TRIAL_TURNS).items()}, COMPILED)
-        if best is not None:
-            add(sides, f"max-autotune sdpa {best}", compiled_stack(model, best, MAX_AUTOTUNE), call)
+        best = fast_kernels(looked_at(sides), COMPILED)[:1]
+        for backend in best:
+            with stages(f"{MAX_AUTOTUNED}{backend}"):
+                add(sides, f"{MAX_AUTOTUNED}{backend}", compiled_stack(model, backend, MAX_AUTOTUNE), call)
+    return sides
 
 
-def add_jax(sides: dict[str, TakesTurns], model: Model, platform: str = "cuda") -> None:
+def looked_at(sides: Mapping[str, TakesTurns]) -> dict[str, float]:
+    """Return medians of a few turns."""
+    times_us = rounds({name: side.turn_us for name, side in sides.items()}, LOOK_TURNS)
+    return {name: median(us) for name, us in times_us.items()}
+
+
+def fast_kernels(times_us: Mapping[str, float], beginning: str) -> list[str]:
+    """Return the attention kernels of sides whose names begin so, the fastest first, without those much slower.
+
+    A kernel is as fast as its faster form, captured or not.
+    """
+    best_us: dict[str, float] = {}
+    for name, us in sorted(times_us.items(), key=lambda item: item[1]):
+        if name.startswith(beginning):
+            best_us.setdefault(name.removeprefix(beginning).removesuffix(CAPTURED), us)
+    return [kernel for kernel, us in best_us.items() if us <= LEFT_OUT * min(best_us.values())]
+
+
+def too_slow(times_us: Mapping[str, float]) -> dict[str, float]:
+    """Return the sides to time no further: peers much slower than the fastest. Eager stays, as a scale."""
+    best = min((us for name, us in times_us.items() if name not in (*OURS, WITHOUT_DROPOUT)), default=0.0)
+    kept = {*OURS, EAGER, EAGER + CAPTURED}
+    return {name: us for name, us in times_us.items() if us > LEFT_OUT * best and name not in kept}
+
+
+def add_jax(sides: dict[str, TakesTurns], model: Model, platform: str = CUDA) -> None:
     """Add the sides of JAX's where it is installed; where they do not run, warn instead."""
     if not is_installed():
         return

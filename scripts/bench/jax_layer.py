@@ -60,6 +60,8 @@ def training_step(model: Model, attention: str = "plain") -> TrainingStep:
     Raises:
         ConfigurationError: the model has an attention mask, or is in float64, which JAX would narrow to float32.
     """
+    if model.name != "bert-encoder":
+        raise ConfigurationError(f"the layer in JAX is a bert-encoder, not a {model.name}")
     if model.options["attention_mask"]:
         raise ConfigurationError("the layer in JAX takes no attention mask: give a model whose attention_mask is false")
     if model.dtype == "float64":

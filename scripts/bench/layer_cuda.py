@@ -1,66 +1,66 @@
-"""The encoder layer on CUDA: one case of the benchmark, and the page of results."""
+"""Layers on CUDA: one case of the benchmark, and the page of results."""
 
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from autotuner.ir.cost import moved_bytes, operator_flop, reduction
 from autotuner.measure.roofline import Ladder, Roofline
-from autotuner.plan.configuration import Configuration, save_configuration
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.step import tensor_of
-from autotuner.runtime.peers.on_cuda import CAPTURED, OURS
-from scripts.bench import layer_cuda_dram
-from scripts.bench.all_peers import SideTiming, time_all_peers
-from scripts.pages import mib, table, title
+from autotuner.runtime.check import compare
+from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS
+from scripts.bench import errors, layer_cuda_dram
+from scripts.bench.all_peers import LEFT_OUT, fast_kernels, time_all_peers
+from scripts.bench.cases import CASES, Case
+from scripts.bench.errors import measured_errors
+from scripts.bench.profiled_sides import TUNED
+from scripts.pages import Stages, mib, table
 
 FLOORS = {"floor": "floor_us", "of products": "compute_floor_us", "of bytes": "bytes_floor_us"}
 
 
-def case(
-    preset: str,
-    dtype: str,
-    dropout: float,
+def case_row(
+    case: Case,
     found: Configuration,
     samples: int,
+    stages: Stages,
     *,
     max_autotune: bool = True,
-    profiler: bool = True,
+    with_errors: bool = True,
 ) -> dict[str, Any]:
-    """Time a configuration and all its peers, then count their bytes; return one row of results.
+    """Check a configuration, time it and all its peers, and compare errors; return one row of results.
 
     Peers that compute less than the model asks for are timed, and no ratio is formed with them.
+
+    Raises:
+        ValueError: the configuration's results differ from the framework's.
     """
-    timings, measured = time_all_peers(found, samples, max_autotune=max_autotune)
+    with stages("check"):
+        comparison = compare(found)
+        report = comparison.report(found.model.dtype)
+    if not report.ok:
+        raise ValueError(f"results differ from the framework's: {report}")
+    timed = time_all_peers(case.make, found, samples, max_autotune=max_autotune, stages=stages)
+    measured = timed.measured
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
-    dram = counted(found, timings) if profiler else None
+    kernels = fast_kernels(measured.peers_us, COMPILED)
+    of_sides = {}
+    if with_errors:
+        with stages("errors"):
+            of_sides = measured_errors(case.make, found, comparison, next(iter(kernels), None))
     graph = found.graph()
     flop = sum(operator_flop(graph, operator) for operator in graph.operators if operator.kind == "contraction")
-    named = {operator.name: operator for operator in graph.operators}
-    steps = []
-    for number, step in enumerate(found.steps):
-        step_flop = sum(operator_flop(graph, named[n]) for n in step.operators if named[n].kind == "contraction")
-        step_bytes = moved_bytes(graph, [[(tensor_of(name), form) for name, form in step.inputs + step.outputs]])
-        steps.append(
-            {
-                "operators": list(step.operators) or ["conversion"],
-                "kernel": step.kernel,
-                "phase": step.phase,
-                "predicted_us": step.predicted_us,
-                "bound_us": step.bound_us,
-                "flop": step_flop,
-                "counted_bytes": step_bytes,
-                "dram_bytes": dram["steps"].get(number) if dram else None,
-            }
-        )
     return {
-        "preset": preset,
-        "dtype": dtype,
-        "dropout": dropout,
+        "case": case.name,
+        "layer": case.layer,
+        "model": found.model.name,
+        "dtype": found.model.dtype,
+        "options": dict(found.model.options),
         "extents": dict(found.model.extents),
-        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "timings": {name: asdict(timing) for name, timing in timed.by_side.items()},
+        "left_out_us": dict(timed.left_out_us),
         "tuned_us": measured.plan_us,
         "best_peer": peer,
         "ratio_to_best_peer": measured.ratios[peer],
@@ -75,19 +75,43 @@ def case(
         "planned_peak_bytes": found.memory.peak_bytes if found.memory else None,
         "held_bytes": found.memory.held_bytes if found.memory else None,
         "calls": dict(found.counts),
-        "steps": steps,
-        "dram": dram and {name: dram[name] for name in ("sides", "reason")},
+        "steps": step_rows(found),
+        "errors": of_sides,
+        "dram": None,
+        "seconds": stages.seconds,
     }
 
 
-def counted(found: Configuration, timings: dict[str, SideTiming]) -> dict[str, Any]:
-    """Return what the profiler counts for a configuration, the framework's layer and the fastest compiled peer."""
-    by_us = sorted((timing.median_us, name.removesuffix(CAPTURED)) for name, timing in timings.items())
-    compiled = next((name for _, name in by_us if name.startswith("torch.compile")), None)
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "configuration.json")
-        save_configuration(found, file)
-        return layer_cuda_dram.counted(file, compiled)
+def step_rows(found: Configuration) -> list[dict[str, Any]]:
+    """Return each step's operators, kernel, times, flop and bytes."""
+    graph = found.graph()
+    named = {operator.name: operator for operator in graph.operators}
+    return [
+        {
+            "operators": list(step.operators) or ["conversion"],
+            "kernel": step.kernel,
+            "phase": step.phase,
+            "predicted_us": step.predicted_us,
+            "bound_us": step.bound_us,
+            "flop": sum(operator_flop(graph, named[n]) for n in step.operators if named[n].kind == "contraction"),
+            "counted_bytes": moved_bytes(
+                graph, [[(tensor_of(name), form) for name, form in step.inputs + step.outputs]]
+            ),
+            "dram_bytes": None,
+        }
+        for step in found.steps
+    ]
+
+
+def with_dram(row: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with what the profiler counted for it."""
+    steps = [step | {"dram_bytes": found["steps"].get(number)} for number, step in enumerate(row["steps"])]
+    return row | {"steps": steps, "dram": {name: found[name] for name in ("sides", "reason")}}
+
+
+def plan_of(row: dict[str, Any], found: Configuration) -> dict[str, Any]:
+    """Return what the profiler's program needs of a case."""
+    return {"layer": row["layer"], "peer": row["best_peer"].removesuffix(CAPTURED), "configuration": found.to_json()}
 
 
 def about() -> dict[str, Any]:
@@ -104,9 +128,9 @@ def about() -> dict[str, Any]:
 
 
 def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
-    cases = sorted(cases, key=title)
+    cases = sorted(cases, key=lambda row: [*CASES].index(row["case"]))
     lines = [
-        "# The encoder layer on a GPU",
+        "# Layers on a GPU",
         "",
         f"{about['device_name']} ({about['multiprocessors']} multiprocessors), driver {about['driver']}, CUDA "
         f"{about['cuda']}, cuDNN {about['cudnn']}, torch {about['torch']}, triton {about['triton']}.",
@@ -120,7 +144,7 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
             ("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
             (
                 (
-                    title(row),
+                    row["case"],
                     ms(row["tuned_us"]),
                     ms(row["timings"][row["best_peer"]]["median_us"]),
                     row["best_peer"],
@@ -145,8 +169,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
     ]
     for row in cases:
         ran = row["run"]
-        lines += ["", f"## {title(row)}", "", f"{ran['date']}, commit {ran['commit']}. `{ran['command']}`", ""]
-        lines += [extents(row), ""]
+        lines += ["", f"## {row['case']}", "", f"{ran['date']}, commit {ran['commit']}. `{ran['command']}`", ""]
+        lines += [layer(row), "", extents(row), ""]
         best = row["tuned_us"]
         lines += table(
             ("side", "median", "least", "over tuned", "SM clock, MHz", "peak, MiB"),
@@ -167,6 +191,12 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         less = [name for name, timing in row["timings"].items() if timing["computes_less"]]
         if less:
             lines += ["", f"No peer, because it computes less than the model asks for: {'; '.join(less)}."]
+        if row["left_out_us"]:
+            slow = (f"{name} {ms(us)}" for name, us in sorted(row["left_out_us"].items(), key=lambda item: item[1]))
+            lines += ["", "Timed no further after a first look, in which they took more than "
+                      f"{LEFT_OUT:g} times as long as the fastest peer: {'; '.join(slow)}."]  # fmt: skip
+        if row["errors"]:
+            lines += ["", *errors.lines(row["errors"])]
         lines += ["", *dram(row)]
         lines += ["", "Steps of the plan, microseconds. Best: the fastest measured for the same work in any forms.", ""]
         lines += table(
@@ -181,35 +211,26 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                 for step in row["steps"]
             ),
         )
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["seconds"].items())
+        lines += ["", f"Seconds of this case: {spent}."]
     return "\n".join(lines) + "\n"
 
 
 def dram(row: dict[str, Any]) -> list[str]:
-    """Return the lines on what went through DRAM, or on why nobody counted it."""
-    found = row["dram"]
-    if found is None:
-        return ["Bytes through DRAM were not counted: `--without-profiler`."]
-    missing = [] if found["reason"] is None else [f"Not all bytes through DRAM were counted: {found['reason']}."]
-    sides = {name: (bytes_["read_bytes"], bytes_["written_bytes"]) for name, bytes_ in found["sides"].items()}
-    if not sides:
-        return missing
-    lines = [
-        "Bytes through DRAM per training step, MiB, as Nsight Compute counts them, kernel by kernel, in "
-        f"{layer_cuda_dram.STEPS} steps without CUDA graphs; copies and fills by the driver are left out.",
-        "",
-    ]
-    lines += table(
-        ("side", "read", "written", "together"),
-        ((name, mib(read), mib(written), mib(read + written)) for name, (read, written) in sides.items()),
-    )
-    if layer_cuda_dram.TUNED in sides:
-        moved, through = row["bytes_moved"]["chosen"], sum(sides[layer_cuda_dram.TUNED])
+    """Return the lines on what went through DRAM."""
+    if row["dram"] is None:
+        return ["Bytes through DRAM were not counted."]
+    said = layer_cuda_dram.lines(row["dram"], layer_cuda_dram.input_bytes(row))
+    sides = row["dram"]["sides"]
+    if TUNED in sides:
+        moved = row["bytes_moved"]["chosen"]
+        through = layer_cuda_dram.with_copies(sides, 0)[TUNED]
         share = 1 - through / moved
-        lines += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
-                  f"{mib(through)} MiB go through DRAM: {abs(share):.0%} {'less' if share > 0 else 'more'}. What the "
-                  "second-level cache keeps need not go there; a kernel's own workspace is no operand; and what a step "
-                  "leaves in the cache is written during a later one, so single steps may move more."]  # fmt: skip
-    return [*lines, "", *missing] if missing else lines
+        said += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
+                 f"{mib(through)} MiB go through DRAM: {abs(share):.0%} {'less' if share > 0 else 'more'}. What the "
+                 "second-level cache keeps need not go there; a kernel's own workspace is no operand; and what a step "
+                 "leaves in the cache is written during a later one, so single steps may move more."]  # fmt: skip
+    return said
 
 
 def mhz(clock: float | None) -> str:
@@ -226,6 +247,14 @@ def rates(facts: dict[str, float]) -> str:
 def last_rate(ladder: Ladder) -> float:
     amount, us = ladder.rungs[-1]
     return amount / us
+
+
+def layer(row: dict[str, Any]) -> str:
+    """Return the sentence on what a case is."""
+    options = ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["options"].items()
+    )
+    return f"{row['layer']} as {row['model']} in {row['dtype']}: {options}."
 
 
 def extents(row: dict[str, Any]) -> str:

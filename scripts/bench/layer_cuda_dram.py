@@ -1,33 +1,42 @@
 """Bytes that training steps move through DRAM, as Nsight Compute counts them.
 
-    python -m scripts.bench.layer_cuda_dram SIDE CONFIGURATION
-
-A side runs in a child process under `ncu`: warmed up, then some training steps, counted kernel by kernel in one pass,
-with clocks and caches as they are, so that nothing runs twice. A kernel finds in the second-level cache what the last
-ones left there, but no kernels overlap. What it leaves dirty there is written during a later one. Copies and fills that
-the driver makes are no kernels, and are not counted.
+All sides of all cases run in one child process under `ncu`. Each is warmed up; then a training step is counted kernel
+by kernel in one pass, with clocks and caches as they are, so that nothing runs twice. A kernel finds in the
+second-level cache what the last ones left there, but no kernels overlap. What it leaves dirty there is written during
+a later one.
+Copies and fills that the driver makes are no kernels. A tuned step has two such copies, of x and of its output's
+gradient: what they would move at most is added to it.
 """
 
+import argparse
 import csv
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNED, EAGER = "tuned", "eager"
-STEPS = 3
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from scripts.bench.profiled_sides import EAGER, RANGE, STEPS, TUNED, Side  # noqa: E402
+from scripts.pages import mib, table  # noqa: E402
+
 LIMIT_S = 240
+BELOW_EAGER = 0.2291
+"""The share of eager's bytes that the paper's layer saves."""
 PLACES = ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu")
 KERNEL, READ, WRITTEN = "Kernel Name", "dram__bytes_read.sum", "dram__bytes_write.sum"
-NAMED = re.compile(r"plan step (\d+)/")
+SIDE, STEP = re.compile(rf"{RANGE} (\d+)"), re.compile(rf"{RANGE} \d+ step (\d+)")
 
 
 class NotCounted(Exception):
@@ -36,8 +45,9 @@ class NotCounted(Exception):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a kernel made DRAM read and write; `step` is the number of the plan's step that it ran for, if any."""
+    """Bytes that a kernel made DRAM read and write, for a side by its number, and for a step of the plan, if any."""
 
+    side: int
     step: int | None
     read_bytes: float
     written_bytes: float
@@ -53,37 +63,35 @@ def profiler() -> str | None:
     return shutil.which("ncu") or next(elsewhere, None)
 
 
-def counted(configuration: Path, compiled: str | None) -> dict[str, Any]:
-    """Count for a configuration, the framework's layer and a compiled peer.
-
-    Args:
-        configuration: the file.
-        compiled: the peer's name among the sides; None for none.
+def counted(sides: Sequence[Side]) -> dict[str, dict[str, Any]]:
+    """Count for sides of cases, all in one child process.
 
     Returns:
-        "sides": bytes per training step by side; "steps": bytes by number of the step of the plan; "reason": why
-        something is missing, or None.
+        By case: "sides": bytes per training step by side; "steps": bytes by number of the step of the plan; "reason":
+        why something is missing, or None.
     """
-    found: dict[str, Any] = {"sides": {}, "steps": {}, "reason": None}
-    reasons: list[str] = []
+    found: dict[str, dict[str, Any]] = {side.case: {"sides": {}, "steps": {}, "reason": None} for side in sides}
     ncu = profiler()
-    if ncu is None:
-        return found | {"reason": "ncu, Nsight Compute's command line, was not found"}
-    for side in (TUNED, EAGER, *([compiled] if compiled else [])):
-        try:
-            traffic = run_counted(ncu, side, configuration)
-        except NotCounted as error:
-            reasons.append(f"{side}: {error}")
-            if side == TUNED:
-                break
+    try:
+        if ncu is None:
+            raise NotCounted("ncu, Nsight Compute's command line, was not found")
+        traffic, failed = run_counted(ncu, sides)
+    except NotCounted as error:
+        return {case: row | {"reason": str(error)} for case, row in found.items()}
+    for number, side in enumerate(sides):
+        kernels = [kernel for kernel in traffic if kernel.side == number]
+        row = found[side.case]
+        if number in failed or not kernels:
+            said = f"{side.name}: {failed.get(number, 'no kernels')}"
+            row["reason"] = said if row["reason"] is None else f"{row['reason']}; {said}"
             continue
-        found["sides"][side] = {
-            "read_bytes": sum(kernel.read_bytes for kernel in traffic) / STEPS,
-            "written_bytes": sum(kernel.written_bytes for kernel in traffic) / STEPS,
+        row["sides"][side.name] = {
+            "read_bytes": sum(kernel.read_bytes for kernel in kernels) / STEPS,
+            "written_bytes": sum(kernel.written_bytes for kernel in kernels) / STEPS,
         }
-        if side == TUNED:
-            found["steps"] = by_step(traffic, STEPS)
-    return found | {"reason": "; ".join(reasons) or None}
+        if side.name == TUNED:
+            row["steps"] = by_step(kernels, STEPS)
+    return found
 
 
 def by_step(kernels: Iterable[Traffic], count: int) -> dict[int, float]:
@@ -95,22 +103,27 @@ def by_step(kernels: Iterable[Traffic], count: int) -> dict[int, float]:
     return found
 
 
-def run_counted(ncu: str, side: str, configuration: Path) -> list[Traffic]:
-    """Run a side in a child process under the profiler; return what each kernel of `STEPS` training steps moved.
+def run_counted(ncu: str, sides: Sequence[Side]) -> tuple[list[Traffic], dict[int, str]]:
+    """Run sides in a child process under the profiler.
+
+    Returns:
+        What each kernel of `STEPS` training steps moved, and why sides failed, by number.
 
     Raises:
-        NotCounted: the profiler failed, or the side.
+        NotCounted: the profiler failed, or the whole process.
     """
     with TemporaryDirectory() as folder:
-        log = Path(folder, "log.csv")
-        child = [sys.executable, "-m", "scripts.bench.layer_cuda_dram", side, str(configuration.resolve())]
+        log, wanted, said = (Path(folder, name) for name in ("log.csv", "sides.json", "failed.json"))
+        wanted.write_text(json.dumps([vars(side) for side in sides]))
+        child = [sys.executable, "-m", "scripts.bench.profiled_sides", str(wanted), str(said)]
         status, output, errors = ran([*command(ncu, log), *child])
         text = log.read_text() if log.exists() else ""
-    failed = complaint("\n".join((text, output, errors)))
-    if failed is not None or status != 0:
-        said = errors.strip().splitlines() or [f"ncu ended with {status}"]
-        raise NotCounted(failed or said[-1])
-    return parsed(text)
+        failed = json.loads(said.read_text()) if said.exists() else {}
+    complained = complaint("\n".join((text, output, errors)))
+    if complained is not None or status != 0:
+        words = errors.strip().splitlines() or [f"ncu ended with {status}"]
+        raise NotCounted(complained or words[-1])
+    return parsed(text), {int(number): reason for number, reason in failed.items()}
 
 
 def ran(arguments: list[str]) -> tuple[int, str, str]:
@@ -152,11 +165,11 @@ def complaint(text: str) -> str | None:
 
 
 def parsed(text: str) -> list[Traffic]:
-    """Return what each kernel in the profiler's log moved.
+    """Return what each kernel in the profiler's log moved; kernels outside of all sides are left out.
 
     Args:
-        text: lines of its own, then CSV: a row of names, a row of units, a row per kernel. A kernel that ran in a range
-            is called "RANGE/KERNEL".
+        text: lines of its own, then CSV: a row of names, a row of units, a row per kernel. Ranges in which a kernel ran
+            are in a column of their own, and before its name.
 
     Raises:
         NotCounted: there are no kernels, or their units are not bytes.
@@ -165,76 +178,108 @@ def parsed(text: str) -> list[Traffic]:
     if len(rows) < 3 or not {KERNEL, READ, WRITTEN} <= {*rows[0]}:
         raise NotCounted("the profiler's log has no kernels")
     names, units, *kernels = rows
-    name, read, written = (names.index(column) for column in (KERNEL, READ, WRITTEN))
+    read, written = (names.index(column) for column in (READ, WRITTEN))
     if units[read] != "byte" or units[written] != "byte":
         raise NotCounted(f"the profiler counted in {units[read]} and {units[written]}, not in byte")
     found = []
     for row in kernels:
-        ran_for = NAMED.match(row[name])
-        moved = (float(row[column].replace(",", "")) for column in (read, written))
-        found.append(Traffic(int(ran_for[1]) if ran_for else None, *moved))
+        ranges = " ".join(row)
+        side, step = SIDE.search(ranges), STEP.search(ranges)
+        if side:
+            moved = (float(row[column].replace(",", "")) for column in (read, written))
+            found.append(Traffic(int(side[1]), int(step[1]) if step else None, *moved))
     return found
 
 
+def with_copies(sides: Mapping[str, Mapping[str, float]], input_bytes: float) -> dict[str, float]:
+    """Return the bytes of each side, with two copies of an input's size by the driver in the tuned one."""
+    copied = {TUNED: 4 * input_bytes}
+    return {name: part["read_bytes"] + part["written_bytes"] + copied.get(name, 0) for name, part in sides.items()}
+
+
+def lines(found: Mapping[str, Any], input_bytes: float) -> list[str]:
+    """Return the part of a page on what went through DRAM, or on why nobody counted it."""
+    missing = [] if found["reason"] is None else [f"Not all bytes through DRAM were counted: {found['reason']}."]
+    sides = found["sides"]
+    if not sides:
+        return missing
+    totals = with_copies(sides, input_bytes)
+    said = [
+        "Bytes through DRAM per training step, MiB, as Nsight Compute counts them, kernel by kernel, without CUDA "
+        f"graphs. Copies and fills by the driver are left out, but the tuned step's two copies ({mib(4 * input_bytes)} "
+        "MiB) are added.",
+        "",
+        *table(
+            ("side", "read", "written", "copies", "together"),
+            (
+                (
+                    name,
+                    mib(part["read_bytes"]),
+                    mib(part["written_bytes"]),
+                    mib(totals[name] - part["read_bytes"] - part["written_bytes"]),
+                    mib(totals[name]),
+                )
+                for name, part in sides.items()
+            ),
+        ),
+    ]
+    for name, total in totals.items():
+        if TUNED in totals and name != TUNED:
+            share = 1 - totals[TUNED] / total
+            goal = BELOW_EAGER if name == EAGER else 0.0
+            verdict = "reached" if share >= goal else "missed"
+            words = f"{abs(share):.2%} {'fewer' if share >= 0 else 'more'} bytes"
+            said += ["", f"Tuned against {name}: {words}; at least {goal:.2%} fewer is the goal: {verdict}."]
+    return [*said, "", *missing] if missing else said
+
+
 def main() -> None:
-    """Run a side; the profiler counts from `start` to `stop`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "plans", type=Path, nargs="?", help="as scripts/bench_layer_cuda writes them: bench_layer_cuda_plans.json"
+    )
+    parser.add_argument("--case", action="append", help="of the file; repeatable [all]")
+    parser.add_argument("--side", action="append", help="of each case; repeatable [tuned, eager and its fastest peer]")
+    parser.add_argument("--output", type=Path, help="write what is counted as JSON")
+    arguments = parser.parse_args()
+    if arguments.plans is None:
+        parser.error("give the file of plans")
+    plans = json.loads(arguments.plans.read_text())
+    unknown = [case for case in arguments.case or () if case not in plans]
+    if unknown:
+        parser.error(f"no plan for {' and '.join(unknown)}: {arguments.plans} has {', '.join(plans)}")
+    chosen = {case: plan for case, plan in plans.items() if arguments.case is None or case in arguments.case}
+    found = counted_plans(chosen, arguments.side)
+    for case, row in found.items():
+        print("\n".join([f"## {case}", "", *lines(row, input_bytes(chosen[case]["configuration"]["model"])), ""]))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def counted_plans(
+    plans: Mapping[str, Mapping[str, Any]], names: Sequence[str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Count for cases by name, each with its "layer", "configuration" and fastest "peer".
+
+    Args:
+        names: of sides; None for the tuned, the eager one and the peer.
+    """
+    with TemporaryDirectory() as folder:
+        sides = []
+        for case, plan in plans.items():
+            file = Path(folder, f"{case}.json")
+            file.write_text(json.dumps(plan["configuration"]))
+            own = [TUNED, EAGER, *([plan["peer"]] if plan.get("peer") else [])]
+            sides += [Side(case, name, plan["layer"], str(file)) for name in names or dict.fromkeys(own)]
+        return counted(sides)
+
+
+def input_bytes(model: Mapping[str, Any]) -> int:
+    """Return the bytes of a model's x, from the JSON of the model."""
     import torch
 
-    from autotuner.plan.configuration import load_configuration
-    from autotuner.runtime.framework import MadeUpCall
-    from autotuner.runtime.peers.training_loop import TrainingLoop
-
-    side, file = sys.argv[1:]
-    found = load_configuration(Path(file))
-    if side == TUNED:
-        name_steps()
-    loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device="cuda"))
-    torch.autograd.set_multithreading_enabled(False)  # a range's name is known in its own thread
-    loop.warm()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-    for _ in range(STEPS):
-        loop.step()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-
-
-def name_steps() -> None:
-    """Have each step of the plan run in a range of its name, in workspaces that are made from now on."""
-    import torch
-
-    from autotuner.runtime.workspace import Workspace
-
-    built = Workspace._built
-
-    def named(workspace: Any, number: int, views: Any) -> Any:
-        call = built(workspace, number, views)
-
-        def run() -> None:
-            with torch.cuda.nvtx.range(f"plan step {number}"):
-                call()
-
-        return run
-
-    Workspace._built = named  # type: ignore[assignment, method-assign]
-
-
-def layer_of(side: str, found: Any) -> Any:
-    """Return the layer of a side by its name, "torch.compile" of it where the name begins so."""
-    import torch
-
-    from autotuner.runtime.drop_in import apply
-    from autotuner.runtime.framework import encoder_layer
-    from autotuner.runtime.peers.stacked_layer import stacked_layer
-
-    kind = side.removeprefix("torch.compile").strip()
-    if kind.startswith("sdpa "):
-        layer: Any = stacked_layer(found.model, kind.removeprefix("sdpa "))
-    else:
-        layer = encoder_layer(found.model, device="cuda")
-    if side == TUNED:
-        return apply(layer, found, graphs=False)
-    return torch.compile(layer, dynamic=False) if side.startswith("torch.compile") else layer
+    extents = model["extents"]
+    return int(extents["b"] * extents["l"] * extents["h"] * getattr(torch, model["dtype"]).itemsize)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def test_a_sequence_without_any_key_runs_the_original() -> None:
         ({"dropout": 0.5}, "attention_dropout is 0.5, the configuration's 0.0"),
         ({"layer_norm_eps": 1e-6}, "epsilon is 1e-06, the configuration's 1e-05"),
         ({"dtype": torch.float32}, "dtype is 'float32', the configuration's 'float64'"),
-        ({"norm_first": True}, "norm_first=True"),
+        ({"norm_first": True}, "model is 'gpt-block', the configuration's 'bert-encoder'"),
         ({"bias": False}, "has every bias"),
         ({"activation": nn.SiLU()}, "activation SiLU"),
     ],

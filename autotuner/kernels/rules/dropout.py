@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.patterns import Draws, Operators
 from autotuner.kernels.registry import KERNELS, Kernel
 
 
@@ -32,6 +33,21 @@ def byte_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         yield (f"{layout}:byte",)
 
 
+def bit_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of a mask of bits; of several masks the declared ones only."""
+    if len(subgraph.outputs) > 1:
+        yield tuple(f"{subgraph.tensors[number].axes}:bit" for number in subgraph.outputs)
+        return
+    for (layout,) in raw_mask_layouts(subgraph):
+        yield (f"{layout}:bit",)
+
+
+def no_bits_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say that the kernel makes bits only, or None where it is asked for them."""
+    strange = [str(form) for form in candidate.parsed_forms() if form.storage != "bit"]
+    return f"it makes masks of bits; {strange[0]} is none" if strange else None
+
+
 for _name, _layouts in (("inductor_threefry", raw_mask_layouts), ("inductor_threefry_bytes", byte_mask_layouts)):
     KERNELS.add(
         Kernel(
@@ -43,5 +59,11 @@ KERNELS.add(
     Kernel(
         "torch_seed", ("dropout_mask",), "autotuner.kernels.inductor.dropout:seed", refuses=no_seed_asked,
         numerics="unbiased", layouts=seed_layouts, flat=("seed",),
+    )
+)  # fmt: skip
+KERNELS.add(
+    Kernel(
+        "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, numerics="unbiased",
+        layouts=bit_mask_layouts, flat=("bit",), patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
     )
 )  # fmt: skip

@@ -68,6 +68,7 @@ class CudaDevice(Device):
             "cuda": str(torch.version.cuda),
             "cudnn": torch.backends.cudnn.version() or 0,  # type: ignore[no-untyped-call]
             "cudnn_frontend": version("nvidia-cudnn-frontend"),
+            "cupy": version("cupy-cuda13x"),
             "driver": Nvml().driver() or "unknown",
             "l2_bytes": cuda_l2_bytes(self.index),
             "memory_bytes": properties.total_memory,

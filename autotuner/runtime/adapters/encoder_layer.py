@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoderLayer, post-norm."""
+"""torch.nn.TransformerEncoderLayer: post-norm a bert-encoder, pre-norm and called with a causal mask a gpt-block."""
 
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autotuner.runtime.adapter import Adapter, Description, Parts, dtype_name, linear, norm
 from autotuner.runtime.fallbacks import Reason
+from autotuner.runtime.framework import causal_mask
 from autotuner.runtime.module import TunedModule
 
 
@@ -27,8 +28,6 @@ def activation_kind(activation: Any) -> str | None:
 def refuses(module: nn.Module) -> str | None:
     assert isinstance(module, nn.TransformerEncoderLayer)
     attention = module.self_attn
-    if module.norm_first:
-        return "norm_first=True: the model normalises after each part, not before it"
     if getattr(attention, "in_proj_weight", None) is None:
         return "query, key and value of different widths"
     if attention.bias_k is not None or attention.add_zero_attn:
@@ -44,7 +43,7 @@ def describe(module: nn.Module) -> Description:
     assert isinstance(module, nn.TransformerEncoderLayer)
     attention = module.self_attn
     return Description(
-        "bert-encoder",
+        "gpt-block" if module.norm_first else "bert-encoder",
         {
             "h": attention.embed_dim,
             "n": attention.num_heads,
@@ -93,7 +92,8 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
     keeps = False
 
     def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return nn.TransformerEncoderLayer.forward(self, x, src_key_padding_mask=mask)
+        causal = causal_mask(x, self.self_attn.batch_first) if self.norm_first else None
+        return nn.TransformerEncoderLayer.forward(self, x, causal, mask, is_causal=self.norm_first)
 
     def forward(
         self,
@@ -110,7 +110,11 @@ class TunedTransformerEncoderLayer(TunedModule, nn.TransformerEncoderLayer):
             is_causal=is_causal,
         )
         mask: Tensor | Reason | None = src_key_padding_mask
-        if src_mask is not None or is_causal:
+        if self.norm_first and (src_mask is None or not is_causal):
+            mask = Reason(
+                "src_mask", "src_mask and is_causal=True are not both given, and the configuration is of a causal block"
+            )
+        elif not self.norm_first and (src_mask is not None or is_causal):
             mask = Reason(
                 "src_mask", "src_mask or is_causal is given, and no configuration has a mask between positions"
             )

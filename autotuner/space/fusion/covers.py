@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
 from autotuner.kernels import KERNELS
-from autotuner.kernels.patterns import Attention, AttentionGrad, Connected, Operators, Pair, Pattern
+from autotuner.kernels.patterns import Attention, AttentionGrad, Connected, Draws, Operators, Pair, Pattern
 from autotuner.space.fusion.attention import attention_forward, attention_grad
 from autotuner.space.fusion.connected import connected_sets
 from autotuner.space.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
@@ -71,6 +71,9 @@ def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_ope
     for pattern in patterns:
         if isinstance(pattern, Connected):
             yield from plain(pattern, connected_sets(graph, reach, pattern, max_operators))
+    for pattern in patterns:
+        if isinstance(pattern, Draws):
+            yield from plain(pattern, _draws(graph, pattern.kinds))
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
@@ -102,3 +105,15 @@ def _pairs(graph: Graph, pattern: Pair) -> Iterator[tuple[Operator, ...]]:
             pair = (first, second)
             if second.kind == pattern.kinds[1] and pattern.fits(graph.subgraph(pair, *boundary(graph, pair))):
                 yield pair
+
+
+def _draws(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
+    """Yield what draws masks, but those of attention's weights, which kernels of the whole attention draw."""
+    found = [o for o in graph.operators if o.kind in kinds and not _drops_weights(graph, o.outputs[0])]
+    if len(found) > 1:
+        yield tuple(found)
+
+
+def _drops_weights(graph: Graph, mask: str) -> bool:
+    read = (graph.producers.get(tensor) for o in graph.consumers[mask] for tensor in o.inputs)
+    return any(operator is not None and operator.kind == "softmax" for operator in read)

@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++, compiled by NVRTC and launched through CuPy on torch's tensors and streams."""

@@ -1,0 +1,254 @@
+"""Fused sets as rows and columns: element-wise operators, norms over rows, and sums over columns, in one kernel.
+
+All full operands lie in one memory order, of which the last axes are the columns: those of biases, scales and their
+gradients, which a norm also runs along. All axes before are the rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from math import gcd
+from typing import Literal
+
+from autotuner.ir.form import Form
+from autotuner.ir.kinds import KINDS
+from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
+from autotuner.kernels.geometry import forms_by_number, merge, operand_numbers
+from autotuner.kernels.patterns import Connected, Siblings
+from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.kernels.rules.elementwise import dropout_masks, vectors
+from autotuner.kernels.rules.fused import global_letters
+from autotuner.kernels.rules.stacked import stacked_vector_layouts
+
+FUSED = frozenset({
+    "bias", "scale", "add", "dropout", "gelu_erf", "gelu_tanh", "relu", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
+    "layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters", "bias_grad",
+})  # fmt: skip
+SUMS = frozenset(name for name in FUSED if not KINDS[name].keeps_axes)
+"""Kinds whose results are sums over rows."""
+NORMS = frozenset({"layer_norm", "layer_norm_grad_input"})
+"""Kinds that reduce along a row."""
+DTYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+MOST_THREADS = 1024
+FEWEST_THREADS = 64
+MOST_ELEMENTS = 64
+"""Of one operand that a thread keeps in registers."""
+MOST_BARRIERS = 15
+"""Groups of a block that wait for their own threads only, where a row takes more than one warp."""
+WARP = 32
+SHARED_BYTES = 40_960
+SUM_BYTES = 4
+FLAT_COLUMNS = 8192
+"""Purely element-wise sets are cut into rows of so many elements at most."""
+
+Place = Literal["full", "row", "column"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOperand:
+    """A boundary tensor: whether it has rows and columns or one of them, and where it lies.
+
+    Args:
+        pitch: elements from row to row, of a full one.
+        offset: elements before the first, in a stack.
+    """
+
+    place: Place
+    storage: str
+    pitch: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """A set of operators as work on a table of `rows` by `columns`; operands by tensor number."""
+
+    rows: int
+    columns: int
+    operands: Mapping[int, RowOperand]
+    normalises: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowLaunch:
+    """RowLaunch parameters: threads that share a row, rows of a block at once, elements of one load, blocks on one
+    multiprocessor, and rows that a thread loads before it computes."""
+
+    threads: int = 128
+    rows: int = 2
+    vector: int = 8
+    blocks: int = 4
+    unroll: int = 1
+
+    @classmethod
+    def of(cls, params: tuple[tuple[str, Scalar], ...]) -> "RowLaunch":
+        return cls(**{name: int(value) for name, value in params})
+
+    def chunks(self, table: RowTable) -> int:
+        """Return how many vectors of a row a thread holds: all that it has to where a norm needs the whole row."""
+        return -(-table.columns // (self.threads * self.vector)) if table.normalises else 1
+
+    def tiles(self, table: RowTable) -> int:
+        """Return into how many tiles the columns are cut."""
+        return -(-table.columns // (self.threads * self.vector * self.chunks(table)))
+
+
+def as_rows(subgraph: Subgraph, candidate: Candidate) -> RowTable | str:
+    """See a fused set as work on a table, or say in a sentence why it is none."""
+    strange = [kind for kind in subgraph.kinds if kind not in FUSED]
+    if strange:
+        return f"{strange[0]} is not fused by rows: {', '.join(sorted(FUSED))} are"
+    found: RowTable | None = None
+    for nodes in _components(subgraph):
+        table = _table(subgraph, nodes, forms_by_number(subgraph, candidate))
+        if isinstance(table, str):
+            return table
+        if found is not None and (found.rows, found.columns) != (table.rows, table.columns):
+            return "its members have different rows or columns"
+        operands = {**(found.operands if found else {}), **table.operands}
+        found = RowTable(
+            table.rows, table.columns, operands, table.normalises or (found is not None and found.normalises)
+        )
+    assert found is not None
+    return found
+
+
+def _components(subgraph: Subgraph) -> list[list[Node]]:
+    """Return the nodes that share tensors with each other, in graph order."""
+    components: list[tuple[set[int], list[Node]]] = []
+    for node in subgraph.nodes:
+        numbers, nodes = set(operand_numbers(node)), [node]
+        for other in [c for c in components if c[0] & numbers]:
+            components.remove(other)
+            numbers |= other[0]
+            nodes = other[1] + nodes
+        components.append((numbers, nodes))
+    return [nodes for _, nodes in components]
+
+
+def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> RowTable | str:
+    letters = global_letters(subgraph)
+    places: dict[int, Place] = {}
+    for node in nodes:
+        sides = KINDS[node.kind].sides
+        for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
+            places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"
+    extents = {
+        letter: extent
+        for number in places
+        for letter, extent in zip(letters[number], subgraph.tensors[number].extents, strict=True)
+    }
+    whole = letters[next(number for number, place in places.items() if place == "full")]
+    narrow = {frozenset(letters[number]) for number, place in places.items() if place == "column"}
+    if len(narrow) > 1:
+        return "its biases, scales and norms do not run along the same axes"
+    inside = [number for number in places if number in forms]
+    strange = next((number for number in inside if forms[number].storage not in ("raw", "byte", "bit")), None)
+    if strange is not None:
+        return f"it reads and writes dense tensors and masks of bytes or bits; tensor {strange} is {forms[strange]}"
+    columns = "".join(sorted(next(iter(narrow)))) if narrow else whole
+    rows = "".join(letter for letter in whole if letter not in columns)
+    steps = {number: _steps(subgraph, number, letters[number], forms[number]) for number in inside}
+    down = merge(rows, (steps[n] for n in inside if places[n] != "column"), extents)
+    across = merge(columns, (steps[n] for n in inside if places[n] != "row"), extents)
+    if down is None or across is None:
+        return f"the {'row' if down is None else 'column'} axes do not act as one axis in every operand"
+    if any(step != 1 for step in across.strides):
+        return "its columns are not contiguous"
+    pitches = dict(zip((n for n in inside if places[n] != "column"), down.strides, strict=True))
+    if down.extent > 1 and any(pitches[n] != 1 for n in inside if places[n] == "row"):
+        return "what it has one of for each row is not contiguous"
+    count, width = down.extent, across.extent
+    if any(forms[n].storage == "bit" and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
+        return "a mask of bits lies in another order"
+    if count == 1 and not narrow:
+        width = gcd(across.extent, FLAT_COLUMNS) if across.extent % FLAT_COLUMNS else FLAT_COLUMNS
+        count = across.extent // width
+        pitches = dict.fromkeys(inside, width)
+    operands = {
+        n: RowOperand(places[n], forms[n].storage, pitches.get(n, 0) if places[n] == "full" else 0,
+                   _offset(subgraph, n, forms[n]))
+        for n in inside
+    }  # fmt: skip
+    return RowTable(count, width, operands, any(node.kind in NORMS for node in nodes))
+
+
+def _steps(subgraph: Subgraph, number: int, letters: str, form: Form) -> dict[str, int]:
+    """Return the distance in elements along each letter, of a mask of bits as if it had one element each."""
+    tensor = subgraph.tensors[number]
+    if form.is_flat:
+        strides = form.layout.strides(dict(zip(tensor.axes, tensor.extents, strict=True)))
+        return {letter: strides[axis] for letter, axis in zip(letters, tensor.axes, strict=True)}
+    placed, _, _ = form.placed(tensor.axes, tensor.extents)
+    return dict(zip(letters, placed, strict=True))
+
+
+def _offset(subgraph: Subgraph, number: int, form: Form) -> int:
+    tensor = subgraph.tensors[number]
+    return 0 if form.is_flat else form.placed(tensor.axes, tensor.extents)[1]
+
+
+def not_rows(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a fused set is not computed with these launch parameters, or None if it is."""
+    table = as_rows(subgraph, candidate)
+    if isinstance(table, str):
+        return table
+    dtypes = {subgraph.tensors[number].dtype for number in table.operands}
+    if not dtypes <= set(DTYPES):
+        return f"it computes in {', '.join(DTYPES)}; an operand is {min(dtypes - set(DTYPES))}"
+    launch = RowLaunch.of(candidate.params)
+    if launch.threads % WARP or launch.threads & (launch.threads - 1):
+        return (
+            f"a row is shared by {WARP}, {2 * WARP}, ... {MOST_THREADS} threads, a power of two; not {launch.threads}"
+        )
+    threads = launch.threads * launch.rows
+    if not FEWEST_THREADS <= threads <= MOST_THREADS:
+        return f"a block has {FEWEST_THREADS} to {MOST_THREADS} threads; {launch.threads} x {launch.rows} are {threads}"
+    if launch.threads > WARP and launch.rows > MOST_BARRIERS:
+        return f"a block has at most {MOST_BARRIERS} rows of more than a warp"
+    steps = [table.columns, *(step for o in table.operands.values() for step in (o.pitch, o.offset))]
+    if any(step % launch.vector for step in steps):
+        return f"rows of {table.columns} elements do not begin at multiples of {launch.vector} in every operand"
+    if launch.chunks(table) * launch.vector * launch.unroll > MOST_ELEMENTS:
+        return f"a thread holds at most {MOST_ELEMENTS} elements; rows have {table.columns}"
+    if launch.threads > WARP and launch.threads * launch.vector >= 2 * table.columns:
+        return f"half of {launch.threads} threads would have nothing of a row of {table.columns} elements"
+    held = launch.chunks(table) * launch.vector * threads * SUM_BYTES
+    if SUMS & set(subgraph.kinds) and launch.rows > 1 and held > SHARED_BYTES:
+        return f"a block's sums take {held} bytes of shared memory, where {SHARED_BYTES} are to be had"
+    if launch.rows > 1 and launch.rows > table.rows:
+        return f"there are {table.rows} rows"
+    return None
+
+
+def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
+    """Enumerate every memory order of the widest operand, masks as bits; parameters stay as declared."""
+    letters = global_letters(subgraph)
+    masks = dropout_masks(subgraph)
+    fixed = set().union(*(vectors(node) for node in subgraph.nodes))
+    lead = max(letters.values(), key=len)
+    for order in permutations(lead):
+        row = []
+        for number in subgraph.boundary:
+            own, axes = letters[number], subgraph.tensors[number].axes
+            kept = own if number in fixed else "".join(x for x in order if x in own)
+            row.append(kept.translate(str.maketrans(own, axes)) + (":bit" if number in masks else ""))
+        yield tuple(row)
+
+
+SETS = Connected(
+    FUSED,
+    alone=FUSED - {"add", "bias", "scale"},
+    without=(
+        frozenset(),
+        frozenset({"bias"}),  # which a product's own kernel can add
+        frozenset({"bias_grad"}),  # which a product's own kernel can make
+        frozenset({"bias", "bias_grad"}),
+        SUMS,
+    ),
+)
+_BUILDER = "autotuner.kernels.cupy.rows:rows"
+KERNELS.add(Kernel("cupy_rows", (), _BUILDER, refuses=not_rows, layouts=rows_layouts, flat=("bit",), patterns=(SETS,)))
+KERNELS.add(Kernel("cupy_stacked_bias_grad", (), _BUILDER, refuses=not_rows, layouts=stacked_vector_layouts,
+                   anchors=True, merges=False, patterns=(Siblings(("bias_grad",)),)))  # fmt: skip

@@ -1,0 +1,207 @@
+"""Fused sets by rows and masks of bits: their rules, and the kernels' own text compiled and run on the host."""
+
+from math import inf, isnan, nan
+
+import pytest
+import torch
+
+from autotuner.ir.form import Form
+from autotuner.ir.records import Attributes, Call, Candidate, Node, Subgraph, TensorType
+from autotuner.kernels import KERNELS
+from autotuner.kernels.cupy.rows import rows
+from autotuner.kernels.reference import evaluate
+from autotuner.kernels.rules.rows import as_rows, rows_layouts
+from autotuner.kernels.torch.masks import decoded
+from autotuner.space import build_space, space_file
+from autotuner.space.fusion import covers
+from tests.kernels.calls import ODD, faults, layer
+from tests.kernels.host_cuda import on_host
+
+EXTENTS = {"b": 2, "l": 5, "h": 48, "n": 3, "p": 16, "f": 80}
+SETS = (
+    ("bias", "dropout", "add", "layer_norm"),
+    ("bias", "gelu_erf", "dropout"),
+    ("gelu_erf", "dropout"),
+    ("dropout", "gelu_erf_grad", "bias_grad"),
+    ("add", "layer_norm_grad_parameters", "layer_norm_grad_input", "dropout", "bias_grad"),
+)
+
+
+def params(**launch: int) -> Attributes:
+    return tuple(({"threads": 32, "rows": 2, "vector": 8, "blocks": 1, "unroll": 1} | launch).items())
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "host_cuda"
+    folder.mkdir(exist_ok=True)
+    compiled, multiprocessors = on_host(folder)
+    for module in ("rows", "bits"):
+        monkeypatch.setattr(f"autotuner.kernels.cupy.{module}.compiled", compiled)
+    monkeypatch.setattr("autotuner.kernels.cupy.rows.multiprocessors", multiprocessors)
+
+
+def sets(extents: dict[str, int], dtype: str, **options: str | float) -> dict[tuple[str, ...], Subgraph]:
+    """Return what the kernels by rows cover in a layer beside attention, by kinds."""
+    graph = layer(extents, dtype, **options)  # type: ignore[arg-type]
+    named = {operator.name: operator for operator in graph.operators}
+    found = {}
+    file = space_file("cuda")
+    for cover in covers(graph, tuple(file.kernels), file.max_operators):
+        if "cupy_rows" in cover.kernels:
+            subgraph = graph.subgraph([named[name] for name in cover.operators], cover.inputs, cover.outputs)
+            if max(len(t.extents) for t in subgraph.tensors) < 4:
+                found[subgraph.kinds] = subgraph
+    return found
+
+
+def declared(subgraph: Subgraph, **launch: int) -> Call:
+    """Return a call with every tensor as declared and masks as bits."""
+    return Call(subgraph, Candidate("cupy_rows", next(iter(rows_layouts(subgraph))), params(**launch)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype, launch",
+    [
+        ("bfloat16", {}),
+        ("float16", {"threads": 64, "vector": 1, "blocks": 2, "unroll": 2}),
+        ("float32", {"rows": 4, "vector": 4, "unroll": 4}),
+    ],
+    ids=["vectors of bfloat16", "elements of float16, two warps a row", "float32, more rows at once than there are"],
+)
+def test_every_set_of_a_layer_equals_the_reference(dtype: str, launch: dict[str, int]) -> None:
+    found = [declared(subgraph, **launch) for subgraph in sets(EXTENTS, dtype).values()]
+    assert set(SETS) <= {call.subgraph.kinds for call in found}
+    found = [call for call in found if KERNELS["cupy_rows"].refuses(call.subgraph, call.candidate) is None]
+    assert len(found) > 12
+    assert faults(found) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
+def test_every_activation_equals_the_reference(activation: str) -> None:
+    found = sets(EXTENTS, "bfloat16", activation=activation)
+    wanted = [declared(found[activation, "dropout"]), declared(found["dropout", f"{activation}_grad", "bias_grad"])]
+    assert faults(wanted) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extents", [ODD, EXTENTS | {"h": 51, "f": 77}], ids=["few", "more than a warp takes"])
+def test_extents_that_nothing_divides_are_computed_by_single_elements(extents: dict[str, int]) -> None:
+    found = sets(extents, "bfloat16")
+    for kinds in SETS:
+        call = declared(found[kinds], vector=1)
+        assert faults([call]) == {}
+        wide = Candidate("cupy_rows", call.candidate.forms, params(vector=4))
+        reason = KERNELS["cupy_rows"].refuses(call.subgraph, wide)
+        assert reason is not None
+        assert "do not begin at multiples of 4" in reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["byte", "raw"])
+def test_masks_of_bytes_and_raw_ones_are_read_too(storage: str) -> None:
+    call = declared(sets(EXTENTS, "bfloat16")["dropout", "gelu_erf_grad", "bias_grad"])
+    forms = tuple(form.replace(":bit", f":{storage}") for form in call.candidate.forms)
+    assert faults([Call(call.subgraph, Candidate("cupy_rows", forms, params()))]) == {}
+
+
+@pytest.mark.slow
+def test_gradients_of_stacked_biases_are_read_out_of_the_stack() -> None:
+    space = build_space(layer(EXTENTS, "bfloat16"), space_file("cuda"))
+    found = [c for c in space.calls.values() if c.candidate.kernel == "cupy_stacked_bias_grad"]
+    assert {len(call.subgraph.nodes) for call in found} == {2, 3}
+    assert faults([next(c for c in found if len(c.subgraph.nodes) == count) for count in (2, 3)]) == {}
+
+
+def alone(kind: str, values: list[float], *, operands: int = 1, dtype: str = "float32") -> tuple[list[float], ...]:
+    """Return what the kernel and the reference make of the same values for every operand."""
+    tensor = TensorType((1, len(values)), dtype)
+    sides = ",".join(["ab"] * operands)
+    numbers = tuple(range(operands + 1))
+    subgraph = Subgraph((Node(kind, f"{sides}->ab", numbers[:-1], numbers[-1:]),), (tensor,) * (operands + 1),
+                        numbers[:-1], numbers[-1:])  # fmt: skip
+    call = Call(subgraph, Candidate("cupy_rows", ("ab",) * (operands + 1), params(rows=1, vector=1)))
+    x = [torch.tensor([values], dtype=getattr(torch, dtype))] * operands
+    out = torch.empty_like(x[0])
+    rows(call, x, [out])()
+    (wanted,) = evaluate(subgraph, [each.double() for each in x])
+    assert wanted is not None
+    return out[0].tolist(), wanted[0].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, operands", [("gelu_erf", 1), ("gelu_tanh", 1), ("relu", 1), ("gelu_erf_grad", 2),
+                                            ("gelu_tanh_grad", 2), ("relu_grad", 2)])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_not_finite_large_or_tiny_is_as_in_the_reference(kind: str, operands: int, dtype: str) -> None:
+    values = [nan, inf, -inf, 0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0, -5.5, 60.0, -60.0, 6e4, -6e4]
+    found, wanted = alone(kind, values, operands=operands, dtype=dtype)
+    for value, one, other in zip(values, found, wanted, strict=True):
+        if isnan(other):
+            assert isnan(one), value
+        elif dtype == "float16" and abs(other) > 65504:
+            assert abs(one) == inf, value
+        else:
+            assert one == pytest.approx(other, rel=2e-3 if dtype == "float16" else 3e-6, abs=1e-7), value
+
+
+def masks(*shares: float, count: int = 100_001) -> tuple[Call, list[torch.Tensor]]:
+    """Draw masks of bits with these shares dropped, in one launch."""
+    tensor = TensorType((count,), "float32")
+    nodes = tuple(Node("dropout_mask", "->a", (), (i,), (("p", p),)) for i, p in enumerate(shares))
+    subgraph = Subgraph(nodes, (tensor,) * len(shares), (), tuple(range(len(shares))))
+    call = Call(subgraph, Candidate("cupy_mask_bits", ("a:bit",) * len(shares)))
+    assert KERNELS["cupy_mask_bits"].refuses(subgraph, call.candidate) is None
+    outputs = [torch.empty(-(-count // 8), dtype=torch.uint8) for _ in shares]
+    KERNELS["cupy_mask_bits"].builder()(call, [], outputs)()
+    return call, [decoded(output, Form.parse("a:bit"), tensor, p) for output, p in zip(outputs, shares, strict=True)]
+
+
+@pytest.mark.slow
+def test_masks_drawn_together_keep_their_shares_and_are_drawn_apart() -> None:
+    call, found = masks(0.0, 0.1, 0.5, 0.5, 1.0, 2.0**-16)
+    for mask, node in zip(found, call.subgraph.nodes, strict=True):
+        p = float(dict(node.attributes)["p"])
+        assert float((~mask).double().mean()) == pytest.approx(p, abs=6 * (p * (1 - p) / len(mask)) ** 0.5)
+    assert float((found[2] == found[3]).double().mean()) == pytest.approx(0.5, abs=0.01)
+    one, next_one = found[1][:-1], found[1][1:]
+    assert float((one & next_one).double().mean()) == pytest.approx(0.81, abs=0.01)
+    assert faults([masks(0.1, 0.5, 0.25)[0]]) == {}
+
+
+def test_a_graph_with_several_masks_draws_them_together_but_for_attention() -> None:
+    space = build_space(layer(EXTENTS, "bfloat16"), space_file("cuda"))
+    found = [choice.cover.operators for choice in space.choices if choice.candidate.kernel == "cupy_mask_bits"]
+    together = [names for names in found if len(names) > 1]
+    assert together == [("output_dropout_mask", "activation_dropout_mask", "feed_forward_dropout_mask")]
+
+
+def test_rows_and_columns_are_found_from_the_memory_order() -> None:
+    subgraph = sets(EXTENTS, "bfloat16")["dropout", "gelu_erf_grad", "bias_grad"]
+    table = as_rows(subgraph, declared(subgraph).candidate)
+    assert not isinstance(table, str)
+    assert (table.rows, table.columns) == (10, 80)
+    assert [operand.place for operand in table.operands.values()] == ["full", "full", "full", "full", "column"]
+    turned = tuple("cab:bit" if ":bit" in form else "cab" if len(form) == 3 else form
+                   for form in declared(subgraph).candidate.forms)  # fmt: skip
+    assert as_rows(subgraph, Candidate("cupy_rows", turned)) == "its columns are not contiguous"
+
+
+@pytest.mark.parametrize(
+    "launch, reason",
+    [
+        ({"threads": 48}, "a power of two; not 48"),
+        ({"threads": 512, "rows": 4}, "512 x 4 are 2048"),
+        ({"threads": 32, "rows": 1}, "32 x 1 are 32"),
+        ({"threads": 64, "rows": 2}, "half of 64 threads would have nothing of a row of 80 elements"),
+        ({"rows": 16}, "there are 10 rows"),
+        ({"unroll": 16}, "a thread holds at most 64 elements"),
+    ],
+)
+def test_launch_parameters_that_do_not_fit_are_refused_in_a_sentence(launch: dict[str, int], reason: str) -> None:
+    subgraph = sets(EXTENTS, "bfloat16")["dropout", "gelu_erf_grad", "bias_grad"]
+    found = KERNELS["cupy_rows"].refuses(subgraph, declared(subgraph, **launch).candidate)
+    assert found is not None
+    assert reason in found
