@@ -109,7 +109,7 @@ def test_a_page_has_all_parts_of_a_case(capsys: pytest.CaptureFixture[str]) -> N
         "steps": layer_cuda.step_rows(found), "errors": of_sides, "dram": None, "seconds": stages.seconds,
         "run": {"date": "2026-11-22", "commit": "abc", "command": "scripts/bench_layer_cuda"},
     }  # fmt: skip
-    sides = {"tuned": {"read_bytes": 1 << 20, "written_bytes": 0}}
+    sides = {name: {"read_bytes": mib << 20, "written_bytes": 0} for name, mib in (("tuned", 1), ("eager", 2))}
     row = layer_cuda.with_dram(row, {"sides": sides, "steps": {0: 3 << 20}, "reason": "eager: out of memory"})
     assert row["steps"][0]["dram_bytes"] == 3 << 20
     about = {
@@ -119,6 +119,7 @@ def test_a_page_has_all_parts_of_a_case(capsys: pytest.CaptureFixture[str]) -> N
     text = layer_cuda.page(about, floors.with_floors([row], CEILINGS))
     for part in (
         "| bert-layer | 0.010 | 0.010 | eager, captured | **1.00** |",
+        "| -50.0% | -50.0% | 2.00 |",
         "BertLayer as bert-encoder in float64: activation gelu_erf",
         "jax 2.000.",
         "| y | 2.00e-03 | 1.00e-03 |",

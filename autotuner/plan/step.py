@@ -1,10 +1,10 @@
 """A step of a configuration: one kernel call with the forms of its operands, and the best other way to compute it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotuner.errors import AutotunerError
+from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Call, Candidate
@@ -12,6 +12,9 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.rules.conversion import conversion_of
 
 AGAIN = "again "
+
+Branches = tuple[tuple[int, ...], ...]
+"""Steps that run beside the others, by number: those of each branch in ascending order, one after the other."""
 
 
 def tensor_of(name: str) -> str:
@@ -113,6 +116,31 @@ class Step:
             members = [named[name] for name in self.recomputed + self.operators]
             subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
         return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
+
+
+def sources_of(steps: Sequence[Step]) -> tuple[frozenset[int], ...]:
+    """Return for each step the steps before it that make what it reads."""
+    made: dict[tuple[str, str], int] = {}
+    found = []
+    for number, step in enumerate(steps):
+        found.append(frozenset(made[place] for place in step.inputs if place in made))
+        made |= {place: number for place in step.outputs if place[1] != "absent"}
+    return tuple(found)
+
+
+def check_branches(branches: Branches, count: int) -> None:
+    """Check that branches are of a plan with so many steps.
+
+    Raises:
+        ConfigurationError: one lists what is no step, or what another one has, or nothing; or its steps do not ascend.
+    """
+    listed = [number for branch in branches for number in branch]
+    ascending = all(branch and list(branch) == sorted(branch) for branch in branches)
+    if not ascending or len(set(listed)) < len(listed) or not set(listed) <= set(range(count)):
+        raise ConfigurationError(
+            f"branches {[list(branch) for branch in branches]} must list steps from 0 to {count - 1}, each at most "
+            "once, those of a branch in ascending order"
+        )
 
 
 def _as_asked(step: Step) -> Step:

@@ -7,6 +7,7 @@ from autotuner.runtime.drop_in import apply, describe
 from autotuner.runtime.fallbacks import Summary
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.module import TunedModule, restore, summary
+from autotuner.runtime.overlap import with_measured_overlap
 from autotuner.runtime.peers import peak_bytes, time_peers
 from autotuner.runtime.training_step import TrainingStep
 
@@ -26,4 +27,5 @@ __all__ = [
     "restore",
     "summary",
     "time_peers",
+    "with_measured_overlap",
 ]

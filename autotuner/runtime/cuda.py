@@ -19,6 +19,9 @@ from autotuner.runtime.fallbacks import warn
 Run = Callable[[], Any]
 
 _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
+_LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
+HIGH, LOW = -1, 0
+"""Priorities of streams. The steps on no branch go first where both have work for the device."""
 
 
 class Cuda:
@@ -48,6 +51,20 @@ class Cuda:
         current.wait_event(last.record_event())
         for tensor in tensors:
             tensor.record_stream(current)
+
+    def lanes(self, count: int) -> list[torch.cuda.Stream]:
+        """Return streams for steps that are captured beside each other; the first has priority over the others.
+
+        They belong to the current stream: a library keeps scratch memory per stream.
+        """
+        found = _LANES.setdefault((self.index, self.stream()), [])
+        while len(found) < count:
+            found.append(torch.cuda.Stream(self.index, priority=LOW if found else HIGH))  # type: ignore[no-untyped-call]
+        return found[:count]
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+        """Make a stream the current one for a while."""
+        return torch.cuda.stream(stream)
 
     def pool(self) -> Any:
         """Return memory that graphs share which never run at the same time."""

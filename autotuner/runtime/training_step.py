@@ -15,7 +15,14 @@ from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace
 class TrainingStep:
     """Forward and backward over tensors named as in the model file."""
 
-    def __init__(self, configuration: Configuration, parameters: Mapping[str, Tensor], *, graphs: bool = True) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        parameters: Mapping[str, Tensor],
+        *,
+        graphs: bool = True,
+        shares: bool = True,
+    ) -> None:
         """Lay out the parameters and build every step.
 
         Args:
@@ -23,12 +30,13 @@ class TrainingStep:
             parameters: values, axes as declared in the model file. They are copied; `self.parameters` are those that
                 run, in the configuration's layouts, and may be changed in place.
             graphs: on CUDA, replay forward and backward as CUDA graphs from their third time on.
+            shares: as in `make_plan`.
 
         Raises:
             ConfigurationError: a parameter is missing, has another shape than the model's, or is on another device than
                 the configuration's.
         """
-        self.plan = make_plan(configuration)
+        self.plan = make_plan(configuration, shares=shares)
         graph = self.plan.graph
         wrong = [
             name

@@ -22,6 +22,7 @@ from torch import Tensor
 from autotuner.ir.device import has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
+from autotuner.runtime.branching import BranchingCalls
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
@@ -279,6 +280,14 @@ class Workspace:
         with torch.no_grad():
             torch._foreach_copy_([copy for _, copy in self._copies], [current[index] for index, _ in self._copies])
 
+    def stages(self) -> list[Tensor]:
+        """Return the memory that inputs and gradients of the outputs are copied to."""
+        return [*self._inputs, *self._given]
+
+    def calls(self, phase: str) -> Mapping[int, Run]:
+        """Return a call for each step of a phase, by number; none of them gets what is handed in or out."""
+        return self._set(phase).calls
+
     def _built_inside(self) -> dict[int, Run]:
         """Build the steps that touch nothing which is handed out."""
         return {
@@ -337,7 +346,7 @@ class OutputSet:
             views = dict(workspace.views)
             for number, base in bases.items():
                 workspace._show(number, base, views)
-            self._calls = {
+            self.calls = {
                 number: workspace._inside.get(number) or workspace._built(number, views)
                 for number, step in enumerate(plan.steps)
                 if step.phase == phase
@@ -349,7 +358,9 @@ class OutputSet:
                 for port in side
             ]
             self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
-        self.sequence = CallSequence([*(workspace.copying if phase == "forward" else ()), *self._calls.values()])
+        self._cuda = workspace._cuda
+        copying = workspace.copying if phase == "forward" else ()
+        self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, base
@@ -359,6 +370,12 @@ class OutputSet:
         """Say whether nobody outside holds a storage of this set: its use count is what it was when it was made."""
         count = torch._C._storage_Use_Count
         return all(count(storage) == holders for storage, holders in self._holders)
+
+    def _over_streams(self, calls: Mapping[int, Run]) -> Iterable[Run]:
+        """Return what runs calls of this phase's steps, by number: on CUDA with the plan's branches."""
+        if self._cuda is None or not self._plan.schedule.branches or not calls:
+            return calls.values()
+        return [BranchingCalls(calls, self._plan.schedule, self._cuda).run]
 
     def sequence_for(self, wanted: tuple[bool, ...]) -> CallSequence:
         """Return the calls that the wanted gradients need."""
@@ -370,6 +387,6 @@ class OutputSet:
                 for member in port.members
             ]
             needed = self._plan.needed(names)
-            calls = [run for number, run in self._calls.items() if number in needed]
-            self._chosen[wanted] = CallSequence(calls, replays=len(self._chosen) < CHOICES)
+            calls = {number: run for number, run in self.calls.items() if number in needed}
+            self._chosen[wanted] = CallSequence([*self._over_streams(calls)], replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]

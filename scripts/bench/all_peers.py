@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
@@ -30,8 +31,6 @@ from autotuner.runtime.peers.on_cuda import (
     TURN_US,
     TimedStep,
     add,
-    compiled,
-    compiled_stack,
     overhead_us,
     warn_of_missing,
 )
@@ -45,7 +44,8 @@ LOOK_TURNS = 5
 LEFT_OUT = 1.15
 """How much slower than the fastest peer a side is in the first look that is timed no further."""
 EAGER, SDPA, COMPILED_LAYER = "eager", "sdpa ", "torch.compile"
-MAX_AUTOTUNE, MAX_AUTOTUNED = "max-autotune-no-cudagraphs", "max-autotune sdpa "
+MAX_AUTOTUNED = "max-autotune sdpa "
+MAX_AUTOTUNED_ATEN = "max-autotune, products of ATen, sdpa "
 
 
 class TakesTurns(Protocol):
@@ -84,7 +84,13 @@ class AllTimings:
 
 
 def time_all_peers(
-    make: Make, configuration: Configuration, samples: int, *, max_autotune: bool = False, stages: Stages
+    make: Make,
+    configuration: Configuration,
+    samples: int,
+    *,
+    products: bool = False,
+    jax: bool = True,
+    stages: Stages,
 ) -> AllTimings:
     """Time a configuration's step and its peers', interleaved; a side that fails is missing, with a warning.
 
@@ -92,12 +98,14 @@ def time_all_peers(
         make: of the framework's layer.
         configuration: what to run.
         samples: turns timed of each.
-        max_autotune: also compile the one that is the fastest compiled in a few turns with max-autotune; takes minutes.
+        products: whether max-autotune, which compiles the layer with the fastest attention kernel once more, also
+            writes and times products of its own; takes minutes.
+        jax: whether sides of JAX's join.
         stages: told how long it takes to make the sides, and to time them.
     """
     model = configuration.model
     torch.compiler.reset()
-    of_torch = sides_of(make, configuration, max_autotune, stages)
+    of_torch = sides_of(make, configuration, products, stages)
     clocks_mhz: dict[str, list[int]] = {name: [] for name in of_torch}
     management, uuid = Nvml(), cuda_uuid(torch.cuda.current_device())
 
@@ -106,8 +114,9 @@ def time_all_peers(
         clocks_mhz[name] += [] if found is None else [found]
 
     sides: dict[str, TakesTurns] = {**of_torch}
-    with stages("JAX"):
-        add_jax(sides, model)
+    if jax:
+        with stages("JAX"):
+            add_jax(sides, model)
     with stages("turns"):
         slow_us = too_slow(looked_at(sides))
         for name in slow_us:
@@ -125,7 +134,7 @@ def time_all_peers(
     return AllTimings(timings, slow_us, as_measured(peers_us, peaks, overhead))
 
 
-def sides_of(make: Make, configuration: Configuration, max_autotune: bool, stages: Stages) -> dict[str, TimedStep]:
+def sides_of(make: Make, configuration: Configuration, products: bool, stages: Stages) -> dict[str, TimedStep]:
     """Return the plan, and all peers of torch's that are worth compiling."""
     model = configuration.model
     call, layer = partial(MadeUpCall.of, model, device=CUDA), partial(make, model, device=CUDA)
@@ -140,15 +149,30 @@ def sides_of(make: Make, configuration: Configuration, max_autotune: bool, stage
         worth = fast_kernels(looked_at(sides), SDPA)
     for backend in worth:
         with stages(f"{COMPILED}{backend}"):
-            add(sides, f"{COMPILED}{backend}", compiled_stack(model, backend), call)
+            add(sides, f"{COMPILED}{backend}", partial(compiled_side, f"{COMPILED}{backend}", make, model), call)
     with stages(COMPILED_LAYER):
-        add(sides, COMPILED_LAYER, partial(compiled, layer), call)
-    if max_autotune:
-        best = fast_kernels(looked_at(sides), COMPILED)[:1]
-        for backend in best:
-            with stages(f"{MAX_AUTOTUNED}{backend}"):
-                add(sides, f"{MAX_AUTOTUNED}{backend}", compiled_stack(model, backend, MAX_AUTOTUNE), call)
+        add(sides, COMPILED_LAYER, partial(compiled_side, COMPILED_LAYER, make, model), call)
+    for backend in fast_kernels(looked_at(sides), COMPILED)[:1]:
+        name = f"{MAX_AUTOTUNED if products else MAX_AUTOTUNED_ATEN}{backend}"
+        with stages(name):
+            add(sides, name, partial(compiled_side, name, make, model), call)
     return sides
+
+
+def compiled_side(name: str, make: Make, model: Model) -> nn.Module:
+    """Return the compiled layer of a side by its name."""
+    begin, _, backend = name.partition(SDPA)
+    made = stacked_layer(model, backend) if backend else make(model, device=CUDA)
+    options = _inductor_options(begin) if begin.startswith("max-autotune") else None
+    layer: nn.Module = torch.compile(made, options=options, dynamic=False)  # type: ignore[assignment]
+    return layer
+
+
+def _inductor_options(name: str) -> dict[str, Any]:
+    from torch._inductor import list_mode_options
+
+    found: dict[str, Any] = list_mode_options("max-autotune-no-cudagraphs", dynamic=False)
+    return found | ({"max_autotune_gemm_backends": "ATEN"} if "ATen" in name else {})
 
 
 def looked_at(sides: Mapping[str, TakesTurns]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,13 +151,14 @@ def lines(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
         "",
         *table(("tensor", *sides), ((name, *(f"{errors[side][name]:.2e}" for side in sides)) for name in first)),
     ]
-    if TUNED in errors and EAGER in errors:
-        ratios = {name: errors[TUNED][name] / errors[EAGER][name] for name in first if errors[EAGER][name]}
-        worst = max(ratios, key=ratios.__getitem__)
-        said += ["", f"Tuned over eager: {ratios[worst]:.2f} at most ({worst})."]
+    most = over_eager(errors)
+    if most is not None:
+        said += ["", f"Tuned over eager: {most[1]:.2f} at most ({most[0]})."]
     return said
 
 
-def worst(errors: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the largest error of each side."""
-    return {side: max(found.values()) for side, found in errors.items()}
+def over_eager(errors: Mapping[str, Mapping[str, float]]) -> tuple[str, float] | None:
+    """Return the tensor whose error is the largest multiple of eager's, and that multiple; None without both sides."""
+    tuned, eager = errors.get(TUNED, {}), errors.get(EAGER, {})
+    ratios = {name: error / eager[name] for name, error in tuned.items() if eager.get(name)}
+    return max(ratios.items(), key=lambda item: item[1], default=None)

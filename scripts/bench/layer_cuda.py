@@ -12,7 +12,7 @@ from autotuner.plan.step import tensor_of
 from autotuner.runtime.check import compare
 from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS
 from scripts.bench import errors, layer_cuda_dram
-from scripts.bench.all_peers import LEFT_OUT, fast_kernels, time_all_peers
+from scripts.bench.all_peers import EAGER, LEFT_OUT, fast_kernels, time_all_peers
 from scripts.bench.cases import CASES, Case
 from scripts.bench.errors import measured_errors
 from scripts.bench.profiled_sides import TUNED
@@ -27,7 +27,8 @@ def case_row(
     samples: int,
     stages: Stages,
     *,
-    max_autotune: bool = True,
+    products: bool = False,
+    jax: bool = True,
     with_errors: bool = True,
 ) -> dict[str, Any]:
     """Check a configuration, time it and all its peers, and compare errors; return one row of results.
@@ -42,10 +43,10 @@ def case_row(
         report = comparison.report(found.model.dtype)
     if not report.ok:
         raise ValueError(f"results differ from the framework's: {report}")
-    timed = time_all_peers(case.make, found, samples, max_autotune=max_autotune, stages=stages)
+    timed = time_all_peers(case.make, found, samples, products=products, jax=jax, stages=stages)
     measured = timed.measured
     peer = min(measured.peers_us, key=measured.peers_us.__getitem__)
-    kernels = fast_kernels(measured.peers_us, COMPILED)
+    kernels = fast_kernels({**timed.left_out_us, **measured.peers_us}, COMPILED)
     of_sides = {}
     if with_errors:
         with stages("errors"):
@@ -141,7 +142,10 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "host's clock, from idle to idle; their peak is XLA's plan of results and temporaries.",
         "",
         *table(
-            ("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
+            (
+                *("case", "tuned", "fastest peer", "", "ratio", "predicted", *FLOORS, "bytes moved"),
+                *("DRAM, eager", "DRAM, peer", "error"),
+            ),
             (
                 (
                     row["case"],
@@ -152,6 +156,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                     f"{row['predicted_over_measured']:+.1%}",
                     *(ms(row[name]) for name in FLOORS.values()),
                     f"{-row['bytes_reduction_percent']:+.1f} %",
+                    *dram_shares(row),
+                    over_eager(row),
                 )
                 for row in cases
             ),
@@ -160,7 +166,8 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Where load "
         "that lasts brings the device to its power limit, its clock falls, and steps take longer than kernels that "
         "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Bytes moved: "
-        "against every operator alone.",
+        "against every operator alone. DRAM: what the profiler counts for the tuned layer, against eager's and against "
+        "the fastest peer's. Error: against float64, the largest multiple of eager's own among output and gradients.",
         "",
         "Floor: what the plan's steps take at least, each for its products or for the bytes that it reads and writes, "
         "whichever is more; the sums of either alone beside it. They follow from the device's ceilings, which were "
@@ -186,8 +193,6 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
                 for name, timing in sorted(row["timings"].items(), key=lambda item: item[1]["median_us"])
             ),
         )
-        if not any(name.startswith("max-autotune") for name in row["timings"]):
-            lines += ["", "torch.compile's max-autotune is not among the sides."]
         less = [name for name, timing in row["timings"].items() if timing["computes_less"]]
         if less:
             lines += ["", f"No peer, because it computes less than the model asks for: {'; '.join(less)}."]
@@ -220,17 +225,30 @@ def dram(row: dict[str, Any]) -> list[str]:
     """Return the lines on what went through DRAM."""
     if row["dram"] is None:
         return ["Bytes through DRAM were not counted."]
-    said = layer_cuda_dram.lines(row["dram"], layer_cuda_dram.input_bytes(row))
+    said = layer_cuda_dram.lines(row["dram"])
     sides = row["dram"]["sides"]
     if TUNED in sides:
         moved = row["bytes_moved"]["chosen"]
-        through = layer_cuda_dram.with_copies(sides, 0)[TUNED]
+        through = layer_cuda_dram.totals_of(sides)[TUNED]
         share = 1 - through / moved
         said += ["", f"The tuned layer's kernels read and write {mib(moved)} MiB, counted by their operands, and "
                  f"{mib(through)} MiB go through DRAM: {abs(share):.0%} {'less' if share > 0 else 'more'}. What the "
                  "second-level cache keeps need not go there; a kernel's own workspace is no operand; and what a step "
                  "leaves in the cache is written during a later one, so single steps may move more."]  # fmt: skip
     return said
+
+
+def dram_shares(row: dict[str, Any]) -> tuple[str, str]:
+    """Return how many more bytes the tuned layer moves than eager and than the peer; nothing where not counted."""
+    sides = row["dram"]["sides"] if row["dram"] else {}
+    found = layer_cuda_dram.shares(layer_cuda_dram.totals_of(sides))
+    eager, peer = (found.get(name) for name in (EAGER, row["best_peer"].removesuffix(CAPTURED)))
+    return tuple("" if share is None else f"{-share:+.1%}" for share in (eager, peer))  # type: ignore[return-value]
+
+
+def over_eager(row: dict[str, Any]) -> str:
+    most = errors.over_eager(row["errors"])
+    return "" if most is None else f"{most[1]:.2f}"
 
 
 def mhz(clock: float | None) -> str:

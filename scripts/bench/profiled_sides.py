@@ -5,25 +5,29 @@ python -m scripts.bench.profiled_sides SIDES FAILED
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from autotuner.plan.configuration import load_configuration
+from autotuner.ir.device import CUDA
+from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop
 from autotuner.runtime.workspace import Workspace
+from scripts.bench.all_peers import SDPA, compiled_side
 from scripts.bench.cases import LAYERS
+from scripts.pages import Stages
 
-TUNED, EAGER = "tuned", "eager"
+TUNED = "tuned"
 STEPS = 1
 RANGE = "counted side"
-COMPILING: Mapping[str, str | None] = {"torch.compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,11 @@ def run(sides_file: Path, failed_file: Path) -> None:
     """Run sides one after the other; the profiler counts the kernels of `STEPS` steps of each."""
     torch.autograd.set_multithreading_enabled(False)  # a range's name is known in its own thread
     failed: dict[int, str] = {}
+    stages = Stages()
     for number, side in enumerate(json.loads(sides_file.read_text())):
         try:
-            run_side(number, Side(**side))
+            with stages(f"{side['case']}: {side['name']}"):
+                run_side(number, Side(**side))
         except Exception as error:
             failed[number] = str(error).splitlines()[0] if str(error) else type(error).__name__
         failed_file.write_text(json.dumps(failed))
@@ -56,10 +62,16 @@ def run_side(number: int, side: Side) -> None:
     if side.name == TUNED:
         Workspace._built = naming(number)  # type: ignore[method-assign]
     try:
-        loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device="cuda"))
+        loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device=CUDA))
         loop.warm()
     finally:
         Workspace._built = built  # type: ignore[method-assign]
+    with copies_as_kernels():
+        loop.step()
+        count(number, loop)
+
+
+def count(number: int, loop: TrainingLoop) -> None:
     torch.cuda.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     with torch.cuda.nvtx.range(f"{RANGE} {number}"):
@@ -67,6 +79,24 @@ def run_side(number: int, side: Side) -> None:
             loop.step()
         torch.cuda.synchronize()
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def copies_as_kernels() -> Iterator[None]:
+    """Have what Python copies run as kernels, which the profiler counts, and not as copies by the driver."""
+    copy = torch.Tensor.copy_
+
+    def copied(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        alike = self.is_cuda and source.is_cuda and (self.shape, self.dtype) == (source.shape, source.dtype)
+        if alike and self.is_floating_point():
+            return torch.mul(source.detach(), 1, out=self)
+        return copy(self, source, non_blocking)
+
+    torch.Tensor.copy_ = copied  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.copy_ = copy  # type: ignore[method-assign]
 
 
 def naming(side: int) -> Any:
@@ -85,17 +115,16 @@ def naming(side: int) -> Any:
     return named
 
 
-def layer_of(side: Side, found: Any) -> Any:
-    """Return the layer of a side by its name: compiled where that begins with torch.compile or max-autotune."""
-    begin = next((way for way in COMPILING if side.name.startswith(way)), "")
-    kind = side.name.removeprefix(begin).strip()
-    if kind.startswith("sdpa "):
-        layer: Any = stacked_layer(found.model, kind.removeprefix("sdpa "))
-    else:
-        layer = LAYERS[side.layer](found.model, device="cuda")
+def layer_of(side: Side, found: Configuration) -> nn.Module:
+    """Return the layer of a side by its name."""
+    make = LAYERS[side.layer]
     if side.name == TUNED:
-        return apply(layer, found, graphs=False)
-    return torch.compile(layer, mode=COMPILING[begin], dynamic=False) if begin else layer
+        return apply(make(found.model, device=CUDA), found, graphs=False)
+    if side.name.startswith(("torch.compile", "max-autotune")):
+        return compiled_side(side.name, make, found.model)
+    if side.name.startswith(SDPA):
+        return stacked_layer(found.model, side.name.removeprefix(SDPA))
+    return make(found.model, device=CUDA)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from autotuner.plan.configuration import (
     SCHEMA,
     Configuration,
     Measured,
+    Overlap,
     json_schema,
     load_configuration,
     save_configuration,
@@ -55,6 +56,22 @@ def test_what_backward_computes_again_is_named_and_survives_json(found: Configur
     assert (again, again.recomputed) == (repeated, ("product",))
 
 
+def test_an_overlap_survives_json_and_belongs_to_what_runs(found: Configuration) -> None:
+    overlapping = replace(found, overlap=Overlap(((0,),), 3.0, 2.5, 3.5))
+    value = json.loads(json.dumps(overlapping.to_json()))
+    jsonschema.validate(value, json_schema())
+    assert Configuration.from_json(value) == overlapping
+    assert overlapping.key != found.key
+    assert "overlap" not in found.to_json()
+
+
+@pytest.mark.parametrize("branches", [[[99]], [[0, 0]], [[]], []])
+def test_branches_of_steps_that_are_not_there_are_refused(found: Configuration, branches: list[list[int]]) -> None:
+    value = found.to_json() | {"overlap": {"branches": branches, "gain_us": 1.0, "low_us": 0.5, "high_us": 1.5}}
+    with pytest.raises(ConfigurationError, match="branches"):
+        Configuration.from_json(value)
+
+
 def test_a_configuration_survives_a_file(found: Configuration, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     save_configuration(found, path)
@@ -71,7 +88,7 @@ def test_what_is_written_is_what_the_schema_says(found: Configuration) -> None:
     timed = found.with_measured(Measured(100.0, 10.0, {"eager": 150.0}, 30))
     jsonschema.validate(timed.to_json(), schema)
     assert schema["properties"]["schema"] == {"const": SCHEMA}
-    assert set(schema["required"]) == set(schema["properties"]) - {"doubts"} == set(found.to_json())
+    assert set(schema["required"]) == set(schema["properties"]) - {"doubts", "overlap"} == set(found.to_json())
 
 
 def test_the_key_depends_on_what_runs_and_not_on_dates_and_timings(found: Configuration) -> None:

@@ -34,7 +34,7 @@ class PlanExplanation:
         conversions_us: their sum.
         overtaking: candidates that could be better within the intervals, those that could gain most first.
         overtaking_count: how many there are; a configuration lists only the first of many.
-        words: certificate, losses, conversions and memory in sentences.
+        words: certificate, losses, conversions, overlap and memory in sentences.
     """
 
     losses: tuple[Loss, ...]
@@ -64,6 +64,7 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
             *_certificate_words(configuration.certificate),
             *_loss_words(losses, losses_us, conversions, conversions_us),
             *_rest_words(configuration.certificate, losses_us + conversions_us),
+            *_overlap_words(configuration),
             *_memory_words(configuration),
             *_overtaking_words(configuration),
         ),
@@ -121,6 +122,17 @@ def _rest_words(certificate: Certificate, explained_us: float) -> Iterator[str]:
         yield (
             f"Of what lies between plan and bound, {us(rest)} are neither: operators grouped otherwise, and what was "
             "not measured and so counts as little as it possibly could."
+        )
+
+
+def _overlap_words(configuration: Configuration) -> Iterator[str]:
+    overlap = configuration.overlap
+    if overlap is not None:
+        count = sum(len(branch) for branch in overlap.branches)
+        yield (
+            f"{count} of {counted(len(configuration.steps), 'step')} run beside the others, on "
+            f"{counted(len(overlap.branches), 'stream')} of their own: measured on the whole plan, that saves "
+            f"{us(overlap.gain_us)}, {interval_us(overlap.low_us, overlap.high_us)} by its 95 % interval."
         )
 
 

@@ -12,6 +12,7 @@ from autotuner.plan.memory_planner.memory_plan import (
     memory,
 )
 from autotuner.plan.memory_planner.planner import make_plan, plan_steps
+from autotuner.plan.memory_planner.schedule import Schedule
 
 __all__ = [
     "Geometry",
@@ -21,6 +22,7 @@ __all__ = [
     "PlannedStep",
     "Port",
     "Ports",
+    "Schedule",
     "StepMemory",
     "make_plan",
     "memory",

@@ -17,6 +17,7 @@ from autotuner.ir.form import STORAGE_BYTES, Form, Stored
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.records import Call
+from autotuner.plan.memory_planner.schedule import Schedule, tick_of
 from autotuner.plan.step import tensor_of
 
 Place = tuple[str, str]
@@ -134,7 +135,8 @@ class PlannedBuffer:
 class MemoryPlan:
     """The memory plan of a configuration: steps over places, buffers, and who is handed in and out.
 
-    `inputs`, `given` (gradients of the outputs), `outputs` and `parameters` map tensor names to places.
+    `inputs`, `given` (gradients of the outputs), `outputs` and `parameters` map tensor names to places. What may run at
+    the same time by the `schedule` shares no memory.
     """
 
     graph: Graph
@@ -145,6 +147,7 @@ class MemoryPlan:
     given: Mapping[str, Place]
     outputs: Mapping[str, Place]
     parameters: Mapping[str, Place]
+    schedule: Schedule
 
     @cached_property
     def forward(self) -> int:
@@ -270,8 +273,3 @@ def stored(graph: Graph, place: Place) -> Stored:
 
 def element_bytes(dtype: str) -> int:
     return STORAGE_BYTES[dtype] if dtype in STORAGE_BYTES else ELEMENT_BYTES[dtype]
-
-
-def tick_of(number: int, forward: int) -> int:
-    """Return when a step runs, after so many forward ones."""
-    return number + 1 if number < forward else number + 2

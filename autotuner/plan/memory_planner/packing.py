@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 ALIGNMENT_BYTES = 64
 REPAIRS = 48
@@ -66,6 +67,12 @@ def pack(blocks: Sequence[LiveRange]) -> tuple[tuple[int, ...], int]:
         if end == least:
             break
     return tuple(best[1]), best[0]
+
+
+def side_by_side(blocks: Sequence[LiveRange]) -> tuple[tuple[int, ...], int]:
+    """Return the same where no two blocks share a byte."""
+    *starts, end = accumulate((block.padded_bytes for block in blocks), initial=0)
+    return tuple(starts), end
 
 
 def _orders(blocks: Sequence[LiveRange]) -> Iterator[list[int]]:

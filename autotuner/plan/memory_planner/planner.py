@@ -6,7 +6,7 @@ the bytes of those that are never needed at the same time: what forward leaves f
 backward has read it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,35 +23,47 @@ from autotuner.plan.memory_planner.memory_plan import (
     PlannedStep,
     Role,
     stored,
-    tick_of,
 )
-from autotuner.plan.memory_planner.packing import LiveRange, pack
-from autotuner.plan.step import Step, tensor_of
+from autotuner.plan.memory_planner.packing import LiveRange, pack, side_by_side
+from autotuner.plan.memory_planner.schedule import Schedule, tick_of
+from autotuner.plan.step import Branches, Step, sources_of, tensor_of
 
 
-def make_plan(configuration: Configuration, together: Iterable[tuple[str, ...]] = ()) -> MemoryPlan:
+def make_plan(
+    configuration: Configuration, together: Iterable[tuple[str, ...]] = (), *, shares: bool = True
+) -> MemoryPlan:
     """Decide where every tensor lies.
 
     Args:
         configuration: steps in an order in which they can run, forward ones first.
         together: parameters that the framework keeps in one tensor; they and their gradients lie in one buffer.
+        shares: whether tensors share memory that are never needed at the same time. Without, the steps may run over
+            any streams.
 
     Raises:
         ConfigurationError: a step reads what nothing makes, or places are asked to lie in ways that exclude each other.
     """
     device_type = str(configuration.environment["device_type"])
-    return plan_steps(configuration.graph(), configuration.steps, together, device_type)
+    branches = configuration.overlap.branches if configuration.overlap else ()
+    return plan_steps(configuration.graph(), configuration.steps, together, device_type, branches, shares=shares)
 
 
 def plan_steps(
-    graph: Graph, steps: Sequence[Step], together: Iterable[tuple[str, ...]] = (), device_type: str = "cpu"
+    graph: Graph,
+    steps: Sequence[Step],
+    together: Iterable[tuple[str, ...]] = (),
+    device_type: str = "cpu",
+    branches: Branches = (),
+    *,
+    shares: bool = True,
 ) -> MemoryPlan:
     """Decide the same for steps of a training graph that are no configuration yet, on a device of some type.
 
     Raises:
         ConfigurationError: as `make_plan`.
     """
-    return _Planning(graph, tuple(steps), tuple(together), alignment_bytes(device_type)).plan()
+    planning = _Planning(graph, tuple(steps), tuple(together), alignment_bytes(device_type))
+    return planning.plan(branches, shares=shares)
 
 
 class _Planning:
@@ -65,7 +77,7 @@ class _Planning:
         self.forward = sum(step.phase == "forward" for step in steps)
         self.followers: dict[Place, Place] = {}
 
-    def plan(self) -> MemoryPlan:
+    def plan(self, branches: Branches, *, shares: bool) -> MemoryPlan:
         phases = [step.phase for step in self.steps]
         if phases != sorted(phases, reverse=True):
             raise ConfigurationError("a forward step comes after a backward one; forward steps come first")
@@ -76,8 +88,10 @@ class _Planning:
         for group in self.together:
             self._keep_together([parameters[name] for name in group])
             self._keep_together([outputs[f"grad_{name}"] for name in group if f"grad_{name}" in outputs])
-        lives = self._lives(steps, made)
-        buffers, arena_bytes = self._buffers(lives, set(outputs.values()), set(parameters.values()))
+        schedule = Schedule(sources_of(self.steps), self.forward, branches)
+        lives = self._lives(steps, made, schedule)
+        pack_arena = pack if shares else side_by_side
+        buffers, arena_bytes = self._buffers(lives, set(outputs.values()), set(parameters.values()), pack_arena)
         outside = [name for name, tensor in self.graph.tensors.items() if tensor.role == "input"]
         return MemoryPlan(
             self.graph,
@@ -88,6 +102,7 @@ class _Planning:
             {name: self._as_declared(name) for name in self.graph.given_gradients},
             outputs,
             parameters,
+            schedule,
         )
 
     def _as_declared(self, name: str) -> Place:
@@ -196,9 +211,13 @@ class _Planning:
             found.append(self.followers[found[-1]])
         return found
 
-    def _lives(self, steps: Sequence[PlannedStep], made: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
-        """Return each place's first and last tick: it is made, and read for the last time."""
+    def _lives(
+        self, steps: Sequence[PlannedStep], made: Mapping[Place, int], schedule: Schedule
+    ) -> dict[Place, tuple[int, int]]:
+        """Return each place's first and last tick: it may be made, and be read for the last time."""
         lives = {place: (tick, tick) for place, tick in made.items()}
+        for step, window in zip(steps, schedule.windows, strict=True):
+            lives |= {place: window for place in step.outputs if place is not None}
         for number, step in enumerate(steps):
             for place in step.inputs:
                 if place is None:
@@ -208,10 +227,9 @@ class _Planning:
                         raise ConfigurationError(f"a step reads {place[0]!r} as {place[1]}, which no step makes")
                     lives[place] = (0, self._end)
                 first, last = lives[place]
-                now = self._tick(number)
-                if now <= first:
+                if self._tick(number) <= made.get(place, 0):
                     raise ConfigurationError(f"a step reads {place[0]!r} as {place[1]} before it is made")
-                lives[place] = (first, max(last, now))
+                lives[place] = (first, max(last, schedule.windows[number][1]))
         return lives
 
     def _groups(self, places: Collection[Place]) -> Iterator[tuple[dict[Place, int], int]]:
@@ -238,7 +256,11 @@ class _Planning:
             yield offsets, lengths[group]
 
     def _buffers(
-        self, lives: Mapping[Place, tuple[int, int]], outputs: Collection[Place], parameters: Collection[Place]
+        self,
+        lives: Mapping[Place, tuple[int, int]],
+        outputs: Collection[Place],
+        parameters: Collection[Place],
+        pack_arena: Callable[[Sequence[LiveRange]], tuple[tuple[int, ...], int]],
     ) -> tuple[tuple[PlannedBuffer, ...], int]:
         buffers: list[PlannedBuffer] = []
         for offsets, elements in self._groups(lives):
@@ -263,7 +285,7 @@ class _Planning:
             )
             for i in arena
         ]
-        starts, arena_bytes = pack(blocks)
+        starts, arena_bytes = pack_arena(blocks)
         for number, start in zip(arena, starts, strict=True):
             buffers[number] = replace(buffers[number], start_bytes=start)
         return tuple(buffers), arena_bytes

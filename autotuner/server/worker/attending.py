@@ -203,14 +203,13 @@ def _tuned(
 
     try:
         with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            measured = time_apart(tuned.configuration, END_TO_END_SAMPLES, settings.threads, waiting)
+            found = time_apart(tuned.configuration, END_TO_END_SAMPLES, settings.threads, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
         )
         number = tuner.save(database, tuned.configuration, tuner.request_key(request, file), complete=tuned.complete)
         return replace(tuned, id=number)
-    found = tuned.configuration.with_measured(measured)
     complete = tuned.complete and not found.doubts
     return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import warnings
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,7 +18,7 @@ from autotuner.errors import AutotunerError, MeasureError, stacklevel
 from autotuner.measure import lock_path, locked
 from autotuner.measure.child import die_with
 from autotuner.measure.lock import Waiting
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
 
 POLL_S = 0.5
 _PROGRAM = (
@@ -33,8 +32,11 @@ def time_apart(
     samples: int,
     threads: int | None = None,
     waiting: Waiting = lambda _waited_s, _words: None,
-) -> Measured:
-    """Time a configuration against its peers, as `autotuner.runtime.time_peers` does, in another process.
+) -> Configuration:
+    """Measure a configuration's whole plan in another process, and return it with what was found.
+
+    Its overlap is chosen, as by `autotuner.runtime.with_measured_overlap`; then it is timed against its peers, as by
+    `autotuner.runtime.time_peers`.
 
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
 
@@ -75,7 +77,7 @@ def time_apart(
     return _answered(answer)
 
 
-def _answered(answer: dict[str, Any]) -> Measured:
+def _answered(answer: dict[str, Any]) -> Configuration:
     from autotuner.runtime import TunedWarning
 
     for message in answer["warnings"]:
@@ -83,7 +85,7 @@ def _answered(answer: dict[str, Any]) -> Measured:
     if "error" in answer:
         kind = getattr(errors, answer["error"], MeasureError)
         raise kind(answer["message"])
-    return Measured(**answer["measured"])
+    return Configuration.from_json(answer["configuration"])
 
 
 def main(pipe: int, parent: int) -> None:
@@ -106,11 +108,13 @@ def main(pipe: int, parent: int) -> None:
 
 
 def _timed(configuration: Configuration, samples: int, threads: int | None, waiting: Waiting) -> dict[str, Any]:
-    from autotuner.runtime import time_peers
+    from autotuner.runtime import time_peers, with_measured_overlap
 
     try:
         with locked(lock_path(configuration.environment["device_type"]), alone=True, waiting=waiting):
-            return {"measured": asdict(time_peers(configuration, samples, threads=threads))}
+            chosen = with_measured_overlap(configuration)
+            measured = time_peers(chosen, samples, threads=threads)
+            return {"configuration": chosen.with_measured(measured).to_json()}
     except AutotunerError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except Exception as error:

@@ -11,13 +11,12 @@ from autotuner.database import Database, Filter
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
-from autotuner.plan.configuration import Measured
 from autotuner.plan.request import Request
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
 from autotuner.settings import Limits, Settings
 from autotuner.tuner import Progress
 from tests.made_up import CPU, HERE, space_of, times
-from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken
+from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken, timed
 
 
 @pytest.mark.slow
@@ -52,7 +51,7 @@ def test_timing_end_to_end_keeps_what_the_run_found(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
-    monkeypatch.setattr(attending, "time_apart", lambda *_, **__: Measured(50.0, 5.0, {"eager": 100.0}, 30))
+    monkeypatch.setattr(attending, "time_apart", timed)
     number = enqueue(database, small).id
     run(path, once=True)
     job = database.queue.job(number)

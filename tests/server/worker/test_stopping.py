@@ -13,7 +13,7 @@ from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.database import Database, Job
 from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
-from autotuner.plan.configuration import Measured
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
 from autotuner.server.worker import attending, reporting, run, timing
 from autotuner.settings import Limits
@@ -33,7 +33,7 @@ from autotuner.tuner import (
 )
 from tests.made_up import HERE, made_up_configuration, space_of, times
 from tests.server.worker import device as device_tests
-from tests.server.worker.device import WORKER, Device, enqueue, taken
+from tests.server.worker.device import WORKER, Device, enqueue, taken, timed
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device(HERE, times(space_of(small).calls))
     monkeypatch.setattr(attending, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
-    monkeypatch.setattr(attending, "time_apart", lambda *_: Measured(50.0, 5.0, {"eager": 100.0}, 30))
+    monkeypatch.setattr(attending, "time_apart", timed)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
     return found
 
@@ -239,7 +239,7 @@ def test_covers_and_combinations_are_bounded_as_well(bound: str, small: Model, m
 # Timing end to end, in a process of its own
 
 
-def apart(program: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], Measured]:
+def apart(program: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], Configuration]:
     """Return what times end to end in a process that runs this program; it has a `connection`."""
     head = "import json, os, sys, time; pipe, parent, path = json.loads(sys.argv[1]); sys.path[:] = path\n"
     connection = "from multiprocessing.connection import Connection; connection = Connection(pipe)\n"
