@@ -101,6 +101,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = start["cache_dir"]
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     os.environ["TRITON_CACHE_DIR"] = str(Path(start["cache_dir"], "triton"))
+    os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     pin(start["threads"])
     import torch
 
