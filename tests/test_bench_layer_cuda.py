@@ -128,3 +128,10 @@ def test_a_page_has_all_parts_of_a_case(capsys: pytest.CaptureFixture[str]) -> N
         "Seconds of this case: tuning 0.0.",
     ):
         assert part in text
+
+
+def test_steps_that_run_beside_others_are_told_as_the_table_counts_them() -> None:
+    assert layer_cuda.overlap({"branches": [[0, 3], [2]], "gain_us": 15.76, "low_us": 15.1, "high_us": 17.0}) == (
+        "Overlap, steps of the table below by stream beside the others: 1, 4; 3. On the whole plan that saves 15.8 us "
+        "(15.1 to 17.0)."
+    )

@@ -159,6 +159,10 @@ class Graphs:
         self._device, self._switch = device, switch
         self._pool: Any = None
 
+    def forget(self) -> None:
+        """Take other memory for the next graphs: that of graphs which are all gone cannot be captured into again."""
+        self._pool = None
+
     def run(self, sequence: CallSequence) -> None:
         device = self._device
         if not self._switch.is_on or not sequence.replays or device.is_capturing():

@@ -31,12 +31,12 @@ WEIGHT_DEVIATION = 0.02
 def with_measured_overlap(configuration: Configuration) -> Configuration:
     """Return a configuration with the branches that make its training step faster on this device, if any do.
 
-    Where they cannot be measured, or need more than the memory budget, it is returned as it is; the former with a
-    warning.
+    One that has an overlap is returned as it is; so is one whose branches cannot be measured, with a warning, or need
+    more than the memory budget.
     """
     device_type = configuration.environment["device_type"]
     proposed = proposed_branches(configuration)
-    if not has_graphs(str(device_type)) or not proposed:
+    if not has_graphs(str(device_type)) or not proposed or configuration.overlap is not None:
         return configuration
     try:
         overlap = chosen_overlap(proposed, PlanVariants(configuration).compared)

@@ -274,6 +274,8 @@ class Workspace:
             self._inside = self._built_inside()
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
+        if self._graphs is not None:
+            self._graphs.forget()
         self._copy(current)
 
     def _copy(self, current: Sequence[Tensor]) -> None:

@@ -44,8 +44,8 @@ LOOK_TURNS = 5
 LEFT_OUT = 1.15
 """How much slower than the fastest peer a side is in the first look that is timed no further."""
 EAGER, SDPA, COMPILED_LAYER = "eager", "sdpa ", "torch.compile"
-MAX_AUTOTUNED = "max-autotune sdpa "
-MAX_AUTOTUNED_ATEN = "max-autotune, products of ATen, sdpa "
+MAX_AUTOTUNED = {"aten": "max-autotune, products of ATen, sdpa ", "all": "max-autotune sdpa ", "none": ""}
+"""How sides begin that max-autotune compiles, by what it may choose products from."""
 
 
 class TakesTurns(Protocol):
@@ -88,7 +88,7 @@ def time_all_peers(
     configuration: Configuration,
     samples: int,
     *,
-    products: bool = False,
+    max_autotune: str = "aten",
     jax: bool = True,
     stages: Stages,
 ) -> AllTimings:
@@ -98,14 +98,14 @@ def time_all_peers(
         make: of the framework's layer.
         configuration: what to run.
         samples: turns timed of each.
-        products: whether max-autotune, which compiles the layer with the fastest attention kernel once more, also
-            writes and times products of its own; takes minutes.
+        max_autotune: a key of `MAX_AUTOTUNED`. The layer with the fastest attention kernel is compiled with it; with
+            "all", products are written and timed as well, which takes minutes.
         jax: whether sides of JAX's join.
         stages: told how long it takes to make the sides, and to time them.
     """
     model = configuration.model
     torch.compiler.reset()
-    of_torch = sides_of(make, configuration, products, stages)
+    of_torch = sides_of(make, configuration, max_autotune, stages)
     clocks_mhz: dict[str, list[int]] = {name: [] for name in of_torch}
     management, uuid = Nvml(), cuda_uuid(torch.cuda.current_device())
 
@@ -134,7 +134,7 @@ def time_all_peers(
     return AllTimings(timings, slow_us, as_measured(peers_us, peaks, overhead))
 
 
-def sides_of(make: Make, configuration: Configuration, products: bool, stages: Stages) -> dict[str, TimedStep]:
+def sides_of(make: Make, configuration: Configuration, max_autotune: str, stages: Stages) -> dict[str, TimedStep]:
     """Return the plan, and all peers of torch's that are worth compiling."""
     model = configuration.model
     call, layer = partial(MadeUpCall.of, model, device=CUDA), partial(make, model, device=CUDA)
@@ -152,8 +152,9 @@ def sides_of(make: Make, configuration: Configuration, products: bool, stages: S
             add(sides, f"{COMPILED}{backend}", partial(compiled_side, f"{COMPILED}{backend}", make, model), call)
     with stages(COMPILED_LAYER):
         add(sides, COMPILED_LAYER, partial(compiled_side, COMPILED_LAYER, make, model), call)
-    for backend in fast_kernels(looked_at(sides), COMPILED)[:1]:
-        name = f"{MAX_AUTOTUNED if products else MAX_AUTOTUNED_ATEN}{backend}"
+    begin = MAX_AUTOTUNED[max_autotune]
+    for backend in fast_kernels(looked_at(sides), COMPILED)[:1] if begin else ():
+        name = f"{begin}{backend}"
         with stages(name):
             add(sides, name, partial(compiled_side, name, make, model), call)
     return sides

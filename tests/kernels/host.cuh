@@ -8,7 +8,7 @@
 
 #define DEVICE inline
 #define KERNEL extern "C"
-#define RESIDENT(threads, blocks)
+#define THREADS_AT_MOST(threads)
 #define SHARED static
 
 struct Index {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.ir.form import Form
-from autotuner.ir.records import Call, Candidate, Subgraph, TensorType
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cublaslt.matmul import oriented
 from autotuner.kernels.rules.attention import LIBRARY
@@ -22,6 +22,7 @@ from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import ODD, ROOMY, faults, layer
+from tests.kernels.test_rows import EXTENTS, declared, sets
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
 ATTENTION = [f"{name}{suffix}" for name in LIBRARY for suffix in ("", "_grad")]
@@ -281,3 +282,39 @@ def test_each_replay_of_a_graph_draws_another_mask_and_backward_drops_by_it(kern
             error = (got.double() - wanted).abs().max() / wanted.square().mean().sqrt()
             assert float(error) < (1e-4 if dtype == "float32" else 0.1)
     assert len({tuple(each.tolist()) for each in states}) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_tanh", "relu"])
+def test_every_fused_set_by_rows_equals_the_reference_at_extents_that_nothing_divides(
+    dtype: str, activation: str
+) -> None:
+    for extents in (ODD, EXTENTS | {"h": 51, "f": 77}, EXTENTS | {"b": 3, "l": 173, "h": 2056, "f": 1030}):
+        found = sets(extents, dtype, activation=activation).values()
+        several = [{"vector": 1}, {"vector": 2, "threads": 128, "rows": 4, "blocks": 2, "unroll": 4}]
+        wanted = [declared(subgraph, **launch) for subgraph in found for launch in several]
+        admitted = [c for c in wanted if KERNELS["cupy_rows"].refuses(c.subgraph, c.candidate) is None]
+        assert verified(admitted) == {}
+
+
+@pytest.mark.gpu
+def test_masks_of_bits_drawn_in_a_graph_differ_from_replay_to_replay() -> None:
+    tensor = TensorType((100_001,), "bfloat16")
+    nodes = tuple(Node("dropout_mask", "->a", (), (i,), (("p", p),)) for i, p in enumerate((0.1, 0.5)))
+    call = Call(Subgraph(nodes, (tensor, tensor), (), (0, 1)), Candidate("cupy_mask_bits", ("a:bit", "a:bit")))
+    assert verified([call]) == {}
+    outputs = [torch.empty(12_501, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    run = KERNELS["cupy_mask_bits"].builder()(call, [], outputs)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        seen.append(outputs[0].clone())
+        kept = decoded(outputs[0], Form.parse("a:bit"), tensor, 0.1)
+        assert float(kept.double().mean()) == pytest.approx(0.9, abs=6e-3)
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])

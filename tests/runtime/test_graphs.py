@@ -103,6 +103,16 @@ def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> N
     assert not switch.is_on
 
 
+def test_graphs_that_come_after_all_others_are_gone_have_memory_of_their_own() -> None:
+    device = Device()
+    graphs, _, (row,) = rows(device)
+    for _ in range(2):
+        graphs.run(row)
+    assert graphs._pool == "memory"
+    graphs.forget()
+    assert graphs._pool is None
+
+
 def test_a_row_that_makes_no_graphs_is_never_captured() -> None:
     device = Device()
     graphs, _, _ = rows(device)

@@ -44,7 +44,7 @@ def draw(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Cal
         )
         words += own
     masks = ", ".join(f"uint8* a{place}" for place in range(len(outputs)))
-    head = f"KERNEL void RESIDENT({THREADS}, 8) draw(const uint64* seed, {masks}) {{\n"
+    head = f"KERNEL void THREADS_AT_MOST({THREADS}) draw(const uint64* seed, {masks}) {{\n"
     start = f"    long long word = (long long)blockIdx.x * {THREADS} + threadIdx.x;\n"
     module = compiled(f"{TEXT}{head}{start}{''.join(lines)}}}\n", device)
     lowest = torch.iinfo(torch.int64).min

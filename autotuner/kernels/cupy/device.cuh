@@ -2,7 +2,7 @@
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__
-#define RESIDENT(threads, blocks) __launch_bounds__(threads, blocks)
+#define THREADS_AT_MOST(threads) __launch_bounds__(threads)
 #define SHARED __shared__
 
 DEVICE float float_of_bits(unsigned int x) { return __uint_as_float(x); }

@@ -19,8 +19,6 @@ from autotuner.kernels.rules.rows import SUMS, WARP, RowLaunch, RowTable, as_row
 Run = Callable[[], Any]
 
 TYPES = {"float32": "float", "bfloat16": "bfloat16", "float16": "float16"}
-RESIDENT_THREADS = 2048
-"""That a multiprocessor holds."""
 FOLDED = 32
 """Columns, and parts of a column, that a block of the second kernel adds up."""
 
@@ -114,8 +112,7 @@ class Text:
         arguments = [
             f"{'const ' if number in read else ''}{self._type(number)}* a{number}" for number in self.arguments
         ] + (["float* partial"] if self.sums else [])
-        resident = max(1, min(launch.blocks, RESIDENT_THREADS // (launch.threads * launch.rows)))
-        bounds = f"RESIDENT({launch.threads * launch.rows}, {resident})"
+        bounds = f"THREADS_AT_MOST({launch.threads * launch.rows})"
         self._add(f"KERNEL void {bounds} over_rows({', '.join(arguments)}) {{")
         self._add(
             "const int lane = threadIdx.x % THREADS, group = threadIdx.x / THREADS;",
@@ -303,7 +300,7 @@ class Text:
     def _fold(self) -> None:
         """Add the second kernel: every column's sum over the blocks."""
         totals = ", ".join(f"{self._type(number)}* a{number}" for number in self.sums)
-        self._add(f"KERNEL void RESIDENT({FOLDED * FOLDED}, 1) fold(const float* partial, {totals}) {{")
+        self._add(f"KERNEL void THREADS_AT_MOST({FOLDED * FOLDED}) fold(const float* partial, {totals}) {{")
         self._add(
             f"constexpr int PARTS = {FOLDED};",
             "constexpr int FOLD_TILES = (COLUMNS + PARTS - 1) / PARTS;",

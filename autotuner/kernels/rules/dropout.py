@@ -64,6 +64,7 @@ KERNELS.add(
 KERNELS.add(
     Kernel(
         "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, compiles=True,
-        numerics="unbiased", layouts=bit_mask_layouts, flat=("bit",), patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
+        numerics="unbiased", layouts=bit_mask_layouts, flat=("bit",),
+        patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
     )
 )  # fmt: skip
