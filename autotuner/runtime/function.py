@@ -15,7 +15,8 @@ class TunedStep(torch.autograd.Function):
     """forward(pool, mask, original, x, *parameters) -> y. Gradients of parameters are contiguous.
 
     The workspace belongs to the node until its backward is over, or the node is gone. Parameters are saved so that
-    torch notices, as for its own operators, when one was changed in place between forward and backward.
+    torch notices, as for its own operators, when one was changed in place between forward and backward. So is x where a
+    caller captures the step in a graph: no copy is made of it then, nor of y's gradient.
     """
 
     @staticmethod
@@ -29,22 +30,30 @@ class TunedStep(torch.autograd.Function):
     ) -> Tensor:
         ctx.lease = lease = Lease(pool)
         ctx.original = original
-        # Without a way to run the original again, x is read no more: it was copied in.
-        ctx.save_for_backward(*(() if original is None else (x,)), *parameters)
-        return lease.forward(x, mask, parameters)
+        ctx.in_place = reads_in_place(x)
+        # Without a way to run the original again, and where x was copied in, it is read no more.
+        read_again = (x,) if ctx.in_place or original is not None else ()
+        ctx.ahead = len(read_again)
+        ctx.save_for_backward(*read_again, *parameters)
+        return lease.forward(x, mask, parameters, in_place=ctx.in_place)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        parameters = saved if ctx.original is None else saved[1:]
+        parameters = saved[ctx.ahead :]
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *_differentiable(ctx.original, saved, wanted, grads[0]))
         keeps = _get_current_graph_task_keep_graph()
-        of_x, *found = ctx.lease.workspace.backward(grads, wanted, keeps, parameters)
+        of_x, *found = ctx.lease.workspace.backward(grads, wanted, keeps, parameters, ctx.in_place)
         if not keeps:
             ctx.lease = None
         return (None, None, None, of_x, *(of if of is None else of.contiguous() for of in found))
+
+
+def reads_in_place(x: Tensor) -> bool:
+    """Say whether a step reads x where it is: in a caller's graph, whose tensors stay where they are."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def workspace_of(y: Tensor) -> Workspace:

@@ -2,9 +2,10 @@
 
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
 storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
-frees the caller to change them and lets them have any strides. Parameters that lie otherwise than the plan says are
-copied at the start of each forward; all others are read where the caller keeps them. Where one of those has moved by
-the time of a call, the workspace takes all of them as copies from then on.
+frees the caller to change them and lets them have any strides. A caller who leaves them as they are until backward is
+over may have them read where they are: the steps that read them are built anew for that. Parameters that lie otherwise
+than the plan says are copied at the start of each forward; all others are read where the caller keeps them. Where one
+of those has moved by the time of a call, the workspace takes all of them as copies from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autotuner.ir.device import has_graphs
+from autotuner.ir.device import alignment_bytes, has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
 from autotuner.runtime.branching import BranchingCalls
@@ -101,27 +102,26 @@ class Workspace:
             self._given = [self._port_view(port, "grad_") for port in ports.given]
         self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
         self._spare: dict[str, OutputSet] = {}
+        self._in_place: set[Place] = set()
         self.copies = 0
         self._consumed = True
         self.skips_kernels = False  # for timing what a step costs beside them
 
-    def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = ()) -> list[Tensor]:
+    def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = (), in_place: bool = False) -> list[Tensor]:
         """Run forward on inputs, in the order of the ports; None stands for zeros.
 
         Args:
             inputs: any strides.
             current: the caller's parameters, in the order of `lying`.
+            in_place: whether inputs that lie as the plan says are read where they are, in backward too.
         """
         with self._turn():
-            return self._forward(inputs, current)
+            return self._forward(inputs, current, in_place)
 
-    def _forward(self, inputs: Sequence[Tensor | None], current: Sequence[Tensor]) -> list[Tensor]:
+    def _forward(self, inputs: Sequence[Tensor | None], current: Sequence[Tensor], in_place: bool) -> list[Tensor]:
         self._consumed = False
-        for stage, tensor in zip(self._inputs, inputs, strict=True):
-            if tensor is None:
-                stage.zero_()
-            else:
-                stage.copy_(tensor)
+        self._back_to_copies()
+        self._take(self.ports.inputs, "", self._inputs, inputs, in_place)
         if self._have_moved(current):
             self._copy_from_now_on(current)
         elif self._copies:
@@ -136,6 +136,7 @@ class Workspace:
         wanted: tuple[bool, ...],
         keeps: bool = False,
         current: Sequence[Tensor] = (),
+        in_place: bool = False,
     ) -> list[Tensor | None]:
         """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others.
 
@@ -146,6 +147,7 @@ class Workspace:
             wanted: which gradients of the ports' sources.
             keeps: whether it may be called again for the same forward.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
+            in_place: whether gradients of outputs that lie as the plan says are read where they are.
 
         Raises:
             RuntimeError: an earlier backward has consumed what forward saved.
@@ -160,22 +162,71 @@ class Workspace:
                 self._copy_from_now_on(current)
             copies = [tensor.clone() for tensor in self._saved] if keeps else None
             try:
-                return self._backward(given, wanted)
+                return self._backward(given, wanted, in_place)
             finally:
                 if copies is None:
                     self._consumed = True
+                    self._back_to_copies()
                 else:
                     for tensor, copy in zip(self._saved, copies, strict=True):
                         tensor.copy_(copy)
 
-    def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-        for stage, tensor in zip(self._given, given, strict=True):
-            stage.copy_(tensor)
+    def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], in_place: bool) -> list[Tensor | None]:
+        self._take(self.ports.given, "grad_", self._given, given, in_place)
         made = self._set("backward")
         self._run(made.sequence_for(wanted))
         chosen = [tensor for tensor, want in zip(made.handed, wanted, strict=True) if want]
         handed = iter(self._handed(made, chosen))
         return [next(handed) if want else None for want in wanted]
+
+    def _take(
+        self, ports: Sequence[Port], of: str, stages: Sequence[Tensor], tensors: Sequence[Tensor | None], in_place: bool
+    ) -> None:
+        """Copy tensors in, or have the steps read them where they are."""
+        found: dict[Place, Tensor] = {}
+        for port, stage, tensor in zip(ports, stages, tensors, strict=True):
+            if tensor is None:
+                stage.zero_()
+            elif in_place and self._lies_like(tensor, stage):
+                (member,) = port.members
+                place = (self.plan.given if of else self.plan.inputs)[of + member]
+                found[place] = tensor.detach().as_strided(
+                    self.plan.shape(place), self.plan.strides(place), tensor.storage_offset()
+                )
+            else:
+                stage.copy_(tensor)
+        if found:
+            self._in_place |= found.keys()
+            self._look_at(found)
+
+    def _lies_like(self, tensor: Tensor, stage: Tensor) -> bool:
+        """Say whether kernels that were chosen for a stage can read a tensor in its place."""
+        return (
+            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            == (stage.shape, stage.stride(), stage.dtype, stage.device)
+            and tensor.data_ptr() % alignment_bytes(self.device.type) == 0
+        )  # fmt: skip
+
+    def _look_at(self, views: Mapping[Place, Tensor]) -> None:
+        """Build the steps that read these places anew on other memory, and forget the calls on outputs."""
+        self.views |= views
+        with torch.inference_mode(False), torch.no_grad():
+            for number in self._inside:
+                if not views.keys().isdisjoint(self.plan.steps[number].inputs):
+                    self._inside[number] = self._built(number, self.views)
+        self._sets = {"forward": [], "backward": []}
+        self._spare = {}
+
+    def _back_to_copies(self) -> None:
+        """Let go of what was read in the caller's memory."""
+        if self._in_place:
+            shown: dict[Place, Tensor] = {}
+            for number in {self.plan.buffer_of[place] for place in self._in_place}:
+                buffer = self.plan.buffers[number]
+                start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
+                self._show(number, start.view(getattr(torch, buffer.dtype)), shown)
+            self._look_at({place: shown[place] for place in self._in_place})
+            self._in_place = set()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

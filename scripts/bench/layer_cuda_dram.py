@@ -4,8 +4,8 @@ All sides of all cases run in one child process under `ncu`. Each is warmed up; 
 by kernel in one pass, with clocks and caches as they are, so that nothing runs twice. A kernel finds in the
 second-level cache what the last ones left there, but no kernels overlap. What it leaves dirty there is written during
 a later one.
-Copies and fills that the driver makes are no kernels, and are not counted. A tuned step has two such copies, of x and
-of its output's gradient: here kernels make them.
+Copies and fills that the driver makes are no kernels, and are not counted. The tuned step reads x and its output's
+gradient where they are, as it does in the captured step that is timed; what it copies all the same, kernels copy here.
 """
 
 import argparse
@@ -213,8 +213,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     totals = totals_of(sides)
     said = [
         "Bytes through DRAM per training step, MiB, as Nsight Compute counts them, kernel by kernel, without CUDA "
-        "graphs. The tuned step's copies of x and of its output's gradient are counted as kernels; other copies and "
-        "fills by the driver are left out.",
+        "graphs. The tuned step reads x and its output's gradient where they are, as in the captured step; what it "
+        "copies is counted as kernels, and other copies and fills by the driver are left out.",
         "",
         *table(
             ("side", "read", "written", "together"),

@@ -47,6 +47,41 @@ def test_a_second_backward_is_refused_where_the_first_kept_nothing() -> None:
     assert step.backward(batch(1))
 
 
+def test_inputs_and_gradients_are_read_where_they_are_if_asked_and_copied_again_afterwards() -> None:
+    workspace = training_step(model()).workspace
+    wanted = (True,) * len(workspace.ports.sources)
+    x, grad = batch(), batch(1)
+
+    def step(x: Tensor, grad: Tensor, in_place: bool) -> list[Tensor]:
+        (y,) = workspace.forward(x, in_place=in_place)
+        found = workspace.backward((grad,), wanted, in_place=in_place)
+        return [y.clone(), *(each.clone() for each in found if each is not None)]
+
+    expected = step(x, grad, False)
+    for stage in workspace.stages():
+        stage.fill_(float("nan"))
+    found = step(x, grad, True)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(x, batch())
+    assert torch.equal(grad, batch(1))
+    found = step(x.transpose(0, 1).contiguous().transpose(0, 1), grad, True)  # lies otherwise, and so is copied
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    workspace.forward(x)
+    x.zero_()
+    again = workspace.backward((grad,), wanted)
+    assert all(torch.equal(one, other) for one, other in zip(again, expected[1:], strict=True) if one is not None)
+
+
+def test_a_backward_in_place_that_keeps_leaves_all_for_the_next() -> None:
+    workspace = training_step(model(p=WITH_DROPOUT)).workspace
+    wanted = (True,) * len(workspace.ports.sources)
+    workspace.forward(batch(), in_place=True)
+    runs = []
+    for keeps in (True, False):
+        runs.append([g.clone() for g in workspace.backward((batch(1),), wanted, keeps, in_place=True) if g is not None])
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
 WIDE = (2, 6, 8)
 
 
