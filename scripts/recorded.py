@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, named_model
+from autotuner.ir.records import Scalar
 from autotuner.measure.roofline import Roofline
 from autotuner.solve.problem import Problem
 from autotuner.solve.problem.formulate import formulate
@@ -48,9 +50,8 @@ class Recording:
 
     @property
     def file(self) -> SpaceFile:
-        """The search space as it was when this was recorded: kernels that were added later are left out."""
-        every = space_file(self.value["device_type"])
-        return every.model_copy(update={"kernels": {name: every.kernels[name] for name in self.value["kernels"]}})
+        """The search space as it was when this was recorded: kernels and parameters that came later are left out."""
+        return as_recorded(space_file(self.value["device_type"]), self.value["kernels"])
 
     def space(self) -> Space:
         """Return the search space of its model."""
@@ -63,6 +64,12 @@ class Recording:
             saving: as in `formulate`.
         """
         return formulate(self.space(), saving=saving).priced(self.costs_us).problem
+
+
+def as_recorded(file: SpaceFile, kernels: Mapping[str, dict[str, list[Scalar]]]) -> SpaceFile:
+    """Return a search space with some kernels alone, and with these lists of their parameters."""
+    entries = {name: file.kernels[name].model_copy(update={"params": params}) for name, params in kernels.items()}
+    return file.model_copy(update={"kernels": entries})
 
 
 TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")

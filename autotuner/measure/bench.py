@@ -144,9 +144,13 @@ class Bench:
         self._forget()
         return measure_roofline(self._timer, self._held_bytes, dtypes)
 
-    def contended(self) -> str | None:
-        """Say in a sentence who else uses the device, or None where nobody is known to."""
-        return self._timer.contended()
+    def contended(self, compilers: int = 0) -> str | None:
+        """Say in a sentence who else uses the device, or None where nobody is known to.
+
+        Args:
+            compilers: processes that compile for the same tuning, and rest.
+        """
+        return self._timer.contended(compilers)
 
     def recover(self, error: BaseException) -> None:
         """Make the device usable after a call has failed.
@@ -168,6 +172,7 @@ class Bench:
         for inputs, outputs in self._buffers.sets(call, values, 1):
             kernel.builder()(call, inputs, outputs)
         self._forget()
+        self._timer.release()
 
     def _sample(self, race: Race, contestants: Sequence[Contestant | None], contended: bool) -> None:
         """Take samples of the next contestants of this round, as many as the device takes together."""

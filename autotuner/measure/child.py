@@ -102,6 +102,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     os.environ["TRITON_CACHE_DIR"] = str(Path(start["cache_dir"], "triton"))
+    os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     pin(start["threads"])
     import torch
 
@@ -135,7 +136,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         with locked(start["lock"], alone=request["do"] != "build", waiting=waiting):
             begin(NOBODY, True)
             if request["do"] == "race":
-                if (sentence := bench.contended()) is not None:
+                if (sentence := bench.contended(request["compilers"])) is not None:
                     send(connection, {"warning": sentence})
                 bench.race(calls, begin, emit, contended=sentence is not None)
                 send(connection, {"done": True})

@@ -2,17 +2,16 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from autotuner.checkpoint import checkpoint
 from autotuner.errors import InputError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
+from autotuner.measure.compilers import CompilerPool
 from autotuner.measure.devices import device_of, environment
 from autotuner.measure.devices.cpu import usable_threads
 from autotuner.measure.lock import lock_path
@@ -22,7 +21,8 @@ from autotuner.measure.roofline import Roofline
 CATALOGUE = ("autotuner.kernels.rules",)
 COMPILE_FACTOR = 4.0
 LOST_MAX = 3
-MAX_WAIT_S = 0.5
+COMPILERS_REST_S = 20.0
+"""Seconds after which processes that compile nothing are ended: each holds memory, of the device as well."""
 
 Result = tuple[Call, Measurement]
 
@@ -74,6 +74,8 @@ class Measurer:
             "lock": lock_path(device_type, device_index),
         }
         self._child: Child | None = None
+        building = {**self._start, "timeout_s": COMPILE_FACTOR * timeout_s}
+        self._compilers = CompilerPool(building, self._device.compilers, self._waiting)
         self.waited_s = 0.0
         self._waited_until = monotonic()
         self._told: Callable[[str], None] = lambda _words: None
@@ -97,6 +99,11 @@ class Measurer:
         """The measuring process's number, None while there is none."""
         return self._child.process_id if self._child else None
 
+    @property
+    def compilers(self) -> int:
+        """The number of processes that compile, or rest until there is more to compile."""
+        return self._compilers.count
+
     def start(self) -> None:
         """Start the measuring process now, rather than at the first request.
 
@@ -117,7 +124,8 @@ class Measurer:
         self._told(words)
 
     def close(self) -> None:
-        """End the measuring process. The next request starts another."""
+        """End the measuring process and those that compile. The next request starts others."""
+        self._compilers.close()
         if self._child is not None:
             self._child.stop()
             self._child = None
@@ -160,48 +168,11 @@ class Measurer:
         """Build calls whose kernels compile, on all cores, so that their code is in the cache when they are timed.
 
         Yields each such call as its compilation ends: with None, or with the measurement that says why it cannot be
-        had. Calls of other kernels are skipped.
+        had. Calls of other kernels are skipped. The compiling processes stay for the next calls, and end when a race
+        begins `COMPILERS_REST_S` or more after the last of them.
         """
-        queue = [call for call in {c.key: c for c in calls}.values() if KERNELS[call.candidate.kernel].compiles]
-        queue.reverse()
-        start = {**self._start, "timeout_s": COMPILE_FACTOR * float(self._start["timeout_s"])}
-        pool: list[Child] = []
-        busy: dict[Child, tuple[Call, Measurement | None]] = {}
-        try:
-            pool.extend(Child(start, self._waiting) for _ in range(min(self._device.compilers, len(queue))))
-            for child in pool:
-                child.started()
-            idle = list(pool)
-            while queue or busy:
-                while queue and idle:
-                    child, call = idle.pop(), queue.pop()
-                    busy[child] = (call, None)
-                    try:
-                        child.send({"do": "build", "calls": [call.to_json()]})
-                    except DiedError as error:
-                        raise MeasureError(f"a compiling process was lost while idle: {error}") from None
-                for child in _answering(list(busy)):
-                    call, measurement = busy[child]
-                    try:
-                        answer = child.receive()
-                    except DiedError as error:
-                        del busy[child]
-                        pool.remove(child)
-                        yield call, error.measurement
-                        if queue:
-                            idle.append(Child(start, self._waiting))
-                            pool.append(idle[-1])
-                            idle[-1].started()
-                        continue
-                    if "measurement" in answer:
-                        busy[child] = (call, Measurement.from_json(answer["measurement"]))
-                    else:
-                        del busy[child]
-                        idle.append(child)
-                        yield call, measurement
-        finally:
-            for child in pool:
-                child.kill()
+        compiled = [call for call in {c.key: c for c in calls}.values() if KERNELS[call.candidate.kernel].compiles]
+        yield from self._compilers.build(compiled)
 
     def noise_floor(self) -> float:
         """Return the relative difference that two identical calls show when they are raced against each other."""
@@ -217,6 +188,7 @@ class Measurer:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the one answer to a request that is not about calls; one that is given up costs the process."""
+        self._compilers.close()
         child = self._alive()
         answer = None
         try:
@@ -232,10 +204,13 @@ class Measurer:
 
     def _attempt(self, calls: Sequence[Call]) -> Iterator[tuple[int, Measurement]]:
         """Run one race and yield results by place; a race that is given up midway costs the process."""
+        if self._compilers.idle_s > COMPILERS_REST_S:
+            self._compilers.close()
         child = self._alive()
         over = False
         try:
-            child.send({"do": "race", "calls": [call.to_json() for call in calls]})
+            asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count}
+            child.send({"do": "race", **asked})
             while "done" not in (answer := child.receive()):
                 if "warning" in answer:
                     warnings.warn(answer["warning"], stacklevel=stacklevel())
@@ -258,14 +233,3 @@ class Measurer:
                 self._child = None
                 raise
         return self._child
-
-
-def _answering(children: Sequence[Child]) -> list[Child]:
-    """Wait until some children have something to say or are late, and return those."""
-    while True:
-        checkpoint()
-        soonest = min(child.deadline() for child in children)
-        ready = wait([child.connection for child in children], min(MAX_WAIT_S, max(0.0, soonest - monotonic())))
-        found = [c for c in children if c.connection in ready or c.deadline() <= monotonic()]
-        if found:
-            return found

@@ -87,8 +87,15 @@ class Timer(Protocol):
             ContextLostError: it cannot be.
         """
 
-    def contended(self) -> str | None:
-        """Say in a sentence who else uses the device, or None where nobody is known to."""
+    def release(self) -> None:
+        """Give back memory of the device that is held for later tensors."""
+
+    def contended(self, compilers: int = 0) -> str | None:
+        """Say in a sentence who else uses the device, or None where nobody is known to.
+
+        Args:
+            compilers: processes that compile for the same tuning, and rest.
+        """
 
 
 class Canary:

@@ -1,9 +1,9 @@
 """Tuning, from a model to its configuration, with a measurer or a replay. Imports no torch and no device."""
 
 from autotuner.tuner.answer import build_configuration
-from autotuner.tuner.cell_search import cell_counts, with_known_calls
 from autotuner.tuner.policy import TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Replay, Spent, Stage, Watch
+from autotuner.tuner.searching import cell_counts, with_known_calls
 from autotuner.tuner.tuning import NOISE_FLOOR, Tuned, request_key, save, tune
 
 __all__ = [

@@ -1,28 +1,17 @@
-"""Search of sampled cells: Optuna proposes launch parameters where there are too many combinations to try all."""
+"""Search of one sampled cell: Optuna proposes launch parameters where there are too many combinations to try all."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotuner.checkpoint import OverError, checkpoint
-from autotuner.database import Database, Filter
-from autotuner.ir.records import Attributes, Call, Measurement, Scalar
-from autotuner.kernels import KERNELS
-from autotuner.space import Cell, Space, without_params
-from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
-from autotuner.tuner.runner import Known, RaceRunner
-from autotuner.tuner.state import TuningState
+from autotuner.ir.records import Call, Measurement, Scalar
+from autotuner.space import Cell
+from autotuner.tuner.progress import Result
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
-
-BATCH = 4
-"""Proposals that race at once: more of them know less of each other, fewer leave cores idle that compile."""
 
 STARTUP_TRIALS = 6
 """Trials before the sampler trusts them, those to start with included; until then it draws at random."""
@@ -30,107 +19,15 @@ STARTUP_TRIALS = 6
 SAMPLES_MIN = 3
 """Of a candidate that stays in its race, unless the measuring policy says another number."""
 
-
-@dataclass(frozen=True)
-class Searched:
-    """A space with everything that was tried of its sampled cells, and the keys of what was measured for that now."""
-
-    space: Space
-    fresh: frozenset[str]
-
-    def counted(self, known: Known) -> Known:
-        """Return what is known after measuring the space, the search's own measurements counted as measured as well."""
-        fresh = known.fresh | (self.fresh & known.measurements.keys())
-        counts = {"measured": len(fresh), "reused": len(known.measurements) - len(fresh)}
-        counts |= cell_counts(self.space, known.measurements)
-        return replace(known, fresh=fresh, counts={**known.counts, **counts})
-
-
-def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Searched:
-    """Search the sampled cells of a space, one after another, and add what was tried to its choices.
-
-    What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
-    with the best of their cell so far. It ends early where the job's limits say so; what is not tried stays unknown.
-    """
-    if not space.cells:
-        return Searched(space, frozenset())
-    searches: list[CellSearch] = []
-    runner = RaceRunner(replace(space, choices=(), conversions=()), database, measurer, state)
-    with suppress(OverError), state.within("search"), runner:
-        known = _known_by_cell(space, database, measurer.environment.key)
-        for cell in space.cells:
-            searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
-        state.reused = sum(len(search.tried) for search in searches)
-        done, total = 0, sum(search.left for search in searches)
-        state.tell(Progress("search", done, total))
-        for search in searches:
-            while search.left and not state.enough("search"):
-                proposed = search.propose(BATCH)
-                search.tell(_raced(proposed, search.best, runner, measurer))
-                done += len(proposed)
-                state.tell(Progress("search", done, total))
-    tried = [call for search in searches for call in search.tried.values()]
-    state.space = space.with_calls(tried)
-    return Searched(state.space, frozenset(runner.fresh))
-
-
-def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
-    """Return a space with everything that the database knows of its sampled cells in an environment."""
-    known = _known_by_cell(space, database, environment_key)
-    return space.with_calls(call for results in known.values() for call, _ in results)
-
-
-def cell_counts(space: Space, known: Iterable[str]) -> dict[str, int]:
-    """Return how many cells of a space are enumerated and sampled, and how much of the sampled ones was tried.
-
-    Args:
-        known: keys of calls with a measurement, failures included.
-    """
-    cells = {cell.key: cell for cell in space.cells}
-    tried = dict.fromkeys(cells, 0)
-    bare = {key: without_params(call).key for key, call in space.calls.items()}
-    for key in known:
-        if bare.get(key) in tried:
-            tried[bare[key]] += 1
-    return {
-        "cells_enumerated": len(set(bare.values()) - cells.keys()),
-        "cells_sampled": len(cells),
-        "sampled_combinations": sum(len(cell.combinations) for cell in cells.values()),
-        "sampled_tried": sum(tried.values()),
-    }
-
-
-def _known_by_cell(space: Space, database: Database, environment_key: str) -> Mapping[str, list[Result]]:
-    """Return what the database knows of each sampled cell, by its key; values that are in no list are left out."""
-    cells = {cell.key: cell for cell in space.cells}
-    found: dict[str, list[Result]] = defaultdict(list)
-    for signature, kernel in dict.fromkeys((c.call.subgraph.signature, c.kernel) for c in cells.values()):
-        checkpoint()
-        for row in database.measurements(Filter(environment_key, signature=signature, kernel=kernel)):
-            cell = cells.get(without_params(row.call).key)
-            params = row.call.candidate.params
-            if cell is not None and _is_listed(cell, params) and cell.admits(params):
-                found[cell.key].append((row.call, row.measurement))
-    return found
-
-
-def _is_listed(cell: Cell, params: Attributes) -> bool:
-    if [name for name, _ in params] != [name for name, _ in cell.lists]:
-        return False
-    return all(
-        any(value == one and type(value) is type(one) for one in values)
-        for (_, value), (_, values) in zip(params, cell.lists, strict=True)
-    )
-
-
-def _samples_min(measurer: MeasurerProtocol) -> int:
-    return int(dict(measurer.environment.policy).get("samples_min", SAMPLES_MIN))
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CellSearch:
     """Search of one cell: proposals of a sampler that learns from the times of the earlier ones.
 
-    No combination is proposed twice, and none that the kernel refuses: the nearest free one takes its place.
+    After the first trials, every other proposal is a neighbour of the fastest so far: one step in one list. No
+    combination is proposed twice, and none that the kernel refuses: the nearest free one takes its place.
 
     Args:
         known: what is known of the cell's calls already; it counts towards the trials.
@@ -148,18 +45,19 @@ class CellSearch:
         self.study = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=int(cell.key[:8], 16), n_startup_trials=STARTUP_TRIALS)
         )
-        self._cell, self._samples_min = cell, samples_min
+        self.cell, self._samples_min = cell, samples_min
         self._lists = _Lists(cell)
         self._free = np.ones(len(cell.combinations), np.bool_)
         self._rows = {params: row for row, params in enumerate(cell.combinations)}
         self._trials: dict[str, Trial] = {}
+        self._drawn = np.random.default_rng(int(cell.key[:8], 16))
         self._remember(known)
         self._starts = [self._rows[params] for params in cell.starts if self._free[self._rows[params]]]
 
     @property
     def left(self) -> int:
         """The number of proposals that are left at most."""
-        return max(0, min(self._cell.trials - len(self.tried), int(self._free.sum())))
+        return max(0, min(self.cell.trials - len(self.tried), int(self._free.sum())))
 
     def propose(self, count: int) -> list[Call]:
         """Return up to so many calls that were neither proposed before nor known; none when the search is over."""
@@ -208,6 +106,8 @@ class CellSearch:
         if self._starts:
             row = self._starts.pop(0)
             trial = self._ask(row)
+        elif (beside := self._beside_the_best()) is not None:
+            row, trial = beside, self._ask(beside)
         else:
             trial = self._ask()
             wanted = self._lists.row(trial.params)
@@ -216,9 +116,16 @@ class CellSearch:
                 self._give_up(trial)
                 trial = self._ask(row)
         self._free[row] = False
-        call = self._cell.called(self._cell.combinations[row])
+        call = self.cell.called(self.cell.combinations[row])
         self.tried[call.key], self._trials[call.key] = call, trial
         return call
+
+    def _beside_the_best(self) -> int | None:
+        """Return a free neighbour of the fastest so far, every other time; None where it is the sampler's turn."""
+        if self.best is None or len(self.tried) < STARTUP_TRIALS or len(self.tried) % 2:
+            return None
+        rows = self._lists.neighbours(self._rows[self.best[0].candidate.params], self._free)
+        return int(self._drawn.choice(rows)) if len(rows) else None
 
     def _ask(self, row: int | None = None) -> "Trial":
         """Return what the sampler wants to try, or a trial of one combination."""
@@ -279,40 +186,24 @@ class _Lists:
         """Return the number of a combination, or None where it is not admitted."""
         return self._numbers.get(tuple(places[name] for name in self._names))
 
-    def nearest(self, places: Mapping[str, Any], free: np.ndarray[Any, np.dtype[np.bool_]]) -> int:
-        """Return the free combination with the fewest steps from here; another value of no order is one step."""
-        steps = np.abs(self._places - np.array([places[name] for name in self._names], np.int64))
-        steps[:, ~self._ordered] = np.minimum(steps[:, ~self._ordered], 1)
-        distance = steps.sum(1)
+    def nearest(self, places: Mapping[str, Any], free: Flags) -> int:
+        """Return the free combination with the fewest steps from here."""
+        distance = self._steps(np.array([places[name] for name in self._names], np.int64))
         distance[~free] = np.iinfo(np.int64).max
         return int(distance.argmin())
+
+    def neighbours(self, row: int, free: Flags) -> Numbers:
+        """Return the free combinations that are one step away."""
+        return np.flatnonzero((self._steps(self._places[row]) == 1) & free)
+
+    def _steps(self, places: Numbers) -> Numbers:
+        """Return the steps from here to each combination; another value of no order is one step."""
+        steps = np.abs(self._places - places)
+        steps[:, ~self._ordered] = np.minimum(steps[:, ~self._ordered], 1)
+        return np.asarray(steps.sum(1), np.int64)
 
 
 def _is_ordered(values: Sequence[Scalar]) -> bool:
     """Tell whether a list is of numbers that rise or fall."""
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     return len(numbers) == len(values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
-
-
-def _raced(
-    proposed: Sequence[Call], best: Result | None, runner: RaceRunner, measurer: MeasurerProtocol
-) -> list[Result]:
-    """Race proposals against the incumbent and return the results; what another process measures is left to it."""
-    calls, _ = runner.claim(proposed)
-    compiled = [call for call in calls if KERNELS[call.candidate.kernel].compiles]
-    for call, problem in measurer.prepare(compiled) if compiled else ():
-        if problem is not None:
-            runner.learn(call, problem)
-    left = {call.key: call for call in calls if call.key not in runner.known}
-    incumbent = [] if best is None or not left else [best[0]]
-    again: list[Result] = []
-    try:
-        for call, measurement in measurer.measure([[*incumbent, *left.values()]]) if left else ():
-            if call.key in left:
-                runner.learn(call, measurement)
-            elif measurement.status == "ok":
-                again.append((call, measurement))
-    finally:
-        runner.renew(again)  # the older timing was the incumbent's by luck, too
-    runner.share()
-    return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again

@@ -17,10 +17,10 @@ from autotuner.plan.request import Request, family_key
 from autotuner.settings import Limits
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
-from autotuner.tuner.cell_search import search_cells
 from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
+from autotuner.tuner.searching import search_cells
 from autotuner.tuner.state import TuningState
 
 NOISE_FLOOR = "noise_floor"

@@ -15,6 +15,7 @@ from autotuner.checkpoint import watched
 from autotuner.errors import DeviceError, InputError, MeasureError
 from autotuner.ir.records import Call, Measurement
 from autotuner.measure import Measurer, lock_path, locked
+from autotuner.measure import measurer as measurer_module
 from autotuner.measure.process import Child
 
 pytestmark = pytest.mark.slow
@@ -142,6 +143,43 @@ def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
         "exits_compiled": ("crashed", "the process was lost: exited with code 9"),
         "hangs_compiled": ("timeout", "no result after 2 s"),
     }
+
+
+def test_compiling_processes_stay_for_the_next_calls_and_one_that_is_lost_meanwhile_is_replaced(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[int] = []
+    real = Child.started
+
+    def noted(child: Child) -> None:
+        numbers.append(child.process_id)
+        real(child)
+
+    monkeypatch.setattr(Child, "started", noted)
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        calls = [add("good_compiled", place=str(place)) for place in range(3)]
+        assert [built for _, built in measurer.prepare(calls)] == [None] * 3
+        compiling = list(numbers)
+        assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
+        assert measurer.process_id not in compiling
+        assert [built for _, built in measurer.prepare(calls[:1])] == [None]
+        assert numbers == [*compiling, measurer.process_id]
+        os.kill(compiling[-1], signal.SIGKILL)
+        assert gone(compiling[-1])
+        assert [built for _, built in measurer.prepare(calls)] == [None] * 3
+        measurer.noise_floor()
+        assert all(gone(number) for number in numbers if number != measurer.process_id)
+
+
+def test_compiling_processes_that_rest_are_ended_before_the_next_race(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurer_module, "COMPILERS_REST_S", 0.0)
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        assert [built for _, built in measurer.prepare([add("good_compiled")])] == [None]
+        assert measurer.compilers == 1
+        assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
+        assert measurer.compilers == 0
 
 
 def test_the_process_dies_with_its_parent(planted: str, tmp_path: Path) -> None:

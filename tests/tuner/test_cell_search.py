@@ -24,10 +24,11 @@ from autotuner.plan.configuration import Configuration
 from autotuner.settings import Limits, TuneOptions
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
 from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
-from autotuner.tuner.cell_search import BATCH, CellSearch, search_cells
+from autotuner.tuner.cell_search import STARTUP_TRIALS, CellSearch
 from autotuner.tuner.progress import Result
+from autotuner.tuner.searching import BATCH, search_cells
 from autotuner.tuner.state import TuningState
-from tests.made_up import HERE, LINEAR, times
+from tests.made_up import CPU, HERE, LINEAR, times
 from tests.tuner.asking import tune
 
 PLANTED = str(Path(__file__).with_name("planted_cells.py"))
@@ -169,6 +170,21 @@ def test_a_search_begins_where_the_known_ones_ended(planted: Any) -> None:
     assert len(fresh) == 15
     assert not {call.key for call in fresh} & {call.key for call, _ in known}
     assert CellSearch(cell, known + [timed(call, 200.0) for call in fresh]).propose(BATCH) == []
+
+
+def test_every_other_proposal_is_a_step_from_the_fastest_so_far(planted: Any) -> None:
+    search = CellSearch(cell_of(planted))
+    beside = []
+    while calls := search.propose(1):
+        if search.best is not None and len(search.tried) > STARTUP_TRIALS:
+            pairs = zip(calls[0].candidate.params, search.best[0].candidate.params, strict=True)
+            moved = [(name, one, other) for (name, one), (_, other) in pairs if one != other]
+            lists = planted.LISTS
+            steps = [abs(lists[n].index(x) - lists[n].index(y)) if n != "order" else 1 for n, x, y in moved]
+            beside.append(sum(steps) == 1)
+        search.tell([timed(call, planted.cost_us(call), 3) for call in calls])
+    assert all(beside[::2])
+    assert not all(beside[1::2])
 
 
 def test_equal_searches_propose_the_same(planted: Any) -> None:
@@ -355,6 +371,67 @@ def test_proposals_that_compile_are_compiled_first_and_what_does_not_is_not_time
     assert orders["hilbert"] == 0
     assert statuses["error"] > 0
     assert statuses.total() == TRIALS
+
+
+def compiling_twice(planted: Any, monkeypatch: pytest.MonkeyPatch) -> SpaceFile:
+    """Return a search space of two kernels that compile, of which the planted one is searched with 40 trials."""
+    compiling = replace(KERNELS["planted_tiled"], compiles=True)
+    monkeypatch.setitem(KERNELS._kernels, "planted_tiled", compiling)
+    monkeypatch.setitem(KERNELS._kernels, "planted_late", replace(compiling, name="planted_late"))
+    searched = KernelEntry(layouts="declared", params=planted.LISTS)
+    return SpaceFile(
+        version=1, device_type="cpu", conversions=[],
+        kernels={**CPU.kernels, "planted_tiled": searched, "planted_late": searched},
+    )  # fmt: skip
+
+
+class TwoKernels(Racing):
+    """One kernel that always takes a few times as long as the other."""
+
+    def __init__(self, planted: Any, factor: float) -> None:
+        super().__init__(planted)
+        self.factor = factor
+        self.compiled: list[list[Call]] = []
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        self.compiled.append(list(calls))
+        yield from ((call, None) for call in calls)
+
+    def _cost_us(self, call: Call) -> float:
+        late = call.candidate.kernel == "planted_late"
+        return float(self.cost_us(call)) * (self.factor if late else 1.0)
+
+
+def test_cells_whose_kernel_compiles_take_turns_and_a_round_is_compiled_at_once(
+    planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = build_space(training_graph(linear.graph()), compiling_twice(planted, monkeypatch))
+    assert len(space.cells) == 2
+    database.remember(HERE)
+    racing = TwoKernels(planted, 1.0)
+    found = search_cells(space, database, racing, state_of(space))
+    assert len(found.fresh) == 2 * TRIALS
+    assert [len(calls) for calls in racing.compiled] == [2 * BATCH] * (TRIALS // BATCH)
+    assert all({call.candidate.kernel for call in race} < {"planted_tiled", "planted_late"} for race in racing.races)
+    assert len(racing.races) == 2 * TRIALS // BATCH
+
+
+@pytest.mark.parametrize(("factor", "tried"), [(1.1, TRIALS), (5.0, 8)])
+def test_a_cell_far_behind_another_of_the_same_computation_is_searched_no_further(
+    factor: float, tried: int, planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = build_space(training_graph(linear.graph()), compiling_twice(planted, monkeypatch))
+    database.remember(HERE)
+    stages: list[Progress] = []
+    racing = TwoKernels(planted, factor)
+    state = TuningState(space, stages.append, TuneOptions())
+    found = search_cells(space, database, racing, state)
+    by_kernel = Counter(call.candidate.kernel for key, call in found.space.calls.items() if key in found.fresh)
+    assert by_kernel["planted_tiled"] == TRIALS
+    assert by_kernel["planted_late"] == tried
+    assert stages[-1].done == stages[-1].total == TRIALS + tried
+    everything = search_cells(space, database, racing, TuningState(space, stages.append, TuneOptions(exhaustive=True)))
+    assert len(everything.fresh) == TRIALS - tried
 
 
 def test_a_run_chooses_what_the_search_found_and_says_what_was_sampled(

@@ -63,7 +63,8 @@ KERNELS.add(
 )  # fmt: skip
 KERNELS.add(
     Kernel(
-        "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, numerics="unbiased",
-        layouts=bit_mask_layouts, flat=("bit",), patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
+        "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, compiles=True,
+        numerics="unbiased", layouts=bit_mask_layouts, flat=("bit",),
+        patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
     )
 )  # fmt: skip

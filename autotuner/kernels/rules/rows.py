@@ -6,6 +6,7 @@ gradients, which a norm also runs along. All axes before are the rows.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
 from math import gcd
 from typing import Literal
@@ -96,12 +97,18 @@ class RowLaunch:
 
 def as_rows(subgraph: Subgraph, candidate: Candidate) -> RowTable | str:
     """See a fused set as work on a table, or say in a sentence why it is none."""
+    return _seen_as_rows(subgraph, candidate.forms)
+
+
+@lru_cache(maxsize=256)  # rules are asked once for each combination of launch parameters
+def _seen_as_rows(subgraph: Subgraph, texts: tuple[str, ...]) -> RowTable | str:
     strange = [kind for kind in subgraph.kinds if kind not in FUSED]
     if strange:
         return f"{strange[0]} is not fused by rows: {', '.join(sorted(FUSED))} are"
+    forms = forms_by_number(subgraph, Candidate("", texts))
     found: RowTable | None = None
     for nodes in _components(subgraph):
-        table = _table(subgraph, nodes, forms_by_number(subgraph, candidate))
+        table = _table(subgraph, nodes, forms)
         if isinstance(table, str):
             return table
         if found is not None and (found.rows, found.columns) != (table.rows, table.columns):
@@ -249,6 +256,7 @@ SETS = Connected(
     ),
 )
 _BUILDER = "autotuner.kernels.cupy.rows:rows"
-KERNELS.add(Kernel("cupy_rows", (), _BUILDER, refuses=not_rows, layouts=rows_layouts, flat=("bit",), patterns=(SETS,)))
+KERNELS.add(Kernel("cupy_rows", (), _BUILDER, refuses=not_rows, layouts=rows_layouts, compiles=True, flat=("bit",),
+                   patterns=(SETS,)))  # fmt: skip
 KERNELS.add(Kernel("cupy_stacked_bias_grad", (), _BUILDER, refuses=not_rows, layouts=stacked_vector_layouts,
-                   anchors=True, merges=False, patterns=(Siblings(("bias_grad",)),)))  # fmt: skip
+                   compiles=True, anchors=True, merges=False, patterns=(Siblings(("bias_grad",)),)))  # fmt: skip

@@ -206,5 +206,8 @@ class CpuTimer:
     def recover(self, error: BaseException) -> None:
         """Do nothing: an exception leaves the processor as it was."""
 
-    def contended(self) -> str | None:
+    def release(self) -> None:
+        """Do nothing: memory that is freed goes back to the system."""
+
+    def contended(self, compilers: int = 0) -> str | None:  # noqa: ARG002
         return None

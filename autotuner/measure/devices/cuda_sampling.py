@@ -226,8 +226,12 @@ class CudaTimer:
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
 
-    def contended(self) -> str | None:
-        others = foreign(self._nvml.processes(self._uuid), {os.getpid(), os.getppid()}, self._computing)
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+    def contended(self, compilers: int = 0) -> str | None:
+        own, computing = {os.getpid(), os.getppid()}, self._computing + compilers
+        others = foreign(self._nvml.processes(self._uuid), own, computing)
         if not others:
             return None
         who = "another process computes" if others == 1 else f"{others} other processes compute"

@@ -24,10 +24,10 @@ from autotuner.tuner import (
     Spent,
     TuningPolicy,
     answer,
-    cell_search,
     explanation,
     measuring,
     relaxation,
+    searching,
     solving,
     tuning,
 )
@@ -107,7 +107,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    real, search = getattr(*STAGES[stage]), cell_search.search_cells
+    real, search = getattr(*STAGES[stage]), searching.search_cells
     has_opened = False
 
     def slow(*given: Any, **named: Any) -> Any:

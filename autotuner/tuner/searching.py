@@ -1,0 +1,197 @@
+"""Search of a space's sampled cells, round after round: proposals compile together, then race cell by cell."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+
+from autotuner.checkpoint import OverError, checkpoint
+from autotuner.database import Database, Filter
+from autotuner.ir.records import Attributes, Call
+from autotuner.kernels import KERNELS
+from autotuner.space import Cell, Space, without_params
+from autotuner.tuner.cell_search import SAMPLES_MIN, CellSearch
+from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
+from autotuner.tuner.runner import Known, RaceRunner
+from autotuner.tuner.state import TuningState
+
+BATCH = 4
+"""Proposals of a cell that race at once: more of them know less of each other, fewer leave cores idle that compile."""
+
+GIVEN_UP = ((16, 2.0), (8, 3.0))
+"""Numbers of trials, and the factor by which the best of so many may be behind another cell of the same computation.
+With bad luck, a cell is twice as slow as an equal one after a dozen trials."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A space with everything that was tried of its sampled cells, and the keys of what was measured for that now."""
+
+    space: Space
+    fresh: frozenset[str]
+
+    def counted(self, known: Known) -> Known:
+        """Return what is known after measuring the space, the search's own measurements counted as measured as well."""
+        fresh = known.fresh | (self.fresh & known.measurements.keys())
+        counts = {"measured": len(fresh), "reused": len(known.measurements) - len(fresh)}
+        counts |= cell_counts(self.space, known.measurements)
+        return replace(known, fresh=fresh, counts={**known.counts, **counts})
+
+
+def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Searched:
+    """Search the sampled cells of a space and add what was tried to its choices.
+
+    What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
+    with the best of their cell so far. Cells whose kernel compiles take turns, so that one round of proposals compiles
+    on all cores; the others follow one after another. A cell that is far behind another one of the same computation is
+    searched no further, unless everything is to be measured. It ends early where the job's limits say so; what is not
+    tried stays unknown.
+    """
+    if not space.cells:
+        return Searched(space, frozenset())
+    searches: list[CellSearch] = []
+    runner = RaceRunner(replace(space, choices=(), conversions=()), database, measurer, state)
+    with suppress(OverError), state.within("search"), runner:
+        known = _known_by_cell(space, database, measurer.environment.key)
+        for cell in space.cells:
+            searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
+        state.reused = sum(len(search.tried) for search in searches)
+        Rounds(searches, runner, measurer).run()
+    tried = [call for search in searches for call in search.tried.values()]
+    state.space = space.with_calls(tried)
+    return Searched(state.space, frozenset(runner.fresh))
+
+
+def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
+    """Return a space with everything that the database knows of its sampled cells in an environment."""
+    known = _known_by_cell(space, database, environment_key)
+    return space.with_calls(call for results in known.values() for call, _ in results)
+
+
+def cell_counts(space: Space, known: Iterable[str]) -> dict[str, int]:
+    """Return how many cells of a space are enumerated and sampled, and how much of the sampled ones was tried.
+
+    Args:
+        known: keys of calls with a measurement, failures included.
+    """
+    cells = {cell.key: cell for cell in space.cells}
+    tried = dict.fromkeys(cells, 0)
+    bare = {key: without_params(call).key for key, call in space.calls.items()}
+    for key in known:
+        if bare.get(key) in tried:
+            tried[bare[key]] += 1
+    return {
+        "cells_enumerated": len(set(bare.values()) - cells.keys()),
+        "cells_sampled": len(cells),
+        "sampled_combinations": sum(len(cell.combinations) for cell in cells.values()),
+        "sampled_tried": sum(tried.values()),
+    }
+
+
+def _known_by_cell(space: Space, database: Database, environment_key: str) -> Mapping[str, list[Result]]:
+    """Return what the database knows of each sampled cell, by its key; values that are in no list are left out."""
+    cells = {cell.key: cell for cell in space.cells}
+    found: dict[str, list[Result]] = defaultdict(list)
+    for signature, kernel in dict.fromkeys((c.call.subgraph.signature, c.kernel) for c in cells.values()):
+        checkpoint()
+        for row in database.measurements(Filter(environment_key, signature=signature, kernel=kernel)):
+            cell = cells.get(without_params(row.call).key)
+            params = row.call.candidate.params
+            if cell is not None and _is_listed(cell, params) and cell.admits(params):
+                found[cell.key].append((row.call, row.measurement))
+    return found
+
+
+def _is_listed(cell: Cell, params: Attributes) -> bool:
+    if [name for name, _ in params] != [name for name, _ in cell.lists]:
+        return False
+    return all(
+        any(value == one and type(value) is type(one) for one in values)
+        for (_, value), (_, values) in zip(params, cell.lists, strict=True)
+    )
+
+
+def _samples_min(measurer: MeasurerProtocol) -> int:
+    return int(dict(measurer.environment.policy).get("samples_min", SAMPLES_MIN))
+
+
+class Rounds:
+    """Rounds of several searches: proposals of all are compiled together, then race cell by cell."""
+
+    def __init__(self, searches: Sequence[CellSearch], runner: RaceRunner, measurer: MeasurerProtocol) -> None:
+        self._searches, self._runner, self._measurer, self._state = searches, runner, measurer, runner.state
+        self._done, self._total = 0, sum(search.left for search in searches)
+        self._given_up: set[str] = set()
+        self._least_us: dict[str, float] = {}
+        """Of every computation that is searched, by its signature: the best so far."""
+        for search in searches:
+            self._note(search)
+
+    def run(self) -> None:
+        """Search all cells, or until the state says enough."""
+        compiling = [search for search in self._searches if KERNELS[search.cell.kernel].compiles]
+        others = [[search] for search in self._searches if not KERNELS[search.cell.kernel].compiles]
+        self._tell()
+        for together in ([compiling] if compiling else []) + others:
+            while (active := [search for search in together if self._goes_on(search)]) and not self._enough():
+                self._round(active)
+
+    def _round(self, active: Sequence[CellSearch]) -> None:
+        proposed = [(search, search.propose(BATCH)) for search in active]
+        mine, _ = self._runner.claim([call for _, calls in proposed for call in calls])
+        compiled = [call for call in mine if KERNELS[call.candidate.kernel].compiles]
+        for call, problem in self._measurer.prepare(compiled) if compiled else ():
+            if problem is not None:
+                self._runner.learn(call, problem)
+        claimed = {call.key for call in mine}
+        for search, calls in proposed:
+            if self._enough():
+                break
+            search.tell(self._raced(calls, claimed, search.best))
+            self._done += len(calls)
+            self._note(search)
+            self._tell()
+        self._runner.share()
+
+    def _raced(self, proposed: Sequence[Call], claimed: Container[str], best: Result | None) -> list[Result]:
+        """Race proposals against the incumbent and return the results; what another process measures is left to it."""
+        runner = self._runner
+        left = {call.key: call for call in proposed if call.key in claimed and call.key not in runner.known}
+        incumbent = [] if best is None or not left else [best[0]]
+        again: list[Result] = []
+        try:
+            for call, measurement in self._measurer.measure([[*incumbent, *left.values()]]) if left else ():
+                if call.key in left:
+                    runner.learn(call, measurement)
+                elif measurement.status == "ok":
+                    again.append((call, measurement))
+        finally:
+            runner.renew(again)  # the older timing was the incumbent's by luck, too
+        return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again
+
+    def _goes_on(self, search: CellSearch) -> bool:
+        """Tell whether a cell is worth more trials: by its best so far, and by the best of the same computation."""
+        if not search.left or search.cell.key in self._given_up:
+            return False
+        if search.best is None or self._state.options.exhaustive:
+            return True
+        us, tried = search.best[1].median_us, len(search.tried)
+        factor = next((factor for trials, factor in GIVEN_UP if tried >= trials), inf)
+        if us is not None and us > factor * self._least_us.get(search.cell.call.subgraph.signature, inf):
+            self._given_up.add(search.cell.key)
+            self._total -= search.left
+            return False
+        return True
+
+    def _note(self, search: CellSearch) -> None:
+        us = None if search.best is None else search.best[1].median_us
+        if us is not None:
+            signature = search.cell.call.subgraph.signature
+            self._least_us[signature] = min(us, self._least_us.get(signature, inf))
+
+    def _enough(self) -> bool:
+        return self._state.enough("search")
+
+    def _tell(self) -> None:
+        self._state.tell(Progress("search", self._done, self._total))
