@@ -57,7 +57,7 @@ class Retrying:
     """The retries of one process on one database, shared by its threads.
 
     They end soon once the process ends: when `hurry` is called, or when whoever asks is on its way out by SystemExit
-    or KeyboardInterrupt.
+    or KeyboardInterrupt. Where that is caught and the same thread asks again, all is as before.
 
     Args:
         timeouts: when it gives up.
@@ -70,10 +70,12 @@ class Retrying:
         self._probing = threading.Lock()
         self._hurried = threading.Event()
         self._ends_at = inf
+        self._leaving: int | None = None  # the thread whose way out has hurried all
         self._exit_before = exit_in_hand()
 
     def hurry(self) -> None:
         """Have all waiting end within a few seconds, and nothing be asked a second time."""
+        self._leaving = None
         if not self._hurried.is_set():
             self._ends_at = monotonic() + HURRY_S
             self._hurried.set()
@@ -81,7 +83,12 @@ class Retrying:
     def left_s(self, allowed_s: float) -> float:
         """Return for how long something may take that is allowed so many seconds: less where the process ends."""
         if exit_in_hand() not in (None, self._exit_before):
-            self.hurry()
+            if not self._hurried.is_set():
+                self.hurry()
+                self._leaving = threading.get_ident()
+        elif self._leaving == threading.get_ident():
+            self._leaving, self._ends_at = None, inf
+            self._hurried.clear()
         return min(allowed_s, self._ends_at - monotonic())
 
     def call(self, ask: Callable[[], T], *, away_s: float | None = None) -> T:

@@ -98,6 +98,20 @@ def test_an_interrupt_that_somebody_handles_already_hurries_nobody() -> None:
     assert retrying.call(Asked(away(), away())) == 7
 
 
+def test_an_interrupt_that_is_caught_leaves_the_database_to_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotuner.database.retrying.HURRY_S", 0.0)
+    retrying = Retrying(PATIENT)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(UnavailableError, match="not asked any more"):
+            retrying.call(Asked())
+    assert retrying.call(Asked(UnavailableError("locked", locked=True))) == 7
+    retrying.hurry()
+    with pytest.raises(UnavailableError, match="not asked any more"):
+        retrying.call(Asked())
+
+
 def test_hurrying_ends_a_wait_of_another_thread() -> None:
     retrying = Retrying(PATIENT, noted()[1])
     ended = threading.Event()

@@ -22,7 +22,15 @@ _SPACES: dict[tuple[str, tuple[str, ...], str], Space] = {}
 # On CUDA, what needs more than torch itself, or is not for every element type, is left to the tests of kernels.
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
     "cpu": (),
-    "cuda": ("inductor", "cupy_", "cublaslt_", "cuda_flash_attention", "cudnn_attention", "cuda_efficient_attention"),
+    "cuda": (
+        "inductor",
+        "cupy_",
+        "triton_",
+        "cublaslt_",
+        "cuda_flash_attention",
+        "cudnn_attention",
+        "cuda_efficient_attention",
+    ),
 }
 _CONFIGURATIONS: dict[tuple[str, int, str], Configuration] = {}
 
