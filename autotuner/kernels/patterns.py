@@ -73,7 +73,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Operators of kinds that draw masks, all of one phase at once, without those that drop what a softmax makes."""
+    """All operators of kinds that draw masks at once, but for masks that drop what a softmax makes."""
 
     kinds: tuple[str, ...]
 

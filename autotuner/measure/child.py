@@ -100,7 +100,6 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start["threads"])
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = start["cache_dir"]
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     os.environ["TRITON_CACHE_DIR"] = str(Path(start["cache_dir"], "triton"))
     os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     pin(start["threads"])

@@ -24,8 +24,8 @@ class Forking(Protocol):
 class BranchingCalls:
     """Calls of steps of one phase, by number. Outside of a capture they run one by one on the current stream.
 
-    There the host is slower than the device, and nothing would overlap. A step that is left out is waited for by
-    nobody; what it would have waited for still is, since memory is planned so.
+    There the host is slower than the device, and nothing would overlap. A step that is left out waits and is waited for
+    all the same, as if it took no time: memory is planned so, for the steps before it on its branch too.
     """
 
     def __init__(self, calls: Mapping[int, Run], schedule: Schedule, device: Forking) -> None:
@@ -46,12 +46,11 @@ class BranchingCalls:
         for number in self._numbers:
             stream = lanes[schedule.streams[number]]
             for source in schedule.waits(number):
-                if source in self._calls:
-                    stream.wait_event(events[source])
+                stream.wait_event(events[source])
             if number in self._calls:
                 with self._device.on(stream):
                     self._calls[number]()
-                if number in schedule.awaited:
-                    events[number] = stream.record_event()
+            if number in schedule.awaited:
+                events[number] = stream.record_event()
         for place in self._used:
             caller.wait_stream(lanes[place])

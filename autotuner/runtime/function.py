@@ -53,7 +53,7 @@ class TunedStep(torch.autograd.Function):
 
 def reads_in_place(x: Tensor) -> bool:
     """Say whether a step reads x where it is: in a caller's graph, whose tensors stay where they are."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and torch.cuda.is_current_stream_capturing() and x.device.index == torch.cuda.current_device()
 
 
 def workspace_of(y: Tensor) -> Workspace:

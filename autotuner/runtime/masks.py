@@ -26,7 +26,7 @@ def additive_key_mask(
 
     Keys that do not count get the lowest finite number: next to any key that counts, their weight is 0, as with -inf.
     A sequence in which no key counts is refused, since frameworks differ in what they make of it. On CUDA nobody looks:
-    there, such a sequence weighs all keys alike.
+    there, such a sequence weighs all keys alike, or as if none were masked.
 
     Args:
         mask: (b, l), or with `keeps` 4 dimensions that broadcast to (b, heads, queries, l); boolean, or floating point

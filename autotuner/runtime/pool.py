@@ -48,6 +48,7 @@ class Pool:
 
     def give_back(self, workspace: Workspace) -> None:
         if workspace.in_capture:
+            workspace.let_go()
             self._in_capture.append(workspace)
         elif len(self._idle) < IDLE_WORKSPACES:
             self._idle.append(workspace)

@@ -13,7 +13,7 @@ calls become CUDA graphs; see `cuda`. What a caller captures into a graph of its
 so a workspace that was used in it is never used again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -120,7 +120,9 @@ class Workspace:
 
     def _forward(self, inputs: Sequence[Tensor | None], current: Sequence[Tensor], in_place: bool) -> list[Tensor]:
         self._consumed = False
-        self._back_to_copies()
+        self._back_to_copies(self._in_place)
+        if in_place:  # what is handed out has to lie where a capture keeps its memory
+            self._forget_sets()
         self._take(self.ports.inputs, "", self._inputs, inputs, in_place)
         if self._have_moved(current):
             self._copy_from_now_on(current)
@@ -166,12 +168,16 @@ class Workspace:
             finally:
                 if copies is None:
                     self._consumed = True
-                    self._back_to_copies()
+                    if self.in_capture:
+                        self.let_go()
+                    else:
+                        self._back_to_copies(self._in_place)
                 else:
                     for tensor, copy in zip(self._saved, copies, strict=True):
                         tensor.copy_(copy)
 
     def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], in_place: bool) -> list[Tensor | None]:
+        self._back_to_copies(self._in_place & set(self.plan.given.values()))
         self._take(self.ports.given, "grad_", self._given, given, in_place)
         made = self._set("backward")
         self._run(made.sequence_for(wanted))
@@ -214,19 +220,35 @@ class Workspace:
             for number in self._inside:
                 if not views.keys().isdisjoint(self.plan.steps[number].inputs):
                     self._inside[number] = self._built(number, self.views)
+        self._forget_sets()
+
+    def _forget_sets(self) -> None:
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
+        if self._graphs is not None:
+            self._graphs.forget()
 
-    def _back_to_copies(self) -> None:
-        """Let go of what was read in the caller's memory."""
-        if self._in_place:
+    def _back_to_copies(self, places: Set[Place]) -> None:
+        """Have the steps read these places in the workspace's own memory again."""
+        if places:
             shown: dict[Place, Tensor] = {}
-            for number in {self.plan.buffer_of[place] for place in self._in_place}:
+            for number in {self.plan.buffer_of[place] for place in places}:
                 buffer = self.plan.buffers[number]
                 start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
                 self._show(number, start.view(getattr(torch, buffer.dtype)), shown)
-            self._look_at({place: shown[place] for place in self._in_place})
+            self._in_place = self._in_place - places
+            self._look_at({place: shown[place] for place in places})
+
+    def let_go(self) -> None:
+        """Give up the caller's memory that was read in place, and the steps built on it; nothing runs here again."""
+        if self._in_place:
+            for number in [*self._inside]:
+                if not self._in_place.isdisjoint(self.plan.steps[number].inputs):
+                    del self._inside[number]
+            for place in self._in_place:
+                del self.views[place]
             self._in_place = set()
+            self._forget_sets()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -1,13 +1,17 @@
 """Fused sets by rows and masks of bits: their rules, and the kernels' own text compiled and run on the host."""
 
 from math import inf, isnan, nan
+from pathlib import Path
 
 import pytest
 import torch
 
+from autotuner.ir.autodiff import training_graph
 from autotuner.ir.form import Form
+from autotuner.ir.models import load_model
 from autotuner.ir.records import Attributes, Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
+from autotuner.kernels.cupy import rows as cupy_rows
 from autotuner.kernels.cupy.rows import rows
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.rules.rows import as_rows, rows_layouts
@@ -198,6 +202,9 @@ def test_rows_and_columns_are_found_from_the_memory_order() -> None:
         ({"threads": 64, "rows": 2}, "half of 64 threads would have nothing of a row of 80 elements"),
         ({"rows": 16}, "there are 10 rows"),
         ({"unroll": 16}, "a thread holds at most 64 elements"),
+        ({"unroll": 0}, "rows, blocks and unroll are 1 or more; given: 8, 2, 1 and 0"),
+        ({"vector": 16}, "vector is one of 1, 2, 4, 8"),
+        ({"vector": 0}, "vector is one of 1, 2, 4, 8"),
     ],
 )
 def test_launch_parameters_that_do_not_fit_are_refused_in_a_sentence(launch: dict[str, int], reason: str) -> None:
@@ -205,3 +212,49 @@ def test_launch_parameters_that_do_not_fit_are_refused_in_a_sentence(launch: dic
     found = KERNELS["cupy_rows"].refuses(subgraph, declared(subgraph, **launch).candidate)
     assert found is not None
     assert reason in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift, vector", [(1, 1), (2, 2), (4, 4), (8, 8)])
+def test_vectors_are_as_short_as_addresses_ask_for(shift: int, vector: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = declared(sets(EXTENTS, "bfloat16")["gelu_erf", "dropout"])
+    texts: list[str] = []
+    compiled = vars(cupy_rows)["compiled"]
+
+    def noting(text: str, device: torch.device) -> object:
+        texts.append(text)
+        return compiled(text, device)
+
+    monkeypatch.setattr(cupy_rows, "compiled", noting)
+    x = torch.randn(10 * 80 + shift).bfloat16()[shift:].view(2, 5, 80)
+    bits, out = torch.full((100,), 255, dtype=torch.uint8), torch.empty(2, 5, 80, dtype=torch.bfloat16)
+    rows(call, [x, bits], [out])()
+    assert f"constexpr int VECTOR = {vector};" in texts[0]
+    torch.testing.assert_close(out.float(), torch.nn.functional.gelu(x.float()) / 0.75, rtol=1e-2, atol=1e-3)
+
+
+TIED = """
+version: 1
+name: tied
+dtype: float32
+axes: {b: batch, h: hidden}
+presets: {small: {b: 64, h: 64}}
+inputs: {x: {axes: bh}}
+parameters: {bias: h}
+operators:
+  - {name: one, kind: bias, spec: "bh,h->bh", inputs: [x, bias], outputs: [one]}
+  - {name: act, kind: gelu_erf, spec: "bh->bh", inputs: [one], outputs: [act]}
+  - {name: two, kind: bias, spec: "bh,h->bh", inputs: [act, bias], outputs: [two]}
+  - {name: y, kind: relu, spec: "bh->bh", inputs: [two], outputs: [y]}
+outputs: [y]
+"""
+
+
+def test_a_sum_of_gradients_of_a_parameter_that_is_used_twice_is_left_to_others(tmp_path: Path) -> None:
+    (tmp_path / "tied.yaml").write_text(TIED)
+    graph = training_graph(load_model(str(tmp_path / "tied.yaml")).instantiate("small").graph())
+    found = [c for c in build_space(graph, space_file("cuda")).choices if c.candidate.kernel == "cupy_rows"]
+    assert any("bias_grad" in choice.call.subgraph.kinds for choice in found)
+    for choice in found:
+        sums = {n for node in choice.call.subgraph.nodes if node.kind == "bias_grad" for n in node.outputs}
+        assert all(sums.isdisjoint(node.inputs) for node in choice.call.subgraph.nodes)

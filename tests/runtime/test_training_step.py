@@ -1,6 +1,7 @@
 """A configuration as plain calls: what a backward leaves for another one."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -80,6 +81,35 @@ def test_a_backward_in_place_that_keeps_leaves_all_for_the_next() -> None:
     for keeps in (True, False):
         runs.append([g.clone() for g in workspace.backward((batch(1),), wanted, keeps, in_place=True) if g is not None])
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_a_gradient_that_lies_otherwise_is_not_mistaken_for_the_one_that_was_read_in_place_before() -> None:
+    workspace = training_step(model()).workspace
+    wanted = (True,) * len(workspace.ports.sources)
+    spread = batch(2)[:, :1].expand(-1, batch(2).shape[1], -1)
+    workspace.forward(batch())
+    expected = [g.clone() for g in workspace.backward((spread,), wanted) if g is not None]
+    workspace.forward(batch(), in_place=True)
+    workspace.backward((batch(1),), wanted, True, in_place=True)
+    found = [g for g in workspace.backward((spread,), wanted, in_place=True) if g is not None]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_what_a_captured_forward_hands_out_is_made_anew_and_nothing_of_the_callers_is_held_afterwards() -> None:
+    workspace = training_step(model()).workspace
+    wanted = (True,) * len(workspace.ports.sources)
+    workspace.forward(batch())
+    workspace.backward((batch(1),), wanted)
+    (before,) = workspace._sets["forward"]
+    x = batch()
+    holders = sys.getrefcount(x), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+    workspace.in_capture = True
+    (y,) = workspace.forward(x.transpose(0, 1).contiguous().transpose(0, 1), in_place=True)
+    assert y.data_ptr() != before.handed[0].data_ptr()
+    workspace.backward((batch(1),), wanted, in_place=True)
+    workspace.forward(x, in_place=True)
+    workspace.backward((batch(1),), wanted, in_place=True)
+    assert (sys.getrefcount(x), torch._C._storage_Use_Count(x.untyped_storage()._cdata)) == holders
 
 
 WIDE = (2, 6, 8)

@@ -1,9 +1,9 @@
 """Attention by this project's own Triton programs, whose dropout leaves its mask as bits."""
 
-from math import log2
+from math import log2, prod
 
 from autotuner.ir.records import Candidate, Subgraph
-from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents, operand_letters
 from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
@@ -30,6 +30,9 @@ LEVELS = 1 << 16
 WORD_BITS = 32
 FEATURES = (16, 32, 64, 128)
 TILES = (16, 32, 64, 128, 256)
+MOST_WORDS = (1 << 31) - 1
+MOST_HEADS = (1 << 16) - 1
+"""Of a batch, along one axis of a grid."""
 WORD_TILES = (64, 128)
 """Keys of a tile whose bits are read."""
 
@@ -67,6 +70,10 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
         return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
     if query.extents[-1] not in FEATURES:
         return f"it takes heads of {', '.join(map(str, FEATURES))} features; these have {query.extents[-1]}"
+    extents = letter_extents(subgraph, subgraph.nodes[0])
+    heads = prod(extents[letter] for letter in attention_letters(subgraph)[:2])
+    if heads > MOST_HEADS:
+        return f"it launches at most {MOST_HEADS:,} heads over a whole batch; these are {heads:,}"
     factor = next(float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale")
     if factor <= 0:
         return f"it takes a positive factor of the scores; this one is {factor:g}"
@@ -91,6 +98,8 @@ def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
             return f"its mask is of bits, in declared order; {form} is not"
         if mask.extents[-1] % WORD_BITS:
             return f"it draws masks by words of {WORD_BITS} keys; a row of this one has {mask.extents[-1]}"
+        if prod(mask.extents) // WORD_BITS > MOST_WORDS:
+            return f"it counts at most {MOST_WORDS:,} words of {WORD_BITS} weights; there are {prod(mask.extents):,}"
     p = dropped_share(subgraph)
     if not 0 < kept_levels(p) < LEVELS:
         return f"it keeps whole {LEVELS}ths of the weights: none or all of them where p is {p:g}"

@@ -31,6 +31,7 @@ NORMS = frozenset({"layer_norm", "layer_norm_grad_input"})
 """Kinds that reduce along a row."""
 DTYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+VECTORS = (1, 2, 4, 8)
 MOST_THREADS = 1024
 FEWEST_THREADS = 64
 MOST_ELEMENTS = 64
@@ -73,7 +74,7 @@ class RowTable:
 
 @dataclass(frozen=True, slots=True)
 class RowLaunch:
-    """RowLaunch parameters: threads that share a row, rows of a block at once, elements of one load, blocks on one
+    """Launch parameters: threads that share a row, rows of a block at once, elements of one load, blocks on one
     multiprocessor, and rows that a thread loads before it computes."""
 
     threads: int = 128
@@ -105,6 +106,9 @@ def _seen_as_rows(subgraph: Subgraph, texts: tuple[str, ...]) -> RowTable | str:
     strange = [kind for kind in subgraph.kinds if kind not in FUSED]
     if strange:
         return f"{strange[0]} is not fused by rows: {', '.join(sorted(FUSED))} are"
+    sums = {number for node in subgraph.nodes if node.kind in SUMS for number in node.outputs}
+    if any(not sums.isdisjoint(node.inputs) for node in subgraph.nodes):
+        return "it reads what is a sum over rows"
     forms = forms_by_number(subgraph, Candidate("", texts))
     found: RowTable | None = None
     for nodes in _components(subgraph):
@@ -167,6 +171,8 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     if down.extent > 1 and any(pitches[n] != 1 for n in inside if places[n] == "row"):
         return "what it has one of for each row is not contiguous"
     count, width = down.extent, across.extent
+    if count == 1:
+        pitches = dict.fromkeys(pitches, width)
     if any(forms[n].storage == "bit" and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
         return "a mask of bits lies in another order"
     if count == 1 and not narrow:
@@ -209,6 +215,11 @@ def not_rows(subgraph: Subgraph, candidate: Candidate) -> str | None:
         return (
             f"a row is shared by {WARP}, {2 * WARP}, ... {MOST_THREADS} threads, a power of two; not {launch.threads}"
         )
+    if launch.vector not in VECTORS or min(launch.rows, launch.blocks, launch.unroll) < 1:
+        given = f"{launch.vector}, {launch.rows}, {launch.blocks} and {launch.unroll}"
+        return f"vector is one of {', '.join(map(str, VECTORS))}; rows, blocks and unroll are 1 or more; given: {given}"
+    if any(float(dict(node.attributes).get("p", 0.0)) >= 1 for node in subgraph.nodes):
+        return "it scales what is kept by 1 / (1 - p), and p is 1"
     threads = launch.threads * launch.rows
     if not FEWEST_THREADS <= threads <= MOST_THREADS:
         return f"a block has {FEWEST_THREADS} to {MOST_THREADS} threads; {launch.threads} x {launch.rows} are {threads}"
@@ -239,7 +250,7 @@ def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         row = []
         for number in subgraph.boundary:
             own, axes = letters[number], subgraph.tensors[number].axes
-            kept = own if number in fixed else "".join(x for x in order if x in own)
+            kept = own if number in fixed or not set(own) <= set(lead) else "".join(x for x in order if x in own)
             row.append(kept.translate(str.maketrans(own, axes)) + (":bit" if number in masks else ""))
         yield tuple(row)
 

@@ -7,6 +7,7 @@ adds to memory that another program writes, so results do not depend on the orde
 import triton
 import triton.language as tl
 
+from autotuner.kernels.triton.attention_forward import hiding
 from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
@@ -66,7 +67,7 @@ def query_gradient(
         above = tl.dot(gradients, tl.trans(values))
         if ADDS:
             addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
-            scores += (addend.to(tl.float32) * LOG2_E)[None, :]
+            scores += hiding(addend)[None, :]
         weights = tl.exp2(scores - exponents[:, None])
         if not EVEN:
             weights = tl.where((column < columns)[None, :], weights, 0.0)
@@ -114,7 +115,7 @@ def key_value_gradient(
     in_base_2 = factor * LOG2_E
     if ADDS:
         addend = tl.load(added + batch * added_batch + column * added_key, mask=inside, other=0.0)
-        addend = addend.to(tl.float32) * LOG2_E
+        addend = hiding(addend)
     key_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
     value_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
     begin = tile // ROWS * ROWS if CAUSAL else 0

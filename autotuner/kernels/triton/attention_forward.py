@@ -12,6 +12,19 @@ DRAWN_AT_ONCE = tl.constexpr(512)
 
 
 @triton.jit
+def hiding(addend):
+    """Return a mask that is added to scores in base 2. The least bfloat16 would overflow; it hides a key all the same.
+
+    Where every key of a row has it, the weights are those without a mask. Where every key has -inf, they are NaN, as in
+    the framework.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    LEAST: tl.constexpr = -10000.0
+    wide = addend.to(tl.float32)
+    return tl.where(wide == float("-inf"), wide, tl.maximum(wide * LOG2_E, LEAST))
+
+
+@triton.jit
 def forward(
     query, key, value, out, log_sum_exp, words, added, seed,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
@@ -72,7 +85,7 @@ def forward(
         scores = tl.dot(queries, keys)
         if ADDS:
             addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
-            scores = scores * in_base_2 + (addend.to(tl.float32) * LOG2_E)[None, :]
+            scores = scores * in_base_2 + hiding(addend)[None, :]
         if not EVEN:
             scores = tl.where((column < columns)[None, :], scores, float("-inf"))
         if CAUSAL:

@@ -76,7 +76,7 @@ class Schedule:
             latest = [ended, *(last[other] for other in self._beside(number) if other > number)]
             for reader in range(number + 1, len(self.sources)):
                 if number in self._before(reader):
-                    latest.append(last[reader] - (self.streams[reader] == 0))
+                    latest.append(last[reader])  # at whose tick a step of another branch may already run
             last[number] = min(latest)
         return tuple((first[number], last[number]) for number in range(len(self.sources)))
 

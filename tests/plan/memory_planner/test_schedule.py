@@ -1,6 +1,7 @@
 """Steps over streams: what waits for what, when a step may run, and that steps beside each other share no memory."""
 
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -26,10 +27,10 @@ def test_without_branches_each_step_has_its_tick_and_waits_for_nobody() -> None:
 
 
 def test_a_step_on_a_branch_may_run_from_what_it_reads_until_its_first_reader() -> None:
-    """Step 1 reads from 0, and 3 reads from it: it may run beside step 2 alone."""
+    """Step 1 reads from 0, and 3 reads from it: it runs beside step 2, and may end when one that waits for 2 begins."""
     schedule = of("- 0 0 12", forward=4, branches=((1,),))
     assert schedule.streams == (0, 1, 0, 0)
-    assert schedule.windows == ((1, 1), (2, 3), (3, 3), (4, 4))
+    assert schedule.windows == ((1, 1), (2, 4), (3, 3), (4, 4))
     assert (schedule.waits(1), schedule.waits(2), schedule.waits(3)) == ([0], [], [1])
     assert schedule.awaited == {0, 1}
 
@@ -41,10 +42,10 @@ def test_a_step_that_reads_nothing_may_run_from_the_beginning_of_its_phase_and_a
 
 
 def test_steps_of_one_branch_run_one_after_the_other() -> None:
-    """Step 1 is read by step 4, so it is over by then; 3 comes after it, and 1 comes before whatever reads 3."""
+    """Step 1 is read by step 4, so it is over when that begins; 3 comes after it, and 1 comes before what reads 3."""
     schedule = of("- 0 0 2 1 3", forward=6, branches=((1, 3),))
-    assert schedule.windows[1] == (2, 4)
-    assert schedule.windows[3] == (4, 5)
+    assert schedule.windows[1] == (2, 5)
+    assert schedule.windows[3] == (4, 6)
 
 
 def test_a_step_may_run_as_early_as_one_of_another_branch_that_it_reads_from() -> None:
@@ -63,8 +64,14 @@ def with_branches(found: Configuration, branches: Branches) -> Configuration:
     return replace(found, overlap=Overlap(branches, 1.0, 0.5, 1.5))
 
 
-def spans(plan: MemoryPlan, draw: random.Random) -> list[tuple[float, float]]:
-    """Return when each step runs, if each takes a random time, as its stream lets it."""
+def test_a_step_that_waits_for_the_one_before_a_reader_may_run_beside_what_is_read() -> None:
+    """Step 5 reads from 3 and 4. Step 1 is over when 3 begins; step 4 may begin when 2 is over."""
+    schedule = of("- 0 0 01 2 34", forward=6, branches=((4, 5), (1,)))
+    assert schedule.windows[1][1] >= schedule.windows[4][0]
+
+
+def spans(plan: MemoryPlan, draw: random.Random, needed: Collection[int]) -> list[tuple[float, float]]:
+    """Return when each step runs, if each takes a random time, as its stream lets it; others take none."""
     schedule = plan.schedule
     found: list[tuple[float, float]] = []
     free: dict[int, float] = {}
@@ -74,7 +81,7 @@ def spans(plan: MemoryPlan, draw: random.Random) -> list[tuple[float, float]]:
             began = max((end for _, end in found), default=0.0) + 1.0
             free = {}
         start = max([began, free.get(schedule.streams[number], 0.0), *(found[n][1] for n in schedule.waits(number))])
-        found.append((start, start + draw.choice([0.01, 1.0, 5.0])))
+        found.append((start, start + (draw.choice([0.01, 1.0, 5.0]) if number in needed else 0.0)))
         free[schedule.streams[number]] = found[-1][1]
     return found
 
@@ -90,11 +97,15 @@ def test_however_long_steps_take_no_two_that_are_needed_at_once_share_bytes(seed
     branches = tuple(tuple(n for n, s in zip(free, streams, strict=True) if s == place) for place in range(3))
     plan = make_plan(with_branches(found, tuple(filter(None, branches))))
     assert plan.arena_bytes > make_plan(found).arena_bytes
-    for _ in range(20):
-        times = spans(plan, draw)
+    gradients = [name for name in plan.outputs if name.startswith("grad_")]
+    forward = set(range(plan.forward))
+    for turn in range(40):
+        wanted = gradients if turn % 2 else draw.sample(gradients, draw.randint(1, len(gradients)))
+        needed = forward | plan.needed(wanted)
+        times = spans(plan, draw, needed)
         lives: dict[int, list[float]] = {}
-        for (start, end), step in zip(times, plan.steps, strict=True):
-            for place in (*step.inputs, *step.outputs):
+        for number, ((start, end), step) in enumerate(zip(times, plan.steps, strict=True)):
+            for place in (*step.inputs, *step.outputs) if number in needed else ():
                 if place is not None:
                     lives.setdefault(plan.buffer_of[place], []).extend((start, end))
         for place in plan.inputs.values():
