@@ -40,6 +40,8 @@ class Pool:
         )
 
     def take(self) -> Workspace:
+        for workspace in self._in_capture:
+            workspace.tidy()
         try:
             return self._idle.pop()
         except IndexError:

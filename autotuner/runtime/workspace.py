@@ -103,6 +103,7 @@ class Workspace:
         self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
         self._spare: dict[str, OutputSet] = {}
         self._in_place: set[Place] = set()
+        self._outlived: list[OutputSet] = []  # forgotten in a capture, which is no time to destroy their graphs
         self.copies = 0
         self._consumed = True
         self.skips_kernels = False  # for timing what a step costs beside them
@@ -223,6 +224,8 @@ class Workspace:
         self._forget_sets()
 
     def _forget_sets(self) -> None:
+        if self._cuda is not None and self._cuda.is_capturing():
+            self._outlived += [*self._sets["forward"], *self._sets["backward"], *self._spare.values()]
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
         if self._graphs is not None:
@@ -238,6 +241,13 @@ class Workspace:
                 self._show(number, start.view(getattr(torch, buffer.dtype)), shown)
             self._in_place = self._in_place - places
             self._look_at({place: shown[place] for place in places})
+
+    def tidy(self) -> None:
+        """Drop what a capture has outlived, once nothing is captured."""
+        if self._outlived and self._cuda is not None:
+            with self._cuda.guard():
+                if not self._cuda.is_capturing():
+                    self._outlived = []
 
     def let_go(self) -> None:
         """Give up the caller's memory that was read in place, and the steps built on it; nothing runs here again."""

@@ -187,3 +187,20 @@ def test_on_the_cpu_graphs_are_ignored() -> None:
     layer, _ = tuned_layer(graphs=True)
     layer(batch())
     assert layer.bind()[0].pool.take()._graphs is None
+
+
+def test_what_a_capture_outlives_is_kept_until_nothing_is_captured() -> None:
+    layer, _ = tuned_layer()
+    device = Device()
+    workspace = on(device, layer)
+    layer(batch())
+    before = [*workspace._sets["forward"]]
+    assert before
+    device.capturing = True
+    workspace.forward(batch(), in_place=True)
+    assert workspace._outlived[:1] == before
+    workspace.tidy()
+    assert workspace._outlived[:1] == before
+    device.capturing = False
+    workspace.tidy()
+    assert workspace._outlived == []
