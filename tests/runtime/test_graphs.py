@@ -197,7 +197,8 @@ def test_what_a_capture_outlives_is_kept_until_nothing_is_captured() -> None:
     before = [*workspace._sets["forward"]]
     assert before
     device.capturing = True
-    workspace.forward(batch(), in_place=True)
+    assert layer._bindings
+    workspace.forward(batch(), current=layer._bindings[0].current(), in_place=True)
     assert workspace._outlived[:1] == before
     workspace.tidy()
     assert workspace._outlived[:1] == before
