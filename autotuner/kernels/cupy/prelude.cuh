@@ -1,5 +1,5 @@
 // Element types, vectors of them, sums over a row, and functions of one element, for the kernels of this folder.
-// Without nvcc's types: no header is included, so that a kernel compiles in a tenth of a second.
+// Without nvcc's types: no header is included, so that a kernel compiles in tenths of a second.
 
 typedef unsigned char uint8;
 typedef unsigned int uint32;
