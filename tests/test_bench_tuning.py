@@ -75,6 +75,8 @@ def test_a_regret_is_against_the_tunings_own_plan_and_what_it_lacks_is_measured_
     apart = measured_apart(plans, known, measurer)
     assert apart == timed(b2=44.0)
     assert regrets(plans, known, apart) == [[0.0, pytest.approx(0.05)], [pytest.approx(0.1), 0.0]]
+    with pytest.raises(TuningError, match="plan 2 runs torch_add"):
+        regrets(plans, [known[0], timed(b1=40.0)], apart)
 
 
 def test_rates_are_taken_from_some_calls_of_each_library() -> None:

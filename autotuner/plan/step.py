@@ -9,6 +9,7 @@ from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Call, Candidate
 from autotuner.kernels import KERNELS
+from autotuner.kernels.canonical import canonical
 from autotuner.kernels.rules.conversion import conversion_of
 
 AGAIN = "again "
@@ -117,6 +118,21 @@ class Step:
             subgraph = graph.subgraph(members, [n for n, _ in inputs], [n for n, _ in outputs])
         return Call(subgraph, Candidate(self.kernel, forms, self.params, KERNELS[self.kernel].version))
 
+    def asked_call(self, graph: Graph) -> Call:
+        """Return the record that the rule gave: operands that lie one behind the other are slices of a stack there."""
+        slices = {name: f"@{place}/{len(names)}" for names in self.adjacent for place, name in enumerate(names)}
+
+        def asked(name: str, form: str) -> str:
+            return f"{STACK_AXIS}{form}{slices[name]}" if name in slices and "@" not in form else form
+
+        inputs, outputs = (tuple((n, asked(n, form)) for n, form in side) for side in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, outputs=outputs).call(graph)
+
+    def measured_call(self, graph: Graph) -> Call:
+        """Return the record under which this step was timed."""
+        asked = self.asked_call(graph)
+        return canonical(asked.subgraph, asked.candidate)
+
 
 def sources_of(steps: Sequence[Step]) -> tuple[frozenset[int], ...]:
     """Return for each step the steps before it that make what it reads."""
@@ -143,16 +159,6 @@ def check_branches(branches: Branches, count: int) -> None:
         )
 
 
-def _as_asked(step: Step) -> Step:
-    """Return a step in which operands that lie one behind the other are written as slices of a stack, as in rules."""
-    places = {name: f"@{place}/{len(names)}" for names in step.adjacent for place, name in enumerate(names)}
-    inputs, outputs = (
-        tuple((n, f"{STACK_AXIS}{form}{places[n]}" if n in places and "@" not in form else form) for n, form in side)
-        for side in (step.inputs, step.outputs)
-    )
-    return replace(step, inputs=inputs, outputs=outputs)
-
-
 def impossible(step: Step, graph: Graph) -> str | None:
     """Return why a step cannot be one of a graph's, or None: damaged, or of kernels that this version does not have."""
     if step.kernel not in KERNELS:
@@ -165,7 +171,7 @@ def impossible(step: Step, graph: Graph) -> str | None:
     if not (made <= results or (step.is_conversion and made == read and len(step.inputs) == len(step.outputs) == 1)):
         return f"it makes {' and '.join(sorted(made - results))}, which its operators do not"
     try:
-        return KERNELS[step.kernel].misfit(_as_asked(step).call(graph))
+        return KERNELS[step.kernel].misfit(step.asked_call(graph))
     except AutotunerError as error:
         return str(error)
 

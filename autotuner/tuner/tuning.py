@@ -11,7 +11,6 @@ from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
-from autotuner.kernels.canonical import canonical
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request, family_key
 from autotuner.settings import Limits
@@ -134,8 +133,8 @@ def _doubted(database: Database, key: str, environment_key: str) -> frozenset[st
         found = Configuration.from_json(stored[1], "the stored configuration")
     except ConfigurationError:
         return frozenset()
-    calls = [step.call(found.graph()) for step in found.steps]
-    return frozenset(canonical(call.subgraph, call.candidate).key for call in calls)
+    graph = found.graph()
+    return frozenset(step.measured_call(graph).key for step in found.steps)
 
 
 def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:

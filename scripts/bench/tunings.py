@@ -14,7 +14,6 @@ from autotuner.database import open_database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.kernels.canonical import canonical
 from autotuner.measure import Measurer
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from scripts.pages import table
@@ -113,8 +112,7 @@ def plan_of(stem: Path) -> list[Call]:
     """Return the calls of a tuning's plan, in the form in which they were measured."""
     found: Configuration = load_configuration(stem.with_suffix(".json"))
     graph = found.graph()
-    calls = [step.call(graph) for step in found.steps]
-    return [canonical(call.subgraph, call.candidate) for call in calls]
+    return [step.measured_call(graph) for step in found.steps]
 
 
 def measured_apart(plans: Sequence[Sequence[Call]], timings: Sequence[Timings], measurer: Measurer) -> Timings:
@@ -129,7 +127,16 @@ def regrets(plans: Sequence[Sequence[Call]], timings: Sequence[Timings], others:
 
     Args:
         others: timings of calls that some tuning has not timed.
+
+    Raises:
+        TuningError: a tuning's plan runs a call that the tuning has not timed.
     """
+    for number, (plan, known) in enumerate(zip(plans, timings, strict=True), start=1):
+        for call in plan:
+            if _us(known, call.key) is None:
+                raise TuningError(
+                    f"plan {number} runs {call.candidate.kernel} {call.key}, which its tuning did not time"
+                )
     totals = [
         [sum(_us(known, call.key) or _us(others, call.key) or float("inf") for call in plan) for known in timings]
         for plan in plans

@@ -12,7 +12,6 @@ from autotuner.errors import InfeasibleError
 from autotuner.ir.models import Model
 from autotuner.ir.records import NO_COMPILER, Call, Mark, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.kernels.canonical import canonical
 from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
 from autotuner.plan.request import Request
@@ -100,7 +99,7 @@ def test_one_interval_that_is_wider_than_half_of_the_plan_makes_it_doubtful(smal
     known = times(space_of(small).calls)
     first = tune(small, CPU, database, Asking(known))
     step = min(first.steps, key=lambda step: step.predicted_us)
-    key = canonical(step.call(first.graph()).subgraph, step.call(first.graph()).candidate).key
+    key = step.measured_call(first.graph()).key
     elsewhere = replace(HERE, facts=(("threads", 5),))
     wide = known | {key: replace(known[key], low_us=0.0, high_us=first.certificate.predicted_us)}
     found = tune(small, CPU, database, Asking(wide, elsewhere))
@@ -132,8 +131,7 @@ def test_a_plan_that_takes_six_times_what_was_predicted_is_doubtful_and_its_call
     )  # fmt: skip
     again = Asking(known)
     tune(small, CPU, database, again)
-    calls = [step.call(found.graph()) for step in found.steps]
-    assert set(again.asked) == {canonical(call.subgraph, call.candidate).key for call in calls}
+    assert set(again.asked) == {step.measured_call(found.graph()).key for step in found.steps}
 
 
 def test_a_doubtful_answer_is_stored_as_not_complete(small: Model, database: Database) -> None:
