@@ -1,0 +1,168 @@
+"""Axes of tensors in a program that views, splits and merges dimensions.
+
+A dimension is a product of axes, slowest first. Reading a program finds out what they are: a view that makes 16 heads
+of 1,024 features splits an axis in two, a sum of two tensors says that their axes are the same.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from autotuner.errors import AutotunerError
+
+
+class UnknownError(AutotunerError):
+    """A part of a program cannot be said in operators of ours; the message says which part, and why."""
+
+
+@dataclass(eq=False, slots=True)
+class Axis:
+    """An axis of some extent: whole, or split into parts, or the same as another one.
+
+    `free` until it is found to be the same as one that another tensor has.
+    """
+
+    extent: int
+    free: bool = True
+    parts: "tuple[Axis, Axis] | None" = None
+    same: "Axis | None" = None
+
+
+Dim = tuple[Axis, ...]
+"""One dimension. That of extent 1 has no axes."""
+
+
+@dataclass
+class Axes:
+    """What is known about axes, with a journal, so that it can be taken back."""
+
+    _journal: list[tuple[Axis, str, object]] = field(default_factory=list)
+
+    def mark(self) -> int:
+        return len(self._journal)
+
+    def take_back(self, mark: int) -> None:
+        """Forget what was found since a mark."""
+        while len(self._journal) > mark:
+            axis, name, value = self._journal.pop()
+            setattr(axis, name, value)
+
+    def _set(self, axis: Axis, name: str, value: object) -> None:
+        self._journal.append((axis, name, getattr(axis, name)))
+        setattr(axis, name, value)
+
+    def split(self, axis: Axis, slow: int) -> None:
+        """Split a whole axis into a slow part of this extent and a fast one.
+
+        Raises:
+            UnknownError: the extent is no divisor of the axis's.
+        """
+        if axis.extent % slow:
+            raise UnknownError(f"an axis of {axis.extent} cannot be split into {slow} parts")
+        parts = Axis(slow, axis.free), Axis(axis.extent // slow, axis.free)
+        self._set(axis, "parts", parts)
+
+    def pairs(self, one: Iterable[Axis], other: Iterable[Axis]) -> list[tuple[Axis, Axis]]:
+        """Return the whole axes of two dimensions that stand for each other, split as far as that takes.
+
+        Raises:
+            UnknownError: they have other extents, or cannot be split alike.
+        """
+        first, second = whole(one), whole(other)
+        if extent(first) != extent(second):
+            raise UnknownError(f"dimensions of {extent(first)} and {extent(second)} elements do not go together")
+        found = []
+        while first:
+            a, b = first[0], second[0]
+            if a.extent == b.extent:
+                found.append((a, b))
+                del first[0], second[0]
+            elif a.extent > b.extent:
+                self.split(a, b.extent)
+                first[:1] = whole([a])
+                if a is b:
+                    raise UnknownError("a dimension stands for itself, shifted")
+            else:
+                self.split(b, a.extent)
+                second[:1] = whole([b])
+        return found
+
+    def unite(self, one: Iterable[Axis], other: Iterable[Axis]) -> list[tuple[Axis, Axis]]:
+        """Find that two dimensions are the same.
+
+        Returns:
+            Renamings, from an axis of the other to one of the first, where both are bound already: an operator may bind
+            its own axes to those of its operands, as attention does where positions meet positions.
+        """
+        renamed = []
+        for a, b in self.pairs(one, other):
+            if a is b:
+                continue
+            if b.free:
+                self._set(b, "same", a)
+            elif a.free:
+                self._set(a, "same", b)
+            else:
+                renamed.append((b, a))
+                continue
+            self._bind(a if b.same is a else b)
+        return renamed
+
+    def bind(self, dims: Iterable[Dim]) -> None:
+        """Note that an operator has made a tensor with these dimensions."""
+        for dim in dims:
+            for axis in whole(dim):
+                self._bind(axis)
+
+    def _bind(self, axis: Axis) -> None:
+        if axis.free:
+            self._set(axis, "free", False)
+
+    def regrouped(self, dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...]:
+        """Return the dimensions of a view with another shape.
+
+        Raises:
+            UnknownError: an axis would have to be split where its extent does not allow it.
+        """
+        left = whole(axis for dim in dims for axis in dim)
+        found: list[Dim] = []
+        for wanted in shape:
+            taken: list[Axis] = []
+            while extent(taken) < wanted:
+                if not left:
+                    raise UnknownError(f"a view as {tuple(shape)} of other extents")
+                missing = wanted // extent(taken)
+                if left[0].extent > missing:
+                    axis = left[0]
+                    self.split(axis, missing)
+                    left[:1] = whole([axis])
+                taken.append(left.pop(0))
+            if extent(taken) != wanted:
+                raise UnknownError(f"a view as {tuple(shape)} cuts an axis of {taken[-1].extent} elements")
+            found.append(tuple(taken))
+        return tuple(found)
+
+
+def whole(axes: Iterable[Axis]) -> list[Axis]:
+    """Return the axes that these are, or consist of, in order."""
+    return list(_whole(axes))
+
+
+def _whole(axes: Iterable[Axis]) -> Iterator[Axis]:
+    for axis in axes:
+        while axis.same is not None:
+            axis = axis.same
+        if axis.parts is None:
+            yield axis
+        else:
+            yield from _whole(axis.parts)
+
+
+def extent(axes: Iterable[Axis]) -> int:
+    """Return the elements along a dimension."""
+    return prod(axis.extent for axis in axes)
+
+
+def fresh(shape: Iterable[int]) -> tuple[Dim, ...]:
+    """Return dimensions of new axes."""
+    return tuple((Axis(elements),) if elements > 1 else () for elements in shape)

@@ -1,0 +1,198 @@
+"""Blocks: parts of a program that are tuned as one, and those among them that are equal.
+
+A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
+a transformer do, make one block each time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotuner.capture.axes import Axis, whole
+from autotuner.capture.program import Operation, TensorValue, fixed_of
+from autotuner.ir.records import Scalar
+
+PERIOD_MAX = 16
+"""Pieces that a repeating block has at most."""
+READS_MAX = 6
+"""Nodes of one layer that read what flows into it, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Operators that are tuned as one, in order, and those of their results that somebody else reads."""
+
+    operations: tuple[Operation, ...]
+    results: tuple[TensorValue, ...]
+
+
+class Uses:
+    """The readers of each tensor: operators, and others."""
+
+    def __init__(self, operations: Iterable[Operation], demanded: Iterable[TensorValue]) -> None:
+        self.demanded = set(demanded)
+        self.readers: dict[TensorValue, list[Operation]] = {}
+        for operation in operations:
+            for operand in operation.inputs:
+                self.readers.setdefault(operand.view.tensor, []).append(operation)
+
+    def results(self, operations: Sequence[Operation]) -> tuple[TensorValue, ...]:
+        """Return what some operators make that others read."""
+        inside = set(operations)
+        return tuple(
+            tensor
+            for operation in operations
+            for tensor in operation.outputs
+            if tensor in self.demanded or any(reader not in inside for reader in self.readers.get(tensor, ()))
+        )
+
+
+def blocks_of(operations: Sequence[Operation], demanded: Iterable[TensorValue]) -> list[Block]:
+    """Return the blocks worth tuning: those that repeat, and those that hold an attention.
+
+    Args:
+        operations: in order, with their stages; only those that somebody needs.
+        demanded: tensors that are read by what is no operator of ours.
+    """
+    uses = Uses(operations, demanded)
+    found = []
+    for part in _connected(operations, uses):
+        pieces = _pieces(part)
+        for number, group in _repeated(pieces, uses):
+            block = [operation for piece in group for operation in piece]
+            if number > 1 or any(operation.kind == "softmax" for operation in block):
+                found.append(Block(tuple(block), uses.results(block)))
+    return sorted(found, key=lambda block: block.operations[0].place)
+
+
+def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operation]]:
+    """Return operators of one stage that hang together, in order."""
+    part: dict[Operation, list[Operation]] = {operation: [operation] for operation in operations}
+    for operation in operations:
+        for tensor in operation.outputs:
+            for reader in uses.readers.get(tensor, ()):
+                if reader.stage == operation.stage and part[reader] is not part[operation]:
+                    larger, smaller = sorted((part[reader], part[operation]), key=len, reverse=True)
+                    larger += smaller
+                    for each in smaller:
+                        part[each] = larger
+    order = {operation: place for place, operation in enumerate(operations)}
+    distinct = {id(members): members for members in part.values()}
+    return [sorted(members, key=order.__getitem__) for members in distinct.values()]
+
+
+def _pieces(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Cut operators where one tensor goes on, between two nodes of the program."""
+    last: dict[TensorValue, int] = {}
+    for place, operation in enumerate(operations):
+        for operand in operation.inputs:
+            last[operand.view.tensor] = place
+    pieces: list[list[Operation]] = [[]]
+    flowing = _flowing(operations)
+    alive: set[TensorValue] = set()
+    for place, operation in enumerate(operations):
+        pieces[-1].append(operation)
+        alive |= {operand.view.tensor for operand in operation.inputs if operand.view.tensor in flowing}
+        alive |= {tensor for tensor in operation.outputs if last.get(tensor, -1) > place}
+        alive = {tensor for tensor in alive if last[tensor] > place}
+        behind = operations[place + 1] if place + 1 < len(operations) else None
+        if behind is not None and behind.place != operation.place and len(alive) == 1:
+            pieces.append([])
+    return pieces
+
+
+def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
+    """Return tensors from outside that the first operators work on, as later ones do on what those have made.
+
+    Others are masks, position embeddings, the result of an encoder: read beside what flows on, or in every layer.
+    """
+    places: dict[TensorValue, set[int]] = {}
+    first = set()
+    for operation in operations:
+        for number, operand in enumerate(operation.inputs):
+            tensor = operand.view.tensor
+            if tensor.made_by is None and not tensor.parameter:
+                places.setdefault(tensor, set()).add(operation.place)
+                if number == 0:
+                    first.add(tensor)
+    return {tensor for tensor in first if len(places[tensor]) <= READS_MAX}
+
+
+def _repeated(pieces: Sequence[list[Operation]], uses: Uses) -> list[tuple[int, list[list[Operation]]]]:
+    """Return groups of pieces that follow each other, each with the number of groups that are like it."""
+    signatures = [signature(piece, uses) for piece in pieces]
+    found: list[tuple[int, list[list[Operation]]]] = []
+    place = 0
+    while place < len(pieces):
+        count, period = max(
+            ((_times(signatures, place, period), -period) for period in range(1, PERIOD_MAX + 1)),
+            key=lambda pair: (pair[0] > 1) * pair[0] * -pair[1],
+        )
+        period = -period if count > 1 else 1
+        groups = [list(pieces[place + i * period : place + (i + 1) * period]) for i in range(count if count > 1 else 1)]
+        if count > 1:
+            before = _alike_before(found, [o for piece in groups[0] for o in piece], uses)
+            if before:
+                groups.insert(0, [piece for _, group in found[-before:] for piece in group])
+                del found[-before:]
+        found += [(len(groups), group) for group in groups]
+        place += period * max(count, 1) if count > 1 else 1
+    return found
+
+
+def _times(signatures: Sequence[Any], place: int, period: int) -> int:
+    """Return how often a number of signatures repeats from a place on."""
+    first = signatures[place : place + period]
+    count = 0
+    while len(first) == period and signatures[place + count * period : place + (count + 1) * period] == first:
+        count += 1
+    return count
+
+
+def _alike_before(found: Sequence[tuple[int, list[list[Operation]]]], block: Sequence[Operation], uses: Uses) -> int:
+    """Return how many of the last single groups make one more of a block: what is cut more finely at the beginning."""
+    wanted = signature(block, uses)
+    operations: list[Operation] = []
+    for number in range(1, min(len(found), PERIOD_MAX) + 1):
+        count, group = found[-number]
+        if count > 1:
+            return 0
+        operations = [operation for piece in group for operation in piece] + operations
+        if len(operations) > len(block):
+            return 0
+        if signature(operations, uses) == wanted:
+            return number
+    return 0
+
+
+def signature(operations: Sequence[Operation], uses: Uses) -> Any:
+    """Return what equal blocks have in common: all but which tensors they read."""
+    tensors: dict[TensorValue, int] = {}
+    axes: dict[Axis, int] = {}
+
+    def numbered(some: Iterable[Axis]) -> tuple[tuple[int, int], ...]:
+        return tuple((axes.setdefault(axis, len(axes)), axis.extent) for axis in some)
+
+    def dims_of(tensor: TensorValue) -> Any:
+        return tuple(numbered(whole(dim)) for dim in tensor.dims)
+
+    made = {tensor for operation in operations for tensor in operation.outputs}
+    found = []
+    for operation in operations:
+        operands = []
+        for operand in operation.inputs:
+            tensor = operand.view.tensor
+            fixed = tuple((axes.setdefault(axis, len(axes)), at) for axis, at in fixed_of(operand.view.fixed).items())
+            renamed = tuple((numbered(whole([a])), numbered(whole([b]))) for a, b in operand.renamed)
+            role = "made" if tensor in made else "parameter" if tensor.parameter else "given"
+            operands.append((tensors.setdefault(tensor, len(tensors)), role, tensor.dtype, dims_of(tensor), fixed,
+                             renamed))  # fmt: skip
+        results = tuple((tensors.setdefault(tensor, len(tensors)), dims_of(tensor)) for tensor in operation.outputs)
+        found.append((operation.kind, _attributes(operation.attributes, numbered), tuple(operands), results))
+    return tuple(found), tuple(tensors[tensor] for tensor in uses.results(operations))
+
+
+def _attributes(attributes: Mapping[str, Scalar | Axis], numbered: Any) -> Any:
+    return tuple(
+        (name, numbered(whole([value])) if isinstance(value, Axis) else value) for name, value in attributes.items()
+    )

@@ -1,0 +1,512 @@
+"""Operators of core ATen, as torch's composite calls ask for them, read as operators of ours.
+
+Each rule gets what an ATen call gets, with a `View` for each tensor, and returns what the call does. What cannot be
+said raises `UnknownError`, and the node that asked for it stays torch's.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, extent, fresh, whole
+from autotuner.capture.program import Expression, Operand, Operation, TensorValue, View
+from autotuner.ir.records import Scalar
+
+aten: Any = torch.ops.aten
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+GELU_CUBIC = 0.044715
+
+
+def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register the rule of ATen operators."""
+
+    def registered(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, function))
+        return function
+
+    return registered
+
+
+class Reader:
+    """Makes operators; what one node of the program asked for can be taken back."""
+
+    def __init__(self, is_causal: Callable[[Any], bool]) -> None:
+        """Begin a program.
+
+        Args:
+            is_causal: tells whether a node's mask is a constant that hides what comes later, and nothing else.
+        """
+        self.axes = Axes()
+        self.operations: list[Operation] = []
+        self.place = 0
+        self.is_causal = is_causal
+
+    def make(
+        self,
+        kind: str,
+        inputs: Sequence[View | Operand],
+        made: Sequence[Sequence[Axis]],
+        attributes: dict[str, Scalar | Axis] | None = None,
+        dtype: str = "",
+    ) -> tuple[TensorValue, ...]:
+        """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
+        operands = tuple(each if isinstance(each, Operand) else Operand(each) for each in inputs)
+        dims = [tuple((axis,) for axis in axes) for axes in made]
+        outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
+        operation = Operation(kind, operands, outputs, attributes or {}, self.place)
+        for tensor in outputs:
+            tensor.made_by = operation
+            self.axes.bind(tensor.dims)
+        self.operations.append(operation)
+        return outputs
+
+    def mapped(self, kind: str, x: View, *others: View | Operand, **attributes: Scalar | Axis) -> View:
+        """Append an operator that makes one element of each of x's, and return a view like x of what it makes."""
+        (made,) = self.make(kind, (x, *others), [memory(x)], attributes)
+        return View(made, x.dims)
+
+    def united(self, dims: Sequence[Dim], view: View) -> Operand:
+        """Return a view as an operand that lies along the last of these dimensions; what it repeats is left out."""
+        renamed: list[tuple[Axis, Axis]] = []
+        held = set(_held(view))
+        for mine, other in zip(reversed(dims), reversed(view.dims), strict=False):
+            own = whole(other)
+            if own and not set(own) & held:
+                continue  # repeated along this dimension
+            if own:
+                renamed += self.axes.unite(mine, other)
+        return Operand(view, tuple(renamed))
+
+
+def memory(view: View) -> list[Axis]:
+    """Return the axes of a view in the order of its memory.
+
+    Raises:
+        UnknownError: the view repeats some.
+    """
+    taken = {axis for axis, _ in view.fixed for axis in whole([axis])}
+    axes = [axis for axis in _held(view) if axis not in taken]
+    if set(whole(axis for dim in view.dims for axis in dim)) != set(axes):
+        raise UnknownError("an operand that is repeated")
+    return axes
+
+
+def _in_order(x: View, other: Operand) -> None:
+    """Check that two operands of an element-wise operator have their axes in one order of memory.
+
+    Raises:
+        UnknownError: they have not.
+    """
+    renaming = {one: to for a, b in other.renamed for one, to in zip(whole([a]), whole([b]), strict=True)}
+    if [renaming.get(axis, axis) for axis in memory(other.view)] != memory(x):
+        raise UnknownError("operands whose memory is in different orders")
+
+
+def _held(view: View) -> list[Axis]:
+    """Return the axes that a view's tensor has."""
+    return whole(axis for dim in view.tensor.dims for axis in dim)
+
+
+def _plain(value: Any, what: str) -> View:
+    if not isinstance(value, View):
+        raise UnknownError(f"{what} is a {type(value).__name__}, no tensor that is known")
+    return value
+
+
+def _alike(*views: View) -> None:
+    if len({view.dtype for view in views}) > 1:
+        raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
+
+
+# Views ----------------------------------------------------------------------------------------------------------------
+
+
+@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
+def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
+    sizes = [extent(whole(dim)) for dim in x.dims]
+    known = math.prod(size for size in shape if size != -1)
+    wanted = [math.prod(sizes) // known if size == -1 else size for size in shape]
+    return View(x.tensor, reader.axes.regrouped(x.dims, wanted), x.fixed)
+
+
+@rule(aten.flatten.using_ints)
+def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:
+    first, last = start % len(x.dims), end % len(x.dims)
+    merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
+    return View(x.tensor, (*x.dims[:first], merged, *x.dims[last + 1 :]), x.fixed)
+
+
+@rule(aten.unflatten.int)
+def _unflatten(reader: Reader, x: View, dim: int, sizes: Sequence[int]) -> View:
+    place = dim % len(x.dims)
+    known = math.prod(size for size in sizes if size != -1)
+    wanted = [extent(whole(x.dims[place])) // known if size == -1 else size for size in sizes]
+    made = reader.axes.regrouped([x.dims[place]], wanted)
+    return View(x.tensor, (*x.dims[:place], *made, *x.dims[place + 1 :]), x.fixed)
+
+
+@rule(aten.transpose.int, aten.swapaxes.default)
+def _transpose(reader: Reader, x: View, one: int, other: int) -> View:  # noqa: ARG001
+    dims = list(x.dims)
+    dims[one], dims[other] = dims[other], dims[one]
+    return View(x.tensor, tuple(dims), x.fixed)
+
+
+@rule(aten.t.default, aten.numpy_T.default)
+def _t(reader: Reader, x: View) -> View:  # noqa: ARG001
+    return View(x.tensor, x.dims[::-1], x.fixed)
+
+
+@rule(aten.permute.default)
+def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:  # noqa: ARG001
+    return View(x.tensor, tuple(x.dims[place] for place in order), x.fixed)
+
+
+@rule(aten.unsqueeze.default)
+def _unsqueeze(reader: Reader, x: View, dim: int) -> View:  # noqa: ARG001
+    place = dim % (len(x.dims) + 1)
+    return View(x.tensor, (*x.dims[:place], (), *x.dims[place:]), x.fixed)
+
+
+@rule(aten.squeeze.dim)
+def _squeeze(reader: Reader, x: View, dim: int) -> View:  # noqa: ARG001
+    place = dim % len(x.dims)
+    if x.dims[place]:
+        return x
+    return View(x.tensor, (*x.dims[:place], *x.dims[place + 1 :]), x.fixed)
+
+
+@rule(aten.expand.default)
+def _expand(reader: Reader, x: View, shape: Sequence[int], *, implicit: bool = False) -> View:  # noqa: ARG001
+    own = ((),) * (len(shape) - len(x.dims)) + x.dims
+    dims = tuple(
+        dim if wanted in (-1, extent(whole(dim))) else fresh([wanted])[0]
+        for dim, wanted in zip(own, shape, strict=True)
+    )
+    return View(x.tensor, dims, x.fixed)
+
+
+@rule(
+    aten.contiguous.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default
+)
+def _same(reader: Reader, x: View, **_: Any) -> View:  # noqa: ARG001
+    return x
+
+
+@rule(aten.select.int)
+def _select(reader: Reader, x: View, dim: int, index: int) -> View:  # noqa: ARG001
+    place = dim % len(x.dims)
+    axes = whole(x.dims[place])
+    if len(axes) > 1:
+        raise UnknownError("one place along a dimension of several axes")
+    fixed = tuple((axis, index % axis.extent) for axis in axes)
+    return View(x.tensor, (*x.dims[:place], *x.dims[place + 1 :]), (*x.fixed, *fixed))
+
+
+@rule(aten.slice.Tensor)
+def _slice(
+    reader: Reader, x: View, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> View:
+    place = dim % len(x.dims)
+    size = extent(whole(x.dims[place]))
+    first = min(start % size if start is not None and start < 0 else start or 0, size)
+    last = size if end is None or end >= size else end % size
+    taken = last - first
+    if (first, last, step) == (0, size, 1):
+        return x
+    if step != 1 or taken <= 0 or size % taken or first % taken:
+        raise UnknownError(f"a slice of {taken} of {size} elements from {first}")
+    count, part = reader.axes.regrouped([x.dims[place]], [size // taken, taken])
+    (axis,) = whole(count)
+    return View(x.tensor, (*x.dims[:place], part, *x.dims[place + 1 :]), (*x.fixed, (axis, first // taken)))
+
+
+@rule(aten.split.Tensor)
+def _split(reader: Reader, x: View, size: int, dim: int = 0) -> tuple[View, ...]:
+    whole_size = extent(whole(x.dims[dim % len(x.dims)]))
+    return tuple(_slice(reader, x, dim, first, first + size) for first in range(0, whole_size, size))
+
+
+@rule(aten.chunk.default)
+def _chunk(reader: Reader, x: View, count: int, dim: int = 0) -> tuple[View, ...]:
+    return _split(reader, x, -(-extent(whole(x.dims[dim % len(x.dims)])) // count), dim)
+
+
+@rule(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.to.other)
+def _to(reader: Reader, x: View, *given: Any, **named: Any) -> View:  # noqa: ARG001
+    dtypes = [each for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
+    if any(str(dtype).removeprefix("torch.") != x.dtype for dtype in dtypes):
+        raise UnknownError(f"a cast of {x.dtype} to {dtypes[0]}")
+    return x
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def _product(
+    reader: Reader, a: View, b: View, summed: tuple[int, int], batch: int = 0, order: Sequence[Axis] = ()
+) -> View:
+    """Return a product over one dimension of each; the first `batch` dimensions are of both.
+
+    Args:
+        order: axes that come first in memory; by default, without a batch, as in the first operand's memory.
+    """
+    _alike(a, b)
+    renamed: list[tuple[Axis, Axis]] = []
+    held = {*_held(b)}
+    for mine, other in zip(a.dims[:batch], b.dims[:batch], strict=True):
+        if whole(other) and whole(mine) and set(whole(other)) & held:
+            renamed += reader.axes.unite(mine, other)
+    renamed += reader.axes.unite(a.dims[summed[0]], b.dims[summed[1]])
+    of_a = [dim for place, dim in enumerate(a.dims) if place != summed[0] % len(a.dims)]
+    of_b = [dim for place, dim in enumerate(b.dims) if place >= batch and place != summed[1] % len(b.dims)]
+    reader.axes.bind(of_a)
+    reader.axes.bind(of_b)
+    taken = {axis for dim in of_a for axis in whole(dim)}
+    rows: list[Dim] = []
+    for dim in of_b:
+        row = []
+        for axis in whole(dim):
+            if axis in taken:  # as where positions meet positions
+                other = Axis(axis.extent, free=False)
+                renamed.append((axis, other))
+                row.append(other)
+            else:
+                row.append(axis)
+        rows.append(tuple(row))
+    dims = (*of_a, *rows)
+    wanted = whole(axis for dim in dims for axis in dim)
+    first = [axis for axis in (order or ([] if batch else _held(a))) if axis in wanted]
+    axes = [*first, *(axis for axis in wanted if axis not in first)]
+    (made,) = reader.make("contraction", (a, Operand(b, tuple(renamed))), [axes])
+    return View(made, dims)
+
+
+@rule(aten.linear.default)
+def _linear(reader: Reader, x: View, weight: View, bias: View | None = None) -> View:
+    y = _product(reader, x, weight, (-1, 1))
+    return y if bias is None else _with_bias(reader, y, bias)
+
+
+@rule(aten.addmm.default)
+def _addmm(reader: Reader, bias: View, x: View, weight: View, *, beta: float = 1, alpha: float = 1) -> View:
+    if (beta, alpha) != (1, 1):
+        raise UnknownError("a product with factors")
+    return _with_bias(reader, _product(reader, x, weight, (1, 0)), bias)
+
+
+@rule(aten.mm.default)
+def _mm(reader: Reader, a: View, b: View) -> View:
+    return _product(reader, a, b, (1, 0))
+
+
+@rule(aten.bmm.default)
+def _bmm(reader: Reader, a: View, b: View) -> View:
+    return _product(reader, a, b, (-1, 1), 1)
+
+
+@rule(aten.matmul.default)
+def _matmul(reader: Reader, a: View, b: View) -> View:
+    if len(b.dims) == 2:
+        return _product(reader, a, b, (-1, 0))
+    if len(a.dims) != len(b.dims):
+        raise UnknownError(f"a product of {len(a.dims)} and {len(b.dims)} dimensions")
+    return _product(reader, a, b, (-1, -2), len(a.dims) - 2)
+
+
+def _with_bias(reader: Reader, x: View, bias: View) -> View:
+    _alike(x, bias)
+    return reader.mapped("bias", x, reader.united(x.dims, bias))
+
+
+# Element-wise ---------------------------------------------------------------------------------------------------------
+
+
+@rule(aten.add.Tensor)
+def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
+    if alpha != 1:
+        raise UnknownError("a sum with a factor")
+    for one, other in ((a, b), (b, a)):
+        found = _gelu_sum(one, other)
+        if found is not None:
+            return found
+    if not isinstance(a, View) or not isinstance(b, View):
+        raise UnknownError("a sum with a number")
+    _alike(a, b)
+    shapes = [[extent(whole(dim)) for dim in each.dims] for each in (a, b)]
+    if shapes[0] == shapes[1] and _is_whole(a) and _is_whole(b):
+        other = reader.united(a.dims, b)
+        _in_order(a, other)
+        return reader.mapped("add", a, other)
+    wide, narrow = (a, b) if _is_whole(a) and len(a.dims) >= len(b.dims) else (b, a)
+    if not _is_whole(wide) or extent(axis for dim in wide.dims for axis in whole(dim)) < extent(
+        axis for dim in narrow.dims for axis in whole(dim)
+    ):
+        raise UnknownError("a sum in which both operands are repeated")
+    return _with_bias(reader, wide, narrow)
+
+
+def _is_whole(view: View) -> bool:
+    """Say whether a view repeats nothing."""
+    return set(whole(axis for dim in view.dims for axis in dim)) <= set(_held(view))
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar)
+def _mul(reader: Reader, a: Any, b: Any) -> Any:
+    for one, other in ((a, b), (b, a)):
+        found = _gelu_product(reader, one, other)
+        if found is not None:
+            return found
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, View) and isinstance(other, int | float):
+            return reader.mapped("scale", one, factor=float(other))
+    raise UnknownError("a product of tensors, element by element")
+
+
+@rule(aten.div.Tensor, aten.div.Scalar)
+def _div(reader: Reader, x: Any, by: Any) -> View:
+    if not isinstance(x, View) or not isinstance(by, int | float):
+        raise UnknownError("a quotient of tensors")
+    return reader.mapped("scale", x, factor=1.0 / float(by))
+
+
+@rule(aten.gelu.default)
+def _gelu(reader: Reader, x: View, *, approximate: str = "none") -> View:
+    return reader.mapped("gelu_erf" if approximate == "none" else "gelu_tanh", x)
+
+
+@rule(aten.relu.default)
+def _relu(reader: Reader, x: View) -> View:
+    return reader.mapped("relu", x)
+
+
+@rule(aten.dropout.default)
+def _dropout(reader: Reader, x: View, p: float, train: bool) -> View:
+    if not train or p == 0:
+        return x
+    if p >= 1:
+        raise UnknownError("dropout of everything")
+    (mask,) = reader.make("dropout_mask", (), [memory(x)], {"p": float(p)}, x.dtype)
+    return reader.mapped("dropout", x, View(mask, mask.dims), p=float(p))
+
+
+# GELU by tanh, written out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+
+@rule(aten.pow.Tensor_Scalar)
+def _pow(reader: Reader, x: View, exponent: float) -> Expression:  # noqa: ARG001
+    return Expression("power", (_plain(x, "a power's base"), float(exponent)))
+
+
+@rule(aten.tanh.default)
+def _tanh(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
+    if not _named(x, "scaled inner"):
+        raise UnknownError("a tanh outside of GELU")
+    return Expression("gelu tanh", x.operands)
+
+
+def _close(number: Any, wanted: float) -> bool:
+    return isinstance(number, int | float) and math.isclose(number, wanted, rel_tol=1e-4)
+
+
+def _named(value: Any, name: str) -> bool:
+    return isinstance(value, Expression) and value.name == name
+
+
+def _same_tensor(a: Any, b: Any) -> bool:
+    return isinstance(a, View) and isinstance(b, View) and a.tensor is b.tensor and a.dims == b.dims
+
+
+def _gelu_sum(one: Any, other: Any) -> Expression | None:
+    if _named(other, "cubic") and _same_tensor(one, other.operands[0]):
+        return Expression("inner", (one,))
+    if _named(one, "gelu tanh") and _close(other, 1.0):
+        return Expression("one and gelu tanh", one.operands)
+    return None
+
+
+def _gelu_product(reader: Reader, one: Any, other: Any) -> Any:
+    if _named(one, "power") and one.operands[1] == 3.0 and _close(other, GELU_CUBIC):
+        return Expression("cubic", one.operands[:1])
+    if _named(one, "inner") and _close(other, math.sqrt(2 / math.pi)):
+        return Expression("scaled inner", one.operands)
+    if _named(one, "one and gelu tanh") and isinstance(other, View):
+        (x,), half = one.operands, other.tensor.made_by
+        if half is not None and half.kind == "scale" and _close(half.attributes["factor"], 0.5):
+            if _same_tensor(x, half.inputs[0].view):
+                return reader.mapped("gelu_tanh", x)
+    return None
+
+
+# Normalisations -------------------------------------------------------------------------------------------------------
+
+
+@rule(aten.layer_norm.default)
+def _layer_norm(
+    reader: Reader,
+    x: View,
+    shape: Sequence[int],
+    weight: View | None = None,
+    bias: View | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,  # noqa: ARG001
+) -> View:
+    if weight is None or bias is None or len(shape) != 1:
+        raise UnknownError("a layer norm without scale and bias, or over several dimensions")
+    _alike(x, weight, bias)
+    operands = (x, reader.united(x.dims, weight), reader.united(x.dims, bias))
+    axes, normalised = memory(x), whole(x.dims[-1])
+    rest = [axis for axis in axes if axis not in normalised]
+    made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})
+    return View(made[0], x.dims)
+
+
+@rule(aten.softmax.int, aten._softmax.default)
+def _softmax(reader: Reader, x: View, dim: int, *_: Any) -> View:
+    place = dim % len(x.dims)
+    axes = whole(x.dims[place])
+    if len(axes) != 1:
+        raise UnknownError("a softmax over a dimension of several axes")
+    held = memory(x)
+    made = reader.make("softmax", (x,), [held, [axis for axis in held if axis is not axes[0]]], {"axis": axes[0]})
+    return View(made[0], x.dims)
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    reader: Reader,
+    query: View,
+    key: View,
+    value: View,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> View:
+    if enable_gqa and extent(whole(query.dims[-3])) != extent(whole(key.dims[-3])):
+        raise UnknownError("attention that repeats its keys itself")
+    batch = len(query.dims) - 2
+    scores = _product(reader, query, key, (-1, -1), batch)
+    factor = 1 / math.sqrt(extent(whole(query.dims[-1]))) if scale is None else float(scale)
+    if factor != 1.0:
+        scores = reader.mapped("scale", scores, factor=factor)
+    causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask))
+    if causal:
+        (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
+        scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
+    elif attn_mask is not None:
+        mask = _plain(attn_mask, "an attention mask")
+        if mask.dtype not in (scores.dtype, "bool"):
+            raise UnknownError(f"an attention mask of {mask.dtype}")
+        scores = reader.mapped("mask", scores, reader.united(scores.dims, mask))
+    weights = _dropout(reader, _softmax(reader, scores, -1), dropout_p, True)
+    return _product(reader, weights, value, (-1, -2), batch, _held(query))
+
+

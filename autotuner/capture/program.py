@@ -1,0 +1,84 @@
+"""A program in operators of ours, as it is read: tensors, views of them, and operators, all over axes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotuner.capture.axes import Axis, Dim, whole
+from autotuner.ir.records import Scalar
+
+Fixed = tuple[tuple[Axis, int], ...]
+"""Axes along which one place is taken, and which."""
+Renamed = tuple[tuple[Axis, Axis], ...]
+"""Axes of a tensor, and those that an operator binds to them."""
+
+
+@dataclass(eq=False, slots=True)
+class TensorValue:
+    """A tensor of the program.
+
+    Args:
+        dims: its dimensions, in the order of its memory.
+        dtype: as torch names it.
+        node: where it comes from, if no operator makes it.
+        parameter: whether it is a parameter of the model.
+    """
+
+    dims: tuple[Dim, ...]
+    dtype: str
+    node: Any = None
+    parameter: bool = False
+    made_by: "Operation | None" = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class View:
+    """A tensor as the program sees it: dimensions over its axes, of which some are fixed, and some only repeated."""
+
+    tensor: TensorValue
+    dims: tuple[Dim, ...]
+    fixed: Fixed = ()
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operand:
+    """A view that an operator reads, with the axes that the operator binds to the view's own."""
+
+    view: View
+    renamed: Renamed = ()
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """An operator over axes. `place` is that of the node that asked for it; `stage` counts strange parts before it.
+
+    Attributes whose value is an axis name it in the operator's spec.
+    """
+
+    kind: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[TensorValue, ...]
+    attributes: Mapping[str, Scalar | Axis]
+    place: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Expression:
+    """What some nodes compute that only makes an operator of ours together with others."""
+
+    name: str
+    operands: tuple[Any, ...] = ()
+
+
+def fixed_of(fixed: Fixed) -> dict[Axis, int]:
+    """Return places by whole axis."""
+    found = {}
+    for axis, place in fixed:
+        (only,) = whole([axis])
+        found[only] = place
+    return found

@@ -1,0 +1,224 @@
+"""A graph of dynamo's, node by node, read as operators of ours where that is possible."""
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from autotuner.capture.axes import UnknownError, fresh
+from autotuner.capture.constants import Constants
+from autotuner.capture.operators import RULES, Reader
+from autotuner.capture.program import Expression, Operation, TensorValue, View
+from autotuner.ir.kinds import ELEMENT_BYTES
+
+EXAMPLE = "example_value"
+NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
+
+
+class Reading:
+    """What is known of a graph: the operators, and a value for each node that they make or view.
+
+    Attributes:
+        values: by node; a view of a tensor, a tuple of views, or an expression. A node without one is torch's.
+        reasons: how many nodes are torch's, by why.
+        order: the place of each node in the graph.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.values: dict[fx.Node, Any] = {}
+        self.reasons: Counter[str] = Counter()
+        self._constants = Constants(self.order)
+        self._reader = Reader(self._is_causal)
+        self._outside: dict[fx.Node, TensorValue] = {}
+        self._fragments: dict[str, fx.GraphModule] = {}
+        self._changed = _changed_in_place(graph)
+        self._read()
+
+    @property
+    def operations(self) -> list[Operation]:
+        return self._reader.operations
+
+    def is_outside(self, tensor: TensorValue) -> bool:
+        return tensor.made_by is None
+
+    def _read(self) -> None:
+        recording = True
+        for node in self.graph.nodes:
+            if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
+                recording = bool(node.args[0])
+            if node.op not in ("call_function", "call_method"):
+                continue
+            self._reader.place = self.order[node]
+            mark, count = self._reader.axes.mark(), len(self._reader.operations)
+            try:
+                if not recording:
+                    raise UnknownError("it runs without gradients inside of a forward that has them")
+                self.values[node] = self._value(node)
+            except UnknownError as error:
+                self._reader.axes.take_back(mark)
+                del self._reader.operations[count:]
+                self.reasons[f"{_name(node)}: {str(error).partition(chr(10))[0]}"] += 1
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.target in NO_OPERATORS:
+            raise UnknownError("no operator")
+        if _storages(node) & self._changed:
+            raise UnknownError("it is changed in place")
+        if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):  # type: ignore[arg-type]
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        given: list[fx.Node] = []
+        map_arg((node.args, node.kwargs), lambda each: given.append(each) or each)
+        if not any(self._is_floating(each) for each in given):
+            raise UnknownError("it computes nothing in floating point")
+        fragment = self._fragment(node, given)
+        if fragment is None:
+            raise UnknownError("torch cannot trace it by itself")
+        return _Rules(fragment, self._reader).run(*(self.value_of(each) for each in given))
+
+    def _is_floating(self, node: fx.Node) -> bool:
+        example = node.meta.get(EXAMPLE)
+        return node in self.values or (isinstance(example, Tensor) and example.is_floating_point())
+
+    def value_of(self, node: fx.Node) -> Any:
+        """Return what a node is: as it was read, or a tensor from outside; what is neither is the node itself."""
+        if node in self.values:
+            return self.values[node]
+        example = node.meta.get(EXAMPLE)
+        if not isinstance(example, Tensor) or any(type(extent) is not int for extent in example.shape):
+            return node
+        dtype = str(example.dtype).removeprefix("torch.")
+        if dtype not in (*ELEMENT_BYTES, "bool"):
+            return node
+        if node not in self._outside:
+            parameter = isinstance(example, nn.Parameter)
+            dims = fresh(example.shape)
+            if not parameter:  # so that the first layer, which reads what the others make, is like them
+                self._reader.axes.bind(dims)
+            self._outside[node] = TensorValue(dims, dtype, node, parameter)
+        tensor = self._outside[node]
+        return View(tensor, tensor.dims)
+
+    def _is_causal(self, mask: Any) -> bool:
+        node = mask.tensor.node if isinstance(mask, View) else mask
+        value = self._constants.value(node) if isinstance(node, fx.Node) else None
+        if value is None or value.dtype != torch.bool or value.ndim < 2:
+            return False
+        rows, columns = value.shape[-2:]
+        return bool(rows == columns and (value == torch.ones_like(value[..., :, :]).tril()).all())
+
+    def _fragment(self, node: fx.Node, given: Iterable[fx.Node]) -> fx.GraphModule | None:
+        """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given."""
+        examples = [each.meta.get(EXAMPLE) for each in given]
+        places = iter(range(len(examples)))
+        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=lambda part: isinstance(part, fx.Node))
+        numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
+        key = repr((str(node.target), node.op, numbered, [p for p in flat if not isinstance(p, fx.Node)], tree,
+                    [_signature(example) for example in examples]))  # fmt: skip
+        if key not in self._fragments:
+            if not all(isinstance(example, Tensor) for example in examples):
+                return None
+
+            def called(*tensors: Tensor) -> Any:
+                parts = [part if place is None else tensors[place] for part, place in zip(flat, numbered, strict=True)]
+                args, kwargs = pytree.tree_unflatten(parts, tree)
+                if node.op == "call_method":
+                    return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+
+            try:
+                with _constants_allowed(examples):
+                    self._fragments[key] = make_fx(called, pre_dispatch=True)(*examples)
+            except Exception:  # whatever a function does that cannot be traced
+                return None
+        return self._fragments[key]
+
+
+class _Rules(fx.Interpreter):
+    """Runs the rules of a fragment's ATen calls."""
+
+    def __init__(self, module: fx.GraphModule, reader: Reader) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._reader = reader
+
+    def run(self, *values: Any) -> Any:
+        found = super().run(*values, enable_io_processing=False)
+        return tuple(found) if isinstance(found, list) else found
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target not in RULES:
+            raise UnknownError(f"no rule for {target}")
+        try:
+            return RULES[target](self._reader, *args, **kwargs)
+        except (TypeError, AttributeError, ValueError) as error:  # other arguments than the rule's
+            raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}") from error
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+        raise UnknownError("it holds a constant")
+
+
+@contextmanager
+def _constants_allowed(examples: Iterable[Tensor]) -> Iterator[None]:
+    """Let a call mix tensors without memory with constants that it makes itself."""
+    modes = {example.fake_mode for example in examples if isinstance(example, FakeTensor)}
+    before = [(mode, mode.allow_non_fake_inputs) for mode in modes]
+    try:
+        for mode in modes:
+            mode.allow_non_fake_inputs = True
+        yield
+    finally:
+        for mode, allowed in before:
+            mode.allow_non_fake_inputs = allowed
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
+
+
+def _signature(example: Any) -> Any:
+    if not isinstance(example, Tensor):
+        return type(example).__name__
+    return tuple(example.shape), example.dtype, example.device, example.stride(), example.requires_grad
+
+
+def _storages(node: fx.Node) -> set[int]:
+    found: set[int] = set()
+    for example in pytree.tree_leaves(node.meta.get(EXAMPLE)):
+        if isinstance(example, Tensor):
+            found.add(example.untyped_storage()._cdata)
+    return found
+
+
+def _changed_in_place(graph: fx.Graph) -> set[int]:
+    """Return the storages of tensors that some node changes in place, or writes its result to."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        name = _name(node)
+        writes = name.startswith("i") and name[1:] in _IN_PLACE or name == "setitem"
+        if writes or (node.op == "call_method" and name.endswith("_") and not name.endswith("__")) or (
+            node.op == "call_function" and name.endswith("_") and getattr(operator, name, None) is not node.target
+        ):  # fmt: skip
+            for given in node.all_input_nodes[:1]:
+                found |= _storages(given)
+        out = node.kwargs.get("out")
+        if isinstance(out, fx.Node):
+            found |= _storages(out)
+        if node.kwargs.get("inplace") is True and node.all_input_nodes:
+            found |= _storages(node.all_input_nodes[0])
+    return found
+
+
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+
+__all__ = ["Expression", "Reading"]

@@ -1,0 +1,243 @@
+"""A block as a model: the operators with letters for axes, and where its operands come from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotuner.capture.axes import Axis, UnknownError, whole
+from autotuner.capture.blocks import Block
+from autotuner.capture.program import Operand, Operation, TensorValue, fixed_of
+from autotuner.errors import AutotunerError
+from autotuner.ir.models import Model, ModelFile
+from autotuner.ir.models.schema import parse_definition
+from autotuner.ir.records import digest
+from autotuner.plan.memory_planner import Port
+
+LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
+NAMES = {
+    "contraction": "product",
+    "layer_norm": "norm",
+    "softmax": "attention",
+    "dropout_mask": "mask",
+    "causal_mask": "masked",
+    "mask": "masked",
+}
+STATISTICS = {"layer_norm": ("mean", "reciprocal_deviation"), "softmax": ("logsumexp",), "rms_norm": ("reciprocal_root",)}
+
+Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
+"""A tensor, at fixed places along some of its axes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where an operand of a region comes from: a tensor, at fixed places, as dimensions over what is left."""
+
+    tensor: TensorValue
+    fixed: Mapping[Axis, int]
+    dims: tuple[tuple[Axis, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A block that can be tuned: its model, and its boundary.
+
+    Args:
+        inputs, parameters, outputs: as the caller sees them; `sources` are of inputs and then of parameters, and
+            `results` of outputs.
+    """
+
+    block: Block
+    model: Model
+    inputs: tuple[Port, ...]
+    parameters: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    sources: tuple[Source, ...]
+    results: tuple[TensorValue, ...]
+
+    @property
+    def key(self) -> str:
+        """The same for equal blocks."""
+        return digest([self.model.to_json(), [[port.name, *port.dims] for port in (*self.inputs, *self.parameters)]])
+
+
+def region_of(block: Block) -> Region:
+    """Return a block as a region.
+
+    Raises:
+        UnknownError: it has more axes than there are letters, or cannot be said in them.
+    """
+    return _Writing(block).region()
+
+
+@dataclass
+class _Letters:
+    """Letters by axis, given out in order of appearance."""
+
+    of: dict[Axis, str] = field(default_factory=dict)
+
+    def __call__(self, axes: Iterable[Axis]) -> str:
+        axes = list(axes)
+        for axis in axes:
+            if axis not in self.of:
+                if len(self.of) == len(LETTERS):
+                    raise UnknownError(f"it has more than {len(LETTERS)} axes")
+                self.of[axis] = LETTERS[len(self.of)]
+        return "".join(self.of[axis] for axis in axes)
+
+
+class _Writing:
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.inside = {tensor for operation in block.operations for tensor in operation.outputs}
+        self.letters = _Letters()
+        self.names: dict[Taken, str] = {}
+        self.sources: dict[str, Source] = {}
+        self.counts: dict[str, int] = {}
+        self.wanted: dict[Operation, list[frozenset[tuple[Axis, int]]]] = {}
+
+    def region(self) -> Region:
+        for tensor in self.block.results:
+            self._want(tensor, frozenset())
+        entries = [
+            self._entry(operation, fixed) for operation in self.block.operations for fixed in self.wanted.get(operation, ())
+        ]
+        inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
+        parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
+        results = tuple(self.names[tensor, frozenset()] for tensor in self.block.results)
+        dtypes = {operand.view.dtype for o in self.block.operations for operand in o.inputs} - {"bool"}
+        if len(dtypes) != 1:
+            raise UnknownError(f"its tensors are of types {' and '.join(sorted(dtypes))}")
+        (dtype,) = dtypes
+        definition = {
+            "version": 1,
+            "name": "captured",
+            "dtype": dtype,
+            "axes": {letter: f"{axis.extent} elements" for axis, letter in self.letters.of.items()},
+            "inputs": {name: {"axes": self._axes(self.sources[name])} for name in inputs},
+            "parameters": {name: self._axes(self.sources[name]) for name in parameters},
+            "operators": entries,
+            "outputs": list(results),
+        }
+        definition["name"] = f"captured-{digest([definition['operators'], definition['inputs']])[:8]}"
+        extents = {letter: axis.extent for axis, letter in self.letters.of.items()}
+        try:
+            file = ModelFile("a captured block", parse_definition(definition, "a captured block"))
+            model = file.instantiate(None, extents=extents, options={}, dtype=dtype)
+        except AutotunerError as error:
+            raise UnknownError(str(error)) from error
+        ports = {name: Port(name, (name,), self._dims(source.dims)) for name, source in self.sources.items()}
+        outputs = tuple(
+            Port(name, (name,), self._dims([whole(dim) for dim in tensor.dims]))
+            for name, tensor in zip(results, self.block.results, strict=True)
+        )
+        return Region(
+            self.block,
+            model,
+            tuple(ports[name] for name in inputs),
+            tuple(ports[name] for name in parameters),
+            outputs,
+            tuple(self.sources[name] for name in (*inputs, *parameters)),
+            self.block.results,
+        )
+
+    def _want(self, tensor: TensorValue, fixed: frozenset[tuple[Axis, int]]) -> None:
+        """Have a tensor made at fixed places, with all that it is made from."""
+        operation = tensor.made_by
+        if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
+            return
+        self.wanted[operation].append(fixed)
+        for operand in operation.inputs:
+            self._want(operand.view.tensor, _fixed(operand, dict(fixed)))
+
+    def _entry(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> dict[str, Any]:
+        places = dict(fixed)
+        stem = NAMES.get(operation.kind, operation.kind)
+        count = self.counts[stem] = self.counts.get(stem, 0) + 1
+        name = f"{stem}_{count}"
+        given = [
+            (operand, self._operand(operand, places, f"{name}_{_ROLES.get(operation.kind, {}).get(number, 'input')}"))
+            for number, operand in enumerate(operation.inputs)
+        ]
+        read = [self.letters(_bound(operand, places)) for operand, _ in given]
+        makes = [name, *(f"{name}_{each}" for each in STATISTICS.get(operation.kind, ()))]
+        made = []
+        for number, tensor in enumerate(operation.outputs):
+            axes = [axis for axis in _axes(tensor) if axis not in places]
+            made.append(self.letters(axes))
+            if len(set(made[-1])) < len(made[-1]):
+                raise UnknownError(f"{name} would have one axis twice")
+            self.names[tensor, fixed] = makes[number]
+        attributes = {
+            key: self.letters(whole([value])) if isinstance(value, Axis) else value
+            for key, value in operation.attributes.items()
+        }
+        return {
+            "name": name,
+            "kind": operation.kind,
+            "spec": f"{','.join(read)}->{','.join(made)}",
+            "inputs": [tensor for _, tensor in given],
+            "outputs": makes[: len(operation.outputs)],
+            "attributes": attributes,
+        }
+
+    def _operand(self, operand: Operand, places: Mapping[Axis, int], name: str) -> str:
+        """Return the name of the tensor that an operator reads; one from outside gets a name here."""
+        tensor = operand.view.tensor
+        taken = tensor, _fixed(operand, places)
+        if taken not in self.names:
+            if tensor in self.inside:
+                raise UnknownError("it reads what is made later")
+            if not self.sources:
+                name = "x"
+            fixed = dict(taken[1])
+            dims = tuple(tuple(axis for axis in whole(dim) if axis not in fixed) for dim in tensor.dims)
+            self.names[taken] = name
+            self.sources[name] = Source(tensor, fixed, tuple(dim for dim in dims if dim))
+        return self.names[taken]
+
+    def _axes(self, source: Source) -> str:
+        return self.letters(axis for dim in source.dims for axis in dim) if source.dims else ""
+
+    def _dims(self, dims: Iterable[Sequence[Axis]]) -> tuple[str, ...]:
+        return tuple(self.letters(dim) for dim in dims if dim)
+
+
+_ROLES = {
+    "contraction": {1: "weight"},
+    "bias": {1: "vector"},
+    "layer_norm": {1: "scale", 2: "bias"},
+    "rms_norm": {1: "scale"},
+    "mask": {1: "over"},
+}
+
+
+def _axes(tensor: TensorValue) -> list[Axis]:
+    return whole(axis for dim in tensor.dims for axis in dim)
+
+
+def _renaming(operand: Operand) -> dict[Axis, Axis]:
+    found = {}
+    for one, other in operand.renamed:
+        mine, theirs = whole([one]), whole([other])
+        if [axis.extent for axis in mine] != [axis.extent for axis in theirs]:
+            raise UnknownError("two of its dimensions are split in different ways")
+        found |= dict(zip(mine, theirs, strict=True))
+    return found
+
+
+def _fixed(operand: Operand, places: Mapping[Axis, int]) -> frozenset[tuple[Axis, int]]:
+    """Return where an operand's tensor is taken, if its operator's results are taken at these places."""
+    renaming = _renaming(operand)
+    found = fixed_of(operand.view.fixed)
+    for axis in _axes(operand.view.tensor):
+        bound = renaming.get(axis, axis)
+        if bound in places and axis not in found:
+            found[axis] = places[bound]
+    return frozenset(found.items())
+
+
+def _bound(operand: Operand, places: Mapping[Axis, int]) -> list[Axis]:
+    """Return the axes that an operator binds to its operand's, in the order of the operand's memory."""
+    renaming = _renaming(operand)
+    fixed = dict(_fixed(operand, places))
+    return [renaming.get(axis, axis) for axis in _axes(operand.view.tensor) if axis not in fixed]

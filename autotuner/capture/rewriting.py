@@ -1,0 +1,238 @@
+"""Regions in a graph of dynamo's: which there are, and calls in place of the nodes that they stand for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from autotuner.capture.axes import Axis, UnknownError, extent, whole
+from autotuner.capture.blocks import blocks_of
+from autotuner.capture.program import Operation, TensorValue, View, fixed_of
+from autotuner.capture.reading import EXAMPLE, Reading
+from autotuner.capture.region_model import Region, region_of
+
+Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
+"""Writes a region's call into a graph: given the graph, the nodes of inputs and parameters; returns those of outputs."""
+
+
+class Captured:
+    """A graph of dynamo's with its regions.
+
+    Attributes:
+        regions: in the order of the graph.
+        reasons: how many of its nodes are torch's, by why; and blocks that are none of ours after all.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self._reading = Reading(graph)
+        self._roots = [
+            node for node in graph.nodes
+            if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)
+        ]  # fmt: skip
+        self._set_stages()
+        live, demanded = self._live(frozenset(self._reading.operations))
+        self.regions: list[Region] = []
+        self.reasons = self._reading.reasons
+        needed = self._needed(demanded)
+        self._views: dict[TensorValue, list[fx.Node]] = {}
+        for node, value in self._reading.values.items():
+            if isinstance(value, View):
+                self._views.setdefault(value.tensor, []).append(node)
+        self.nodes = len([node for node in graph.nodes if node.op.startswith("call")])
+        for block in blocks_of([each for each in self._reading.operations if each in needed], demanded):
+            try:
+                self.regions.append(region_of(block))
+            except UnknownError as error:
+                self.reasons[f"a block: {error}"] += 1
+
+    def _set_stages(self) -> None:
+        """Give each operator the number of strange parts that lie before it, at most, on any way to it."""
+        stages: dict[fx.Node, int] = {}
+
+        def of_tensor(tensor: TensorValue) -> int:
+            return of_node(tensor.node) if tensor.made_by is None else tensor.made_by.stage
+
+        def of_node(node: fx.Node) -> int:
+            return stages.get(node, 0)
+
+        by_place: dict[int, list[Operation]] = {}
+        for operation in self._reading.operations:
+            by_place.setdefault(operation.place, []).append(operation)
+        for node, place in self._reading.order.items():
+            for operation in by_place.get(place, ()):
+                operation.stage = max((of_tensor(each.view.tensor) for each in operation.inputs), default=0)
+            stage = 0
+            for given in node.all_input_nodes:
+                value = self._reading.values.get(given)
+                if isinstance(value, View):
+                    made = value.tensor.made_by
+                    stage = max(stage, of_tensor(value.tensor) + (made is not None))
+                else:
+                    stage = max(stage, stages[given])
+            stages[node] = stage
+
+    def _live(self, tuned: frozenset[Operation]) -> tuple[set[fx.Node], set[TensorValue]]:
+        """Return the nodes that run where some operators are calls, and the tensors that those must hand out."""
+        live: set[fx.Node] = set()
+        demanded: set[TensorValue] = set()
+        waiting = list(self._roots)
+        while waiting:
+            node = waiting.pop()
+            if node in live:
+                continue
+            live.add(node)
+            for given in node.all_input_nodes:
+                value = self._reading.values.get(given)
+                if isinstance(value, View) and value.tensor.made_by in tuned:
+                    demanded.add(value.tensor)
+                else:
+                    waiting.append(given)
+        return live, demanded
+
+    def _needed(self, demanded: set[TensorValue]) -> set[Operation]:
+        needed: set[Operation] = set()
+        waiting = list(demanded)
+        while waiting:
+            operation = waiting.pop().made_by
+            if operation is not None and operation not in needed:
+                needed.add(operation)
+                waiting += [operand.view.tensor for operand in operation.inputs]
+        return needed
+
+    def replace(self, calls: Mapping[Region, Call]) -> list[Region]:
+        """Put calls in place of regions, and return those for which that was possible."""
+        placed = self._placed(list(calls))
+        stands_for: dict[TensorValue, tuple[fx.Node, tuple[Axis, ...]]] = {}
+        for region, before in placed.items():
+            with self.graph.inserting_before(before):
+                fetched = []
+                for source in region.sources:
+                    node, axes = stands_for.get(source.tensor) or self._holder(source.tensor)
+                    wanted = [axis for dim in source.dims for axis in dim]
+                    shape = [extent(dim) for dim in source.dims]
+                    fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
+                count = len(region.inputs)
+                made = calls[region](self.graph, fetched[:count], fetched[count:])
+                for tensor, node in zip(region.results, made, strict=True):
+                    dims = [whole(dim) for dim in tensor.dims if dim]
+                    node.meta[EXAMPLE_SHAPE] = tuple(extent(dim) for dim in dims)
+                    axes = tuple(axis for dim in dims for axis in dim)
+                    stands_for[tensor] = node, axes
+                    for view in self._views.get(tensor, ()):
+                        value = self._reading.values[view]
+                        wanted = [axis for dim in value.dims for axis in whole(dim)]
+                        shape = [extent(whole(dim)) for dim in value.dims]
+                        fixed = fixed_of(value.fixed)
+                        shown = rearranged(self.graph, node, _shape(node), axes, fixed, wanted, shape)
+                        view.replace_all_uses_with(shown)
+        for node in reversed(list(self.graph.nodes)):
+            if (node in self._reading.values or EXAMPLE_SHAPE in node.meta) and not node.users:
+                self.graph.erase_node(node)
+        self.graph.lint()
+        return list(placed)
+
+    def _placed(self, regions: list[Region]) -> dict[Region, fx.Node]:
+        """Return the node before which each region's call can stand: behind what it reads, before who reads it."""
+        nodes = list(self._reading.order)
+        while True:
+            tuned = frozenset(operation for region in regions for operation in region.block.operations)
+            live, _ = self._live(tuned)
+            at: dict[TensorValue, float] = {}
+            found: dict[Region, fx.Node] = {}
+            refused: Region | None = None
+            for region in regions:
+                try:
+                    behind = max((self._position(source.tensor, at) for source in region.sources), default=-1.0)
+                    place = min((o.place for o in region.block.operations if o.place > behind), default=None)
+                    if place is None or any(
+                        self._reading.order[user] < place and user in live
+                        for tensor in region.results for view in self._views.get(tensor, ()) for user in view.users
+                    ):  # fmt: skip
+                        raise UnknownError("other parts of the model lie between its own")
+                except UnknownError as error:
+                    self.reasons[f"a block: {error}"] += 1
+                    refused = region
+                    break
+                found[region] = nodes[place]
+                at |= dict.fromkeys(region.results, place - 0.5)
+            if refused is None:
+                return found
+            regions = [region for region in regions if region is not refused]
+
+    def _position(self, tensor: TensorValue, at: Mapping[TensorValue, float]) -> float:
+        return at[tensor] if tensor in at else float(self._reading.order[self._holder(tensor)[0]])
+
+    def _holder(self, tensor: TensorValue) -> tuple[fx.Node, tuple[Axis, ...]]:
+        """Return a node that is a tensor, whole, and its axes in order.
+
+        Raises:
+            UnknownError: there is none.
+        """
+        if tensor.made_by is None:
+            return tensor.node, tuple(whole(axis for dim in tensor.dims for axis in dim))
+        own = set(whole(axis for dim in tensor.dims for axis in dim))
+        for node in self._views.get(tensor, ()):
+            value = self._reading.values[node]
+            axes = tuple(whole(axis for dim in value.dims for axis in dim))
+            if not value.fixed and set(axes) == own:
+                return node, axes
+        raise UnknownError("no node is what it reads")
+
+
+EXAMPLE_SHAPE = "autotuner_shape"
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    if EXAMPLE_SHAPE in node.meta:
+        return tuple(node.meta[EXAMPLE_SHAPE])
+    return tuple(node.meta[EXAMPLE].shape)
+
+
+def rearranged(
+    graph: fx.Graph,
+    node: fx.Node,
+    given: Sequence[int],
+    axes: Sequence[Axis],
+    fixed: Mapping[Axis, int],
+    wanted: Sequence[Axis],
+    shape: Sequence[int],
+) -> fx.Node:
+    """Write what takes a tensor at fixed places, in another order of its axes, repeated along those that it lacks.
+
+    Args:
+        given: its shape.
+        axes: its axes, in order.
+        fixed: places along some of them.
+        wanted: axes of the result, in order.
+        shape: of the result.
+    """
+    made: list[fx.Node] = [node]
+
+    def call(method: str, result: Sequence[int], *arguments: Any) -> None:
+        made.append(graph.call_method(method, (made[-1], *arguments)))
+        made[-1].meta[EXAMPLE_SHAPE] = tuple(result)
+
+    left = [axis for axis in axes if axis not in fixed]
+    held = [axis for axis in wanted if axis in left]
+    if fixed or held != left or len(held) < len(wanted):
+        sizes = [axis.extent for axis in axes]
+        if list(given) != sizes:
+            call("reshape", sizes, sizes)
+        for place in reversed(range(len(axes))):
+            if axes[place] in fixed:
+                sizes = sizes[:place] + sizes[place + 1 :]
+                call("select", sizes, place, fixed[axes[place]])
+        if held != left:
+            order = [left.index(axis) for axis in held]
+            sizes = [axis.extent for axis in held]
+            call("permute", sizes, order)
+        if len(held) < len(wanted):
+            ones = [axis.extent if axis in left else 1 for axis in wanted]
+            sizes = [axis.extent for axis in wanted]
+            call("reshape", ones, ones)
+            call("expand", sizes, sizes)
+        given = sizes
+    if list(given) != list(shape):
+        call("reshape", shape, list(shape))
+    return made[-1]
