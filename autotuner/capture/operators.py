@@ -5,123 +5,15 @@ said raises `UnknownError`, and the node that asked for it stays torch's.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, extent, fresh, whole
-from autotuner.capture.program import Expression, Operand, Operation, TensorValue, View
-from autotuner.ir.records import Scalar
-
-aten: Any = torch.ops.aten
-
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
-
-GELU_CUBIC = 0.044715
-
-
-def rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register the rule of ATen operators."""
-
-    def registered(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(targets, function))
-        return function
-
-    return registered
-
-
-class Reader:
-    """Makes operators; what one node of the program asked for can be taken back."""
-
-    def __init__(self, is_causal: Callable[[Any], bool]) -> None:
-        """Begin a program.
-
-        Args:
-            is_causal: tells whether a node's mask is a constant that hides what comes later, and nothing else.
-        """
-        self.axes = Axes()
-        self.operations: list[Operation] = []
-        self.place = 0
-        self.is_causal = is_causal
-
-    def make(
-        self,
-        kind: str,
-        inputs: Sequence[View | Operand],
-        made: Sequence[Sequence[Axis]],
-        attributes: dict[str, Scalar | Axis] | None = None,
-        dtype: str = "",
-    ) -> tuple[TensorValue, ...]:
-        """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
-        operands = tuple(each if isinstance(each, Operand) else Operand(each) for each in inputs)
-        dims = [tuple((axis,) for axis in axes) for axes in made]
-        outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
-        operation = Operation(kind, operands, outputs, attributes or {}, self.place)
-        for tensor in outputs:
-            tensor.made_by = operation
-            self.axes.bind(tensor.dims)
-        self.operations.append(operation)
-        return outputs
-
-    def mapped(self, kind: str, x: View, *others: View | Operand, **attributes: Scalar | Axis) -> View:
-        """Append an operator that makes one element of each of x's, and return a view like x of what it makes."""
-        (made,) = self.make(kind, (x, *others), [memory(x)], attributes)
-        return View(made, x.dims)
-
-    def united(self, dims: Sequence[Dim], view: View) -> Operand:
-        """Return a view as an operand that lies along the last of these dimensions; what it repeats is left out."""
-        renamed: list[tuple[Axis, Axis]] = []
-        held = set(_held(view))
-        for mine, other in zip(reversed(dims), reversed(view.dims), strict=False):
-            own = whole(other)
-            if own and not set(own) & held:
-                continue  # repeated along this dimension
-            if own:
-                renamed += self.axes.unite(mine, other)
-        return Operand(view, tuple(renamed))
-
-
-def memory(view: View) -> list[Axis]:
-    """Return the axes of a view in the order of its memory.
-
-    Raises:
-        UnknownError: the view repeats some.
-    """
-    taken = {axis for axis, _ in view.fixed for axis in whole([axis])}
-    axes = [axis for axis in _held(view) if axis not in taken]
-    if set(whole(axis for dim in view.dims for axis in dim)) != set(axes):
-        raise UnknownError("an operand that is repeated")
-    return axes
-
-
-def _in_order(x: View, other: Operand) -> None:
-    """Check that two operands of an element-wise operator have their axes in one order of memory.
-
-    Raises:
-        UnknownError: they have not.
-    """
-    renaming = {one: to for a, b in other.renamed for one, to in zip(whole([a]), whole([b]), strict=True)}
-    if [renaming.get(axis, axis) for axis in memory(other.view)] != memory(x):
-        raise UnknownError("operands whose memory is in different orders")
-
-
-def _held(view: View) -> list[Axis]:
-    """Return the axes that a view's tensor has."""
-    return whole(axis for dim in view.tensor.dims for axis in dim)
-
-
-def _plain(value: Any, what: str) -> View:
-    if not isinstance(value, View):
-        raise UnknownError(f"{what} is a {type(value).__name__}, no tensor that is known")
-    return value
-
-
-def _alike(*views: View) -> None:
-    if len({view.dtype for view in views}) > 1:
-        raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
-
+from autotuner.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
+from autotuner.capture.program import Expression, Operand, View
+from autotuner.capture.reader import Reader, aten, held, in_order, memory, one_type, plain, rule
+from autotuner.capture.written_out import is_named, part_of_product, part_of_sum, rms_norm, uncast
 
 # Views ----------------------------------------------------------------------------------------------------------------
 
@@ -210,16 +102,32 @@ def _select(reader: Reader, x: View, dim: int, index: int) -> View:  # noqa: ARG
 
 @rule(aten.slice.Tensor)
 def _slice(
-    reader: Reader, x: View, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> View:
+    reader: Reader,  # noqa: ARG001
+    x: View,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> View | Expression:
     place = dim % len(x.dims)
     size = extent(whole(x.dims[place]))
     first = min(start % size if start is not None and start < 0 else start or 0, size)
     last = size if end is None or end >= size else end % size
-    taken = last - first
     if (first, last, step) == (0, size, 1):
         return x
-    if step != 1 or taken <= 0 or size % taken or first % taken:
+    if step != 1:
+        raise UnknownError(f"a slice with steps of {step}")
+    return Expression("slice", (x, place, first, last - first))
+
+
+def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
+    """Return a slice of a dimension as one place along an axis, for which that is split.
+
+    Raises:
+        UnknownError: the dimension does not consist of slices like this one.
+    """
+    size = extent(whole(x.dims[place]))
+    if taken <= 0 or size % taken or first % taken:
         raise UnknownError(f"a slice of {taken} of {size} elements from {first}")
     count, part = reader.axes.regrouped([x.dims[place]], [size // taken, taken])
     (axis,) = whole(count)
@@ -228,8 +136,9 @@ def _slice(
 
 @rule(aten.split.Tensor)
 def _split(reader: Reader, x: View, size: int, dim: int = 0) -> tuple[View, ...]:
-    whole_size = extent(whole(x.dims[dim % len(x.dims)]))
-    return tuple(_slice(reader, x, dim, first, first + size) for first in range(0, whole_size, size))
+    place = dim % len(x.dims)
+    elements = extent(whole(x.dims[place]))
+    return tuple(sliced(reader, x, place, first, size) for first in range(0, elements, size))
 
 
 @rule(aten.chunk.default)
@@ -238,11 +147,14 @@ def _chunk(reader: Reader, x: View, count: int, dim: int = 0) -> tuple[View, ...
 
 
 @rule(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.to.other)
-def _to(reader: Reader, x: View, *given: Any, **named: Any) -> View:  # noqa: ARG001
-    dtypes = [each for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
-    if any(str(dtype).removeprefix("torch.") != x.dtype for dtype in dtypes):
-        raise UnknownError(f"a cast of {x.dtype} to {dtypes[0]}")
-    return x
+def _to(reader: Reader, x: Any, *given: Any, **named: Any) -> Any:  # noqa: ARG001
+    dtypes = [str(each).removeprefix("torch.") for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
+    inner = uncast(x)
+    if is_named(inner, "normalised"):  # RMS norm has its mean in float32, whatever the type of its input
+        return inner if dtypes in ([], [inner.operands[0].dtype], ["float32"]) else Expression("cast", (inner,))
+    if not isinstance(inner, View):
+        raise UnknownError("a cast of what is no tensor that is known")
+    return inner if dtypes in ([], [inner.dtype]) and inner is x else Expression("cast", (inner, *dtypes))
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -256,11 +168,11 @@ def _product(
     Args:
         order: axes that come first in memory; by default, without a batch, as in the first operand's memory.
     """
-    _alike(a, b)
+    one_type(a, b)
     renamed: list[tuple[Axis, Axis]] = []
-    held = {*_held(b)}
+    of_second = {*held(b)}
     for mine, other in zip(a.dims[:batch], b.dims[:batch], strict=True):
-        if whole(other) and whole(mine) and set(whole(other)) & held:
+        if whole(other) and whole(mine) and set(whole(other)) & of_second:
             renamed += reader.axes.unite(mine, other)
     renamed += reader.axes.unite(a.dims[summed[0]], b.dims[summed[1]])
     of_a = [dim for place, dim in enumerate(a.dims) if place != summed[0] % len(a.dims)]
@@ -281,7 +193,7 @@ def _product(
         rows.append(tuple(row))
     dims = (*of_a, *rows)
     wanted = whole(axis for dim in dims for axis in dim)
-    first = [axis for axis in (order or ([] if batch else _held(a))) if axis in wanted]
+    first = [axis for axis in (order or ([] if batch else held(a))) if axis in wanted]
     axes = [*first, *(axis for axis in wanted if axis not in first)]
     (made,) = reader.make("contraction", (a, Operand(b, tuple(renamed))), [axes])
     return View(made, dims)
@@ -320,7 +232,7 @@ def _matmul(reader: Reader, a: View, b: View) -> View:
 
 
 def _with_bias(reader: Reader, x: View, bias: View) -> View:
-    _alike(x, bias)
+    one_type(x, bias)
     return reader.mapped("bias", x, reader.united(x.dims, bias))
 
 
@@ -332,16 +244,15 @@ def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
     if alpha != 1:
         raise UnknownError("a sum with a factor")
     for one, other in ((a, b), (b, a)):
-        found = _gelu_sum(one, other)
+        found = part_of_sum(reader, one, other)
         if found is not None:
             return found
     if not isinstance(a, View) or not isinstance(b, View):
         raise UnknownError("a sum with a number")
-    _alike(a, b)
-    shapes = [[extent(whole(dim)) for dim in each.dims] for each in (a, b)]
-    if shapes[0] == shapes[1] and _is_whole(a) and _is_whole(b):
+    one_type(a, b)
+    if _shape(a) == _shape(b) and _is_whole(a) and _is_whole(b):
         other = reader.united(a.dims, b)
-        _in_order(a, other)
+        in_order(a, other)
         return reader.mapped("add", a, other)
     wide, narrow = (a, b) if _is_whole(a) and len(a.dims) >= len(b.dims) else (b, a)
     if not _is_whole(wide) or extent(axis for dim in wide.dims for axis in whole(dim)) < extent(
@@ -351,21 +262,32 @@ def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
     return _with_bias(reader, wide, narrow)
 
 
+def _shape(view: View) -> list[int]:
+    return [extent(whole(dim)) for dim in view.dims]
+
+
 def _is_whole(view: View) -> bool:
     """Say whether a view repeats nothing."""
-    return set(whole(axis for dim in view.dims for axis in dim)) <= set(_held(view))
+    return set(whole(axis for dim in view.dims for axis in dim)) <= set(held(view))
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def _mul(reader: Reader, a: Any, b: Any) -> Any:
     for one, other in ((a, b), (b, a)):
-        found = _gelu_product(reader, one, other)
+        found = part_of_product(reader, one, other)
         if found is not None:
             return found
     for one, other in ((a, b), (b, a)):
         if isinstance(one, View) and isinstance(other, int | float):
             return reader.mapped("scale", one, factor=float(other))
-    raise UnknownError("a product of tensors, element by element")
+    if not isinstance(a, View) or not isinstance(b, View):
+        raise UnknownError("a product outside of what is known")
+    if _shape(a) == _shape(b) and _is_whole(a) and _is_whole(b):
+        one_type(a, b)
+        other = reader.united(a.dims, b)
+        in_order(a, other)
+        return reader.mapped("multiply", a, other)
+    return Expression("times", (a, b))
 
 
 @rule(aten.div.Tensor, aten.div.Scalar)
@@ -385,6 +307,11 @@ def _relu(reader: Reader, x: View) -> View:
     return reader.mapped("relu", x)
 
 
+@rule(aten.silu.default)
+def _silu(reader: Reader, x: View) -> View:
+    return reader.mapped("silu", x)
+
+
 @rule(aten.dropout.default)
 def _dropout(reader: Reader, x: View, p: float, train: bool) -> View:
     if not train or p == 0:
@@ -393,54 +320,6 @@ def _dropout(reader: Reader, x: View, p: float, train: bool) -> View:
         raise UnknownError("dropout of everything")
     (mask,) = reader.make("dropout_mask", (), [memory(x)], {"p": float(p)}, x.dtype)
     return reader.mapped("dropout", x, View(mask, mask.dims), p=float(p))
-
-
-# GELU by tanh, written out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-
-
-@rule(aten.pow.Tensor_Scalar)
-def _pow(reader: Reader, x: View, exponent: float) -> Expression:  # noqa: ARG001
-    return Expression("power", (_plain(x, "a power's base"), float(exponent)))
-
-
-@rule(aten.tanh.default)
-def _tanh(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
-    if not _named(x, "scaled inner"):
-        raise UnknownError("a tanh outside of GELU")
-    return Expression("gelu tanh", x.operands)
-
-
-def _close(number: Any, wanted: float) -> bool:
-    return isinstance(number, int | float) and math.isclose(number, wanted, rel_tol=1e-4)
-
-
-def _named(value: Any, name: str) -> bool:
-    return isinstance(value, Expression) and value.name == name
-
-
-def _same_tensor(a: Any, b: Any) -> bool:
-    return isinstance(a, View) and isinstance(b, View) and a.tensor is b.tensor and a.dims == b.dims
-
-
-def _gelu_sum(one: Any, other: Any) -> Expression | None:
-    if _named(other, "cubic") and _same_tensor(one, other.operands[0]):
-        return Expression("inner", (one,))
-    if _named(one, "gelu tanh") and _close(other, 1.0):
-        return Expression("one and gelu tanh", one.operands)
-    return None
-
-
-def _gelu_product(reader: Reader, one: Any, other: Any) -> Any:
-    if _named(one, "power") and one.operands[1] == 3.0 and _close(other, GELU_CUBIC):
-        return Expression("cubic", one.operands[:1])
-    if _named(one, "inner") and _close(other, math.sqrt(2 / math.pi)):
-        return Expression("scaled inner", one.operands)
-    if _named(one, "one and gelu tanh") and isinstance(other, View):
-        (x,), half = one.operands, other.tensor.made_by
-        if half is not None and half.kind == "scale" and _close(half.attributes["factor"], 0.5):
-            if _same_tensor(x, half.inputs[0].view):
-                return reader.mapped("gelu_tanh", x)
-    return None
 
 
 # Normalisations -------------------------------------------------------------------------------------------------------
@@ -458,12 +337,21 @@ def _layer_norm(
 ) -> View:
     if weight is None or bias is None or len(shape) != 1:
         raise UnknownError("a layer norm without scale and bias, or over several dimensions")
-    _alike(x, weight, bias)
+    one_type(x, weight, bias)
     operands = (x, reader.united(x.dims, weight), reader.united(x.dims, bias))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})
     return View(made[0], x.dims)
+
+
+@rule(aten.rms_norm.default)
+def _rms_norm(
+    reader: Reader, x: View, shape: Sequence[int], weight: View | None = None, eps: float | None = None
+) -> View:
+    if weight is None or eps is None or len(shape) != 1:
+        raise UnknownError("an RMS norm without scale or epsilon, or over several dimensions")
+    return rms_norm(reader, x, weight, float(eps))
 
 
 @rule(aten.softmax.int, aten._softmax.default)
@@ -472,9 +360,15 @@ def _softmax(reader: Reader, x: View, dim: int, *_: Any) -> View:
     axes = whole(x.dims[place])
     if len(axes) != 1:
         raise UnknownError("a softmax over a dimension of several axes")
-    held = memory(x)
-    made = reader.make("softmax", (x,), [held, [axis for axis in held if axis is not axes[0]]], {"axis": axes[0]})
+    axes_of_x = memory(x)
+    made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]], {"axis": axes[0]})
     return View(made[0], x.dims)
+
+
+def learned(view: View) -> bool:
+    """Say whether a gradient may be wanted of a tensor."""
+    node = view.tensor.node
+    return node is None or bool(node.meta["example_value"].requires_grad)
 
 
 @rule(aten.scaled_dot_product_attention.default)
@@ -502,11 +396,11 @@ def _attention(
         (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
-        mask = _plain(attn_mask, "an attention mask")
+        mask = plain(attn_mask, "an attention mask")
         if mask.dtype not in (scores.dtype, "bool"):
             raise UnknownError(f"an attention mask of {mask.dtype}")
-        scores = reader.mapped("mask", scores, reader.united(scores.dims, mask))
+        scores = reader.mapped("bias" if learned(mask) else "mask", scores, reader.united(scores.dims, mask))
     weights = _dropout(reader, _softmax(reader, scores, -1), dropout_p, True)
-    return _product(reader, weights, value, (-1, -2), batch, _held(query))
+    return _product(reader, weights, value, (-1, -2), batch, held(query))
 
 

@@ -15,11 +15,13 @@ from torch.utils import _pytree as pytree
 
 from autotuner.capture.axes import UnknownError, fresh
 from autotuner.capture.constants import Constants
-from autotuner.capture.operators import RULES, Reader
+from autotuner.capture.operators import sliced
+from autotuner.capture.reader import RULES, Reader
 from autotuner.capture.program import Expression, Operation, TensorValue, View
 from autotuner.ir.kinds import ELEMENT_BYTES
 
 EXAMPLE = "example_value"
+OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -159,10 +161,17 @@ class _Rules(fx.Interpreter):
             return args[0][args[1]]
         if target not in RULES:
             raise UnknownError(f"no rule for {target}")
+        if target not in OF_SLICES:
+            args = tuple(self._resolved(each) for each in args)
         try:
             return RULES[target](self._reader, *args, **kwargs)
         except (TypeError, AttributeError, ValueError) as error:  # other arguments than the rule's
             raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}") from error
+
+    def _resolved(self, value: Any) -> Any:
+        """Return a slice as a view, where it is no part of anything."""
+        is_slice = isinstance(value, Expression) and value.name == "slice"
+        return sliced(self._reader, *value.operands) if is_slice else value
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
         raise UnknownError("it holds a constant")
@@ -220,5 +229,3 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
 
 
 _IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
-
-__all__ = ["Expression", "Reading"]

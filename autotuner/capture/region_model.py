@@ -108,13 +108,14 @@ class _Writing:
         if len(dtypes) != 1:
             raise UnknownError(f"its tensors are of types {' and '.join(sorted(dtypes))}")
         (dtype,) = dtypes
+        declared = {name: self._axes(source) for name, source in self.sources.items()}
         definition = {
             "version": 1,
             "name": "captured",
             "dtype": dtype,
             "axes": {letter: f"{axis.extent} elements" for axis, letter in self.letters.of.items()},
-            "inputs": {name: {"axes": self._axes(self.sources[name])} for name in inputs},
-            "parameters": {name: self._axes(self.sources[name]) for name in parameters},
+            "inputs": {name: {"axes": declared[name]} for name in inputs},
+            "parameters": {name: declared[name] for name in parameters},
             "operators": entries,
             "outputs": list(results),
         }
@@ -189,6 +190,8 @@ class _Writing:
                 raise UnknownError("it reads what is made later")
             if not self.sources:
                 name = "x"
+            while name in self.sources:
+                name += "_too"
             fixed = dict(taken[1])
             dims = tuple(tuple(axis for axis in whole(dim) if axis not in fixed) for dim in tensor.dims)
             self.names[taken] = name
@@ -208,6 +211,7 @@ _ROLES = {
     "layer_norm": {1: "scale", 2: "bias"},
     "rms_norm": {1: "scale"},
     "mask": {1: "over"},
+    "rotary": {1: "cosine", 2: "sine"},
 }
 
 

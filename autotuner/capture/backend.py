@@ -1,0 +1,197 @@
+"""The backend of `torch.compile`: known parts of a model run tuned, and another compiler gets the rest."""
+
+import logging
+import operator
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from autotuner.capture.additive import additive
+from autotuner.capture.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.capture.region_model import Region
+from autotuner.capture.rewriting import Call, Captured
+from autotuner.errors import AutotunerError, InputError
+from autotuner.plan.configuration import Configuration
+from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.settings import Settings
+
+log = logging.getLogger("autotuner.backend")
+
+OPTIONS = ("compiler", "database", "graphs", "inductor", "server")
+COMPILERS = ("inductor", "aot_eager", "eager")
+AUTOCAST = ("_enter_autocast", "_exit_autocast")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One graph that was compiled: its regions, and which of them run tuned. `str` gives sentences.
+
+    Args:
+        regions: how often each region occurs, by the name of its model.
+        tuned: names of those that run tuned.
+        nodes: calls in the graph.
+        reasons: how many of its nodes are left to the other compiler, by why.
+        note: what is done about those that are not known, or why nothing is.
+    """
+
+    regions: Mapping[str, int]
+    tuned: frozenset[str]
+    nodes: int
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def tuned_places(self) -> int:
+        return sum(count for name, count in self.regions.items() if name in self.tuned)
+
+    def __str__(self) -> str:
+        places = sum(self.regions.values())
+        if not places:
+            return f"none of {self.nodes} calls make a region that can be tuned{': ' if self.note else ''}{self.note}"
+        said = f"{self.tuned_places} of {places} regions run tuned ({len(self.tuned)} of {len(self.regions)} kinds)"
+        return f"{said}; for the others, {self.note}" if self.note else said
+
+
+COMPILED: list[Compiled] = []
+"""What this process has compiled, in order."""
+
+
+def autotuner(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of dynamo's.
+
+    Args:
+        module: the graph.
+        example_inputs: tensors like those that it will be called with.
+        mode: of Inductor, as torch.compile has them.
+        options: "database", path or URL, or "server", URL of a service or a client: where configurations are known
+            (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
+            "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
+            "inductor": Inductor's own options.
+
+    Raises:
+        InputError: an option that is unknown or not valid.
+    """
+    given = dict(options or {})
+    unknown = sorted(set(given) - set(OPTIONS))
+    if unknown:
+        raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+    compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
+    knowledge = _knowledge(given)
+    regions = rewrite(module, example_inputs, knowledge, graphs=bool(given.get("graphs", True)))
+    compiled = compiler(module, example_inputs)
+    if not regions:
+        return compiled
+
+    def run(*arguments: Any) -> Any:
+        return compiled(*arguments)
+
+    run.regions = regions  # type: ignore[attr-defined]  # compiled code knows them by number, and does not hold them
+    return run
+
+
+def rewrite(
+    module: fx.GraphModule, example_inputs: Sequence[Any], knowledge: Knowledge, *, graphs: bool = True
+) -> list[TunedRegion]:
+    """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
+    captured = capture(module, example_inputs)
+    if isinstance(captured, str):
+        COMPILED.append(Compiled({}, frozenset(), len(module.graph.nodes), note=captured))
+        log.info("%s", COMPILED[-1])
+        return []
+    kinds = {region.key: region for region in captured.regions}
+    known: dict[str, Configuration] = {}
+    note = ""
+    device_type = _device_type(example_inputs)
+    try:
+        found = knowledge.find([region.model for region in kinds.values()], device_type)
+        known = {key: each for key, each in zip(kinds, found, strict=True) if each is not None}
+        missing = [region.model for key, region in kinds.items() if key not in known]
+        if missing:
+            note = knowledge.want(missing, device_type)
+    except AutotunerError as error:
+        note = str(error)
+    made: list[TunedRegion] = []
+    calls: dict[Region, Call] = {}
+    for number, region in enumerate(captured.regions, 1):
+        if region.key in known:
+            ports = RegionPorts(region.inputs, region.parameters, region.outputs)
+            label = f"region {number} ({region.model.name})"
+            tuned = TunedRegion(known[region.key], ports, graphs=graphs, label=label)
+            made.append(tuned)
+            calls[region] = _writer(tuned, region)
+    placed = set(captured.replace(calls)) if calls else set()
+    if calls:
+        module.recompile()
+    counts = Counter(region.model.name for region in captured.regions)
+    running = frozenset(region.model.name for region in calls if region in placed)
+    COMPILED.append(Compiled(counts, running, captured.nodes, dict(captured.reasons), note))
+    log.info("%s", COMPILED[-1])
+    return made
+
+
+def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured | str:
+    """Return a graph with its regions, or why it has none.
+
+    Graphs in which something changes with the size of a batch are left alone: a configuration is for one shape.
+    """
+    device_type = _device_type(example_inputs)
+    casts = any(getattr(node.target, "__name__", "") in AUTOCAST for node in module.graph.nodes)
+    if casts or torch.is_autocast_enabled(device_type):
+        return "autocast is on, and configurations are for one dtype: convert the model, model.to(torch.bfloat16)"
+    return Captured(module.graph)
+
+
+def _writer(tuned: TunedRegion, region: Region) -> Call:
+    def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
+        masks = [source.tensor.dtype == "bool" for source in region.sources]
+        dtype = getattr(torch, region.model.dtype)
+        given = [
+            graph.call_function(additive, (node, dtype)) if is_mask else node
+            for node, is_mask in zip(inputs, masks, strict=False)
+        ]
+        made = graph.call_function(tuned.operator, tuned.arguments(given, parameters))
+        outputs = graph.call_function(operator.getitem, (made, 0))
+        return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
+
+    return write
+
+
+def _device_type(example_inputs: Sequence[Any]) -> str:
+    types = {each.device.type for each in example_inputs if isinstance(each, Tensor)}
+    return "cuda" if "cuda" in types else "cpu"
+
+
+def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -> Callable[..., Any]:
+    if name not in COMPILERS:
+        raise InputError(f"compiler is {name!r}: write one of {', '.join(COMPILERS)}")
+    if name == "inductor":
+        from torch import _TorchCompileInductorWrapper
+
+        wrapper = _TorchCompileInductorWrapper(mode or "default", dict(inductor) if inductor else None, None)
+        return wrapper
+    found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
+    return found
+
+
+def _knowledge(given: Mapping[str, Any]) -> Knowledge:
+    if given.get("server") is not None and given.get("database") is not None:
+        raise InputError("the backend was given a server and a database: give one of them")
+    if given.get("server") is not None:
+        return OfService(given["server"])
+    if given.get("database") is not None:
+        return OfDatabase(given["database"])
+    settings = Settings.from_environment()
+    if os.environ.get("AUTOTUNER_SERVER", "").strip():
+        return OfService(settings.server_url)
+    return OfDatabase(settings.database_url)

@@ -1,0 +1,119 @@
+"""The making of operators: what rules of ATen calls share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, whole
+from autotuner.capture.program import Expression, Operand, Operation, TensorValue, View
+from autotuner.ir.records import Scalar
+
+aten: Any = torch.ops.aten
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+
+
+def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register the rule of ATen operators."""
+
+    def registered(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, function))
+        return function
+
+    return registered
+
+
+class Reader:
+    """Makes operators; what one node of the program asked for can be taken back."""
+
+    def __init__(self, is_causal: Callable[[Any], bool]) -> None:
+        """Begin a program.
+
+        Args:
+            is_causal: tells whether a node's mask is a constant that hides what comes later, and nothing else.
+        """
+        self.axes = Axes()
+        self.operations: list[Operation] = []
+        self.place = 0
+        self.is_causal = is_causal
+
+    def make(
+        self,
+        kind: str,
+        inputs: Sequence[View | Operand],
+        made: Sequence[Sequence[Axis]],
+        attributes: dict[str, Scalar | Axis] | None = None,
+        dtype: str = "",
+    ) -> tuple[TensorValue, ...]:
+        """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
+        operands = tuple(each if isinstance(each, Operand) else Operand(each) for each in inputs)
+        dims = [tuple((axis,) for axis in axes) for axes in made]
+        outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
+        operation = Operation(kind, operands, outputs, attributes or {}, self.place)
+        for tensor in outputs:
+            tensor.made_by = operation
+            self.axes.bind(tensor.dims)
+        self.operations.append(operation)
+        return outputs
+
+    def mapped(self, kind: str, x: View, *others: View | Operand, **attributes: Scalar | Axis) -> View:
+        """Append an operator that makes one element of each of x's, and return a view like x of what it makes."""
+        (made,) = self.make(kind, (x, *others), [memory(x)], attributes)
+        return View(made, x.dims)
+
+    def united(self, dims: Sequence[Dim], view: View) -> Operand:
+        """Return a view as an operand that lies along the last of these dimensions; what it repeats is left out."""
+        renamed: list[tuple[Axis, Axis]] = []
+        own_axes = set(held(view))
+        for mine, other in zip(reversed(dims), reversed(view.dims), strict=False):
+            own = whole(other)
+            if own and not set(own) & own_axes:
+                continue  # repeated along this dimension
+            if own:
+                renamed += self.axes.unite(mine, other)
+        return Operand(view, tuple(renamed))
+
+
+def memory(view: View) -> list[Axis]:
+    """Return the axes of a view in the order of its memory.
+
+    Raises:
+        UnknownError: the view repeats some.
+    """
+    taken = {axis for axis, _ in view.fixed for axis in whole([axis])}
+    axes = [axis for axis in held(view) if axis not in taken]
+    if set(whole(axis for dim in view.dims for axis in dim)) != set(axes):
+        raise UnknownError("an operand that is repeated")
+    return axes
+
+
+def in_order(x: View, other: Operand) -> None:
+    """Check that two operands of an element-wise operator have their axes in one order of memory.
+
+    Raises:
+        UnknownError: they have not.
+    """
+    renaming = {one: to for a, b in other.renamed for one, to in zip(whole([a]), whole([b]), strict=True)}
+    if [renaming.get(axis, axis) for axis in memory(other.view)] != memory(x):
+        raise UnknownError("operands whose memory is in different orders")
+
+
+def held(view: View) -> list[Axis]:
+    """Return the axes that a view's tensor has."""
+    return whole(axis for dim in view.tensor.dims for axis in dim)
+
+
+def plain(value: Any, what: str) -> View:
+    if not isinstance(value, View):
+        raise UnknownError(f"{what} is a {type(value).__name__}, no tensor that is known")
+    return value
+
+
+def one_type(*views: View) -> None:
+    if len({view.dtype for view in views}) > 1:
+        raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
+
+

@@ -1,0 +1,132 @@
+"""Operators that models write out in simpler ones: GELU by tanh, RMS norm, rotary embeddings.
+
+The rules of the simpler ones say what they are part of, as an `Expression`; the last one makes the operator. Nodes of
+the parts that nobody else reads vanish.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from autotuner.capture.axes import UnknownError, extent, whole
+from autotuner.capture.program import Expression, View
+from autotuner.capture.reader import Reader, aten, memory, one_type, rule
+
+GELU_CUBIC = 0.044715
+
+
+def is_close(number: Any, wanted: float) -> bool:
+    return isinstance(number, int | float) and math.isclose(number, wanted, rel_tol=1e-4)
+
+
+def is_named(value: Any, name: str) -> bool:
+    return isinstance(value, Expression) and value.name == name
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Say whether two values are the same view of a tensor."""
+    return isinstance(a, View) and isinstance(b, View) and (a.tensor, a.dims, a.fixed) == (b.tensor, b.dims, b.fixed)
+
+
+def uncast(value: Any) -> Any:
+    """Return what was cast to another type, or the value itself."""
+    return value.operands[0] if is_named(value, "cast") else value
+
+
+@rule(aten.pow.Tensor_Scalar)
+def _pow(reader: Reader, x: Any, exponent: float) -> Expression:  # noqa: ARG001
+    if not isinstance(uncast(x), View):
+        raise UnknownError("a power of what is no tensor that is known")
+    return Expression("power", (uncast(x), float(exponent)))
+
+
+@rule(aten.tanh.default)
+def _tanh(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
+    if not is_named(x, "scaled inner"):
+        raise UnknownError("a tanh outside of GELU")
+    return Expression("gelu tanh", x.operands)
+
+
+@rule(aten.mean.dim)
+def _mean(reader: Reader, x: Any, dims: Sequence[int], keepdim: bool = False, **_: Any) -> Expression:  # noqa: ARG001
+    if not is_named(x, "power") or x.operands[1] != 2.0 or not keepdim:
+        raise UnknownError("a mean outside of RMS norm")
+    if [dim % len(x.operands[0].dims) for dim in dims] != [len(x.operands[0].dims) - 1]:
+        raise UnknownError("a mean over other dimensions than the last")
+    return Expression("mean square", x.operands[:1])
+
+
+@rule(aten.rsqrt.default)
+def _rsqrt(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
+    if not is_named(x, "mean square and epsilon"):
+        raise UnknownError("a reciprocal root outside of RMS norm")
+    return Expression("reciprocal root", x.operands)
+
+
+@rule(aten.neg.default)
+def _neg(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
+    if not is_named(x, "slice"):
+        raise UnknownError("a negation outside of a rotary embedding")
+    return Expression("minus slice", x.operands)
+
+
+@rule(aten.cat.default)
+def _cat(reader: Reader, parts: Sequence[Any], dim: int = 0) -> Expression:  # noqa: ARG001
+    if len(parts) == 2 and is_named(parts[0], "minus slice") and is_named(parts[1], "slice"):
+        (x, *second), (other, *first) = parts[0].operands, parts[1].operands
+        last = len(x.dims) - 1
+        half = extent(whole(x.dims[-1])) // 2
+        if is_same(x, other) and dim % len(x.dims) == last and (first, second) == ([last, 0, half], [last, half, half]):
+            return Expression("rotated", (x,))
+    raise UnknownError("tensors put together outside of a rotary embedding")
+
+
+def part_of_sum(reader: Reader, one: Any, other: Any) -> Any:
+    """Return what a sum is a part of, or makes; None if nothing that is known."""
+    if is_named(other, "cubic") and is_same(one, other.operands[0]):
+        return Expression("inner", (one,))
+    if is_named(one, "gelu tanh") and is_close(other, 1.0):
+        return Expression("one and gelu tanh", one.operands)
+    if is_named(one, "mean square") and isinstance(other, int | float):
+        return Expression("mean square and epsilon", (*one.operands, float(other)))
+    if is_named(one, "times") and is_named(other, "rotated times") and is_same(one.operands[0], other.operands[0]):
+        return _rotary(reader, *one.operands, other.operands[1])
+    return None
+
+
+def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
+    """Return what a product is a part of, or makes; None if nothing that is known."""
+    if is_named(one, "power") and one.operands[1] == 3.0 and is_close(other, GELU_CUBIC):
+        return Expression("cubic", one.operands[:1])
+    if is_named(one, "inner") and is_close(other, math.sqrt(2 / math.pi)):
+        return Expression("scaled inner", one.operands)
+    if is_named(one, "one and gelu tanh") and isinstance(other, View):
+        (x,), half = one.operands, other.tensor.made_by
+        if half is not None and half.kind == "scale" and is_close(half.attributes["factor"], 0.5):
+            if is_same(x, half.inputs[0].view):
+                return reader.mapped("gelu_tanh", x)
+    if is_named(one, "reciprocal root") and is_same(uncast(other), one.operands[0]):
+        return Expression("normalised", one.operands)
+    if is_named(one, "normalised") and isinstance(other, View):
+        return rms_norm(reader, one.operands[0], other, one.operands[1])
+    if is_named(one, "rotated") and isinstance(other, View):
+        return Expression("rotated times", (*one.operands, other))
+    return None
+
+
+def rms_norm(reader: Reader, x: View, scale: View, epsilon: float) -> View:
+    """Append an RMS norm over the last dimension."""
+    one_type(x, scale)
+    axes, normalised = memory(x), whole(x.dims[-1])
+    rest = [axis for axis in axes if axis not in normalised]
+    made = reader.make("rms_norm", (x, reader.united(x.dims, scale)), [axes, rest], {"epsilon": epsilon})
+    return View(made[0], x.dims)
+
+
+def _rotary(reader: Reader, x: View, cosine: View, sine: View) -> View:
+    one_type(x, cosine, sine)
+    axes = whole(x.dims[-1])
+    if len(axes) != 1:
+        raise UnknownError("a rotary embedding over a dimension of several axes")
+    waves = [reader.united(x.dims, each) for each in (cosine, sine)]
+    return reader.mapped("rotary", x, *waves, axis=axes[0])
