@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Graph, Operator, Tensor
-from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_operator
+from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_even, check_operator
 
 
 def training_graph(forward: Graph) -> Graph:
@@ -28,6 +28,7 @@ def training_graph(forward: Graph) -> Graph:
     for operator in forward.operators:
         gradient_of(operator)
         check_operator(operator)
+        check_even(operator, forward.letters(operator))
     backward = _Backward(forward)
     for operator in reversed(forward.operators):
         backward.visit(operator)

@@ -2,6 +2,9 @@
 
 A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
 H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`.
+
+A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) is (-x2, x1) of the halves of `axis`.
+Cosines and sines are constants, and may be any numbers.
 """
 
 from collections import Counter
@@ -57,6 +60,7 @@ class Kind:
         fusible: the generic compiler may fuse it with its neighbours.
         fused_alone: the generic compiler is also tried on the operator alone.
         ranges: from and to, of the values that are made up for an input when kernels are measured; others are normal.
+        even: the extent of the attribute `axis` must be even, since the kind tells its two halves apart.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Kind:
     fusible: bool = True
     fused_alone: bool = False
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    even: bool = False
 
     @property
     def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -114,7 +119,7 @@ def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
 
 
-def _gelu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+def _of_input(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     (x,) = o.input_axes
     return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)
 
@@ -136,6 +141,15 @@ def _add(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: 
     return HandedOn(0), HandedOn(1)
 
 
+def _multiply(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    x, y = o.inputs
+    return Derivative("multiply", o.spec, (grad, y), (0,)), Derivative("multiply", o.spec, (grad, x), (1,))
+
+
+def _rotary(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("rotary_grad", o.spec, (grad, *o.inputs[1:]), attributes=o.attributes),)
+
+
 def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     (x, scale, _), (_, rest, _) = o.input_axes, o.output_axes
     _, mean, reciprocal_deviation = o.outputs
@@ -147,8 +161,20 @@ def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     )  # fmt: skip
 
 
+def _rms_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x, scale), (_, rest) = o.input_axes, o.output_axes
+    reciprocal_root = o.outputs[1]
+    return (
+        Derivative("rms_norm_grad_input", f"{x},{x},{scale},{rest}->{x}", (grad, *o.inputs, reciprocal_root)),
+        Derivative("rms_norm_grad_parameters", f"{x},{x},{rest}->{scale}", (grad, o.inputs[0], reciprocal_root), (1,)),
+    )
+
+
 _POSITIVE = (0.5, 1.5)
-"""Range of a reciprocal deviation."""
+"""Range of a reciprocal deviation, and of a reciprocal root mean square."""
+_WAVE = (-1.0, 1.0)
+"""Range of a cosine or sine."""
+_ANGLES = {1: _WAVE, 2: _WAVE}
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -161,24 +187,37 @@ KINDS: Mapping[str, Kind] = {
              gradient=_mask),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
              gradient=_softmax),
-        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=_gelu),
-        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=_gelu),
+        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=_of_input),
+        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=_of_input),
         Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=_relu),
+        Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=_of_input),
         Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",), gradient=_dropout_mask,
              fusible=False),
         Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=_dropout),
         Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=_add),
+        Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=_multiply),
+        Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=_rotary,
+             fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
              ("value", "statistic", "statistic"), gradient=_layer_norm, fused_alone=True),
+        Kind("rms_norm", "blh,h->blh,bl", "X,H->X,R", "normalisation", 4, {"epsilon": float}, ("value", "statistic"),
+             gradient=_rms_norm, fused_alone=True),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
         Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11),
         Kind("gelu_tanh_grad", "blf,blf->blf", "X,X->X", "element-wise", 18),
         Kind("relu_grad", "blf,blf->blf", "X,X->X", "element-wise", 1),
+        Kind("silu_grad", "blf,blf->blf", "X,X->X", "element-wise", 8),
+        Kind("rotary_grad", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str},
+             fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm_grad_input", "blh,blh,h,bl,bl->blh", "X,X,H,R,R->X", "normalisation", 10,
              fused_alone=True, ranges={4: _POSITIVE}),
         Kind("layer_norm_grad_parameters", "blh,blh,bl,bl->h,h", "X,X,R,R->H,H", "normalisation", 5,
              makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}),
+        Kind("rms_norm_grad_input", "blh,blh,h,bl->blh", "X,X,H,R->X", "normalisation", 7,
+             fused_alone=True, ranges={3: _POSITIVE}),
+        Kind("rms_norm_grad_parameters", "blh,blh,bl->h", "X,X,R->H", "normalisation", 3,
+             fused_alone=True, ranges={2: _POSITIVE}),
     )
 }  # fmt: skip
 
@@ -217,6 +256,21 @@ def check_operator(operator: Operator) -> None:
         _check_contraction(operator, kind)
     else:
         _check_pattern(operator, kind)
+
+
+def check_even(operator: Operator, extents: Mapping[str, int]) -> None:
+    """Check the extent of an axis that an operator halves, by the letters of its spec.
+
+    Raises:
+        GraphError: it is odd.
+    """
+    kind = kind_of(operator)
+    if kind.even and extents[str(operator.attribute("axis"))] % 2:
+        axis = operator.attribute("axis")
+        raise GraphError(
+            f"operator {operator.name!r}: a {kind.name} turns the halves of axis {axis!r} into each other, so its "
+            f"extent is even, not {extents[str(axis)]}"
+        )
 
 
 def _check_attributes(operator: Operator, kind: Kind) -> None:

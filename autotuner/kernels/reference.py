@@ -208,6 +208,62 @@ def _layer_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[
     return _sum_onto(grad * normal, whole, normalised), _sum_onto(grad, whole, normalised)
 
 
+def _silu(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.silu(tensors[0]),)
+
+
+def _silu_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (torch.ops.aten.silu_backward(*tensors),)
+
+
+def _multiply(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    x, y = tensors
+    return (x * y,)
+
+
+def _rotary(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, *angles), _ = _axes(node)
+    x = tensors[0]
+    cos, sin = (_onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
+    axis = whole.index(str(_attribute(node, "axis")))
+    first, second = x.chunk(2, axis)
+    return (x * cos + torch.cat((-second, first), axis) * sin,)
+
+
+def _rotary_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Multiply by the sines first: their halves need not be equal."""
+    (whole, *angles), _ = _axes(node)
+    grad = tensors[0]
+    cos, sin = (_onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
+    axis = whole.index(str(_attribute(node, "axis")))
+    first, second = (grad * sin).chunk(2, axis)
+    return (grad * cos + torch.cat((second, -first), axis),)
+
+
+def _rms_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, normalised), (_, rest) = _axes(node)
+    x, scale = tensors
+    mean = (x * x).mean(_places(normalised, whole))
+    reciprocal_root = torch.rsqrt(mean + _number(node, "epsilon"))
+    return x * _onto(reciprocal_root, rest, whole) * _onto(scale, normalised, whole), reciprocal_root
+
+
+def _rms_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, _, normalised, rest), _ = _axes(node)
+    grad, x, scale, reciprocal_root = tensors
+    root = _onto(reciprocal_root, rest, whole)
+    normal = x * root
+    scaled = grad * _onto(scale, normalised, whole)
+    along = (scaled * normal).mean(_places(normalised, whole), keepdim=True)
+    return (root * (scaled - normal * along),)
+
+
+def _rms_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, _, rest), (normalised,) = _axes(node)
+    grad, x, reciprocal_root = tensors
+    return (_sum_onto(grad * x * _onto(reciprocal_root, rest, whole), whole, normalised),)
+
+
 REFERENCE: Mapping[str, Function] = {
     "contraction": _contraction,
     "bias": _bias,
@@ -227,6 +283,14 @@ REFERENCE: Mapping[str, Function] = {
     "dropout": _dropout,
     "conversion": _conversion,
     "add": _add,
+    "multiply": _multiply,
+    "silu": _silu,
+    "silu_grad": _silu_grad,
+    "rotary": _rotary,
+    "rotary_grad": _rotary_grad,
+    "rms_norm": _rms_norm,
+    "rms_norm_grad_input": _rms_norm_grad_input,
+    "rms_norm_grad_parameters": _rms_norm_grad_parameters,
     "layer_norm": _layer_norm,
     "layer_norm_grad_input": _layer_norm_grad_input,
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,

@@ -58,6 +58,9 @@ class TrainingStep:
         self.parameters = laid_out(self.plan, device)
         for name, tensor in self.parameters.items():
             tensor.copy_(parameters[name].detach())
+        self._masks = {
+            name for name in self.plan.inputs if all(reader.kind == "mask" for reader in graph.consumers[name])
+        }
         sources = [n for n, t in graph.tensors.items() if t.role == "input" and f"grad_{n}" in self.plan.outputs]
         self._ports = Ports(
             tuple(self._declared(name) for name in self.plan.inputs),
@@ -68,21 +71,26 @@ class TrainingStep:
         self.workspace = Workspace(self.plan, self._ports, ParameterMemory(self.parameters), device, Switch(graphs))
         self._all = (True,) * len(self._ports.sources)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return y; the additive mask over keys is zero where it is not given.
+    def forward(self, x: Tensor, *others: Tensor | None) -> Tensor:
+        """Return y; an additive mask that is not given is zero.
+
+        Args:
+            x: the model file's first input.
+            others: its other inputs, in its order: a mask over keys, say, or cosines and sines.
 
         Raises:
-            InputError: x or the mask has another shape, element type or device than the configuration's, or a mask is
-                given to a configuration that has none.
+            InputError: one has another shape, element type or device than the configuration's, one that is no mask is
+                missing, or there are more than the configuration has.
         """
-        first, *others = (port.name for port in self._ports.inputs)
-        self._check(first, x)
-        if mask is not None:
-            if not others:
-                raise InputError("a mask is given, and the configuration has none: leave it out, or tune with one")
-            self._check(others[0], mask)
-        inputs = (x, mask)[: len(self._ports.inputs)]
-        return self.workspace.forward(*inputs)[0]
+        names = [port.name for port in self._ports.inputs]
+        given = (x, *others, *[None] * (len(names) - 1 - len(others)))
+        if len(given) > len(names):
+            what = "a mask is given, and the configuration has none" if len(names) == 1 else f"its inputs are {names}"
+            raise InputError(f"{what}: leave it out, or tune with one")
+        for name, tensor in zip(names, given, strict=True):
+            if tensor is not None or name not in self._masks:
+                self._check(name, tensor)
+        return self.workspace.forward(*given)[0]
 
     def backward(self, grad: Tensor, keeps: bool = False) -> dict[str, Tensor]:
         """Return the gradients of the last forward by name, "grad_x" and those of all parameters.
@@ -100,7 +108,7 @@ class TrainingStep:
         names = (f"grad_{port.name}" for port in self._ports.sources)
         return {name: tensor for name, tensor in zip(names, found, strict=True) if tensor is not None}
 
-    def _check(self, name: str, given: Tensor, what: str = "") -> None:
+    def _check(self, name: str, given: Tensor | None, what: str = "") -> None:
         """Check that a tensor is like the one that the configuration runs on: it is copied there as it is."""
         if not isinstance(given, Tensor):
             raise InputError(f"the {what}{name} is a {type(given).__name__}: give a tensor")

@@ -14,13 +14,14 @@ def operator(kind: str, spec: str, **attributes: Scalar) -> Operator:
                     tuple(attributes.items()))  # fmt: skip
 
 
-VALUES: dict[str, Scalar] = {"axis": "k", "query_axis": "q", "key_axis": "k"}
+VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k"}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_example_fits_its_own_kind(name: str) -> None:
     kind = KINDS[name]
-    example = operator(name, kind.example, **{n: VALUES.get(n, 0.5) for n in kind.attributes})
+    values = VALUES | {"axis": kind.example.partition(",")[0].partition("->")[0][-1:]}
+    example = operator(name, kind.example, **{n: values.get(n, 0.5) for n in kind.attributes})
     check_operator(example)
     assert len(example.outputs) == len(kind.makes)
 
@@ -36,6 +37,9 @@ def test_every_example_fits_its_own_kind(name: str) -> None:
         ("relu", "ab->ba", "axes 'ba' must be 'ab'"),
         ("relu", "ab,ab->ab", "it needs 1 inputs and 1 outputs"),
         ("layer_norm_grad_input", "ab,ab,b,b,b->ab", "axes 'b' must be 'a'"),
+        ("multiply", "ab,b->ab", "axes 'b' must be 'ab'"),
+        ("rms_norm_grad_input", "ab,ab,b,b->ab", "axes 'b' must be 'a'"),
+        ("rms_norm_grad_parameters", "ab,ab,a->b,b", "it needs 3 inputs and 1 outputs"),
         ("relu", "aB->aB", "axes 'aB' must be letters a-z"),
     ],
 )
@@ -59,6 +63,14 @@ def test_a_causal_mask_hides_keys_along_one_axis_from_queries_along_another() ->
         check_operator(operator("causal_mask", "ab->ab", query_axis="a", key_axis="z"))
     with pytest.raises(GraphError, match="its attributes query_axis and key_axis name one axis; each wants its own"):
         check_operator(operator("causal_mask", "ab->ab", query_axis="a", key_axis="a"))
+
+
+def test_a_rotary_turns_one_axis_by_cosines_and_sines_of_the_same_axes() -> None:
+    check_operator(operator("rotary", "blnp,blp,blp->blnp", axis="p"))
+    with pytest.raises(GraphError, match="axes 'blp' must be 'lp'"):
+        check_operator(operator("rotary", "blnp,lp,blp->blnp", axis="p"))
+    with pytest.raises(GraphError, match="attribute axis 'z' is none of the axes 'blnp'"):
+        check_operator(operator("rotary", "blnp,lp,lp->blnp", axis="z"))
 
 
 def test_attributes_are_mandatory_and_typed() -> None:

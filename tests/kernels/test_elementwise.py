@@ -227,3 +227,19 @@ def test_slices_of_stacks_are_in_the_space() -> None:
         if any(Form.parse(text).stack for text in call.candidate.forms)
     }  # fmt: skip
     assert pitched == {"torch_bias", "torch_bias_grad", "torch_bias_grad_ones"}
+
+
+GATED = {"silu": "abc->abc", "silu_grad": "abc,abc->abc", "multiply": "abc,abc->abc"}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", GATED)
+def test_what_a_gated_feed_forward_needs_equals_the_reference_and_allocates_nothing(kind: str, dtype: str) -> None:
+    kernel = KERNELS[f"torch_{kind}"]
+    one = subgraph(kind, GATED[kind], *[(3, 4, 5)] * (GATED[kind].count("abc")), dtype=dtype)
+    found = [Call(one, Candidate(kernel.name, row)) for row in kernel.layouts(one)]
+    found.append(Call(one, Candidate(kernel.name, ("a*bc@0/2",) * len(one.inputs) + ("abc",))))
+    assert len(found) == 7
+    assert all(kernel.refuses(one, call.candidate) is None for call in found)
+    assert faults(found) == {}
+    assert hidden_copies(found) == {}

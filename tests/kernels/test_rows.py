@@ -8,13 +8,15 @@ import torch
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import load_model
 from autotuner.ir.records import Attributes, Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cupy import rows as cupy_rows
 from autotuner.kernels.cupy.rows import rows
+from autotuner.kernels.patterns import Connected
 from autotuner.kernels.reference import evaluate
-from autotuner.kernels.rules.rows import as_rows, rows_layouts
+from autotuner.kernels.rules.rows import FUSED, as_rows, rows_layouts
 from autotuner.kernels.torch.masks import decoded
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
@@ -258,3 +260,17 @@ def test_a_sum_of_gradients_of_a_parameter_that_is_used_twice_is_left_to_others(
     for choice in found:
         sums = {n for node in choice.call.subgraph.nodes if node.kind == "bias_grad" for n in node.outputs}
         assert all(sums.isdisjoint(node.inputs) for node in choice.call.subgraph.nodes)
+
+
+def test_no_set_with_a_kind_that_is_not_fused_by_rows_is_claimed() -> None:
+    foreign = {name for name, kind in KINDS.items() if kind.fusible} - FUSED
+    assert {"multiply", "silu", "silu_grad", "rotary", "rotary_grad", "rms_norm", "rms_norm_grad_input",
+            "rms_norm_grad_parameters"} <= foreign  # fmt: skip
+    (pattern,) = KERNELS["cupy_rows"].patterns
+    assert isinstance(pattern, Connected)
+    assert foreign.isdisjoint(pattern.kinds)
+    x = TensorType((8, 64), "float32")
+    nodes = (Node("silu", "ab->ab", (0,), (3,)), Node("multiply", "ab,ab->ab", (3, 1), (2,)))
+    gated = Subgraph(nodes, (x, x, x, x), (0, 1), (2,))
+    reason = KERNELS["cupy_rows"].refuses(gated, Candidate("cupy_rows", ("ab",) * 3, params()))
+    assert reason == f"silu is not fused by rows: {', '.join(sorted(FUSED))} are"

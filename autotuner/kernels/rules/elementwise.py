@@ -21,8 +21,6 @@ from autotuner.kernels.geometry import (
 )
 from autotuner.kernels.registry import KERNELS, Kernel
 
-_IMPLEMENTATION = "autotuner.kernels.torch.elementwise"
-
 Refuses = Callable[[Subgraph, Candidate], str | None]
 
 MASK_STORAGES = ("raw", "byte")
@@ -110,7 +108,10 @@ def axis_not_contiguous(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 def normalised(node: Node) -> str:
     """Return the letters that a normalisation reduces over; "" for an operator of another kind."""
-    places = KINDS[node.kind].places("H")
+    kind = KINDS[node.kind]
+    if kind.operator_class != "normalisation":
+        return ""
+    places = kind.places("H")
     return operand_letters(node)[places[0]] if places else str(dict(node.attributes).get("axis", ""))
 
 
@@ -151,6 +152,15 @@ def not_a_matrix(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
+def halves_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a rotary embedding has no two halves, or None if it has."""
+    node = subgraph.nodes[0]
+    extent = letter_extents(subgraph, node)[str(dict(node.attributes)["axis"])]
+    if extent % 2:
+        return f"an axis of {extent} elements has no two halves"
+    return layouts_differ(subgraph, candidate)
+
+
 def _order(form: Form, letters: str, axes: str) -> str:
     return form.layout.axes.replace("*", "").translate(str.maketrans(axes, letters))
 
@@ -161,18 +171,21 @@ def _add(
     function: str,
     refuses: Refuses = layouts_differ,
     *,
+    module: str = "elementwise",
     numerics: str = "exact",
     pitched: bool = False,
 ) -> None:
-    implementation = f"{_IMPLEMENTATION}:{function}"
+    implementation = f"autotuner.kernels.torch.{module}:{function}"
     KERNELS.add(
         Kernel(name, (kind,), implementation, refuses, numerics=numerics, layouts=same_layouts, pitched=pitched)
     )
 
 
-for _kind in ("scale", "add", "gelu_erf", "gelu_tanh", "relu", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
-              "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
+for _kind in ("scale", "add", "multiply", "gelu_erf", "gelu_tanh", "silu", "relu", "gelu_erf_grad", "gelu_tanh_grad",
+              "silu_grad", "relu_grad", "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
     _add(f"torch_{_kind}", _kind, _kind, pitched=True)
+for _kind in ("rotary", "rotary_grad"):
+    _add(f"torch_{_kind}", _kind, _kind, halves_differ, module="rotary", pitched=True)
 _add("torch_bias_grad", "bias_grad", "bias_grad", sum_casts, pitched=True)
 _add("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix, pitched=True)
 _add("torch_bernoulli", "dropout_mask", "bernoulli", numerics="unbiased")
@@ -183,3 +196,5 @@ for _kind in ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters
     _add(f"torch_{_kind}", _kind, _kind, statistics_too_narrow)
     # On CUDA the library keeps the statistics of 16-bit layer norms in float32, as the graph does.
     _add(f"cuda_{_kind}", _kind, _kind, axis_not_contiguous)
+for _kind in ("rms_norm", "rms_norm_grad_input", "rms_norm_grad_parameters"):
+    _add(f"torch_{_kind}", _kind, _kind, module="rms_norm")

@@ -55,6 +55,12 @@ def add(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: torch.add(first, second, out=out)
 
 
+def multiply(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    first, second = (inputs[call.subgraph.inputs.index(number)] for number in _node(call).inputs)
+    (out,) = outputs
+    return lambda: torch.mul(first, second, out=out)
+
+
 def bias(call: Call, inputs: Operands, outputs: Operands) -> Run:
     letters, bound = operand_letters(_node(call))[:2]
     x, (y,) = inputs[0], outputs
@@ -91,6 +97,11 @@ def gelu_tanh(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: aten.gelu.out(x, approximate="tanh", out=y)
 
 
+def silu(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    (x,), (y,) = inputs, outputs
+    return lambda: aten.silu.out(x, out=y)
+
+
 def relu(call: Call, inputs: Operands, outputs: Operands) -> Run:
     (x,), (y,) = inputs, outputs
     return lambda: torch.clamp_min(x, 0, out=y)
@@ -104,6 +115,11 @@ def gelu_erf_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
 def gelu_tanh_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
     (grad, x), (out,) = inputs, outputs
     return lambda: aten.gelu_backward.grad_input(grad, x, approximate="tanh", grad_input=out)
+
+
+def silu_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    (grad, x), (out,) = inputs, outputs
+    return lambda: aten.silu_backward.grad_input(grad, x, grad_input=out)
 
 
 def relu_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:

@@ -1,0 +1,74 @@
+"""RMS norm and its gradients through torch's own calls. Row by row values keep the type of the statistic."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.records import Call
+from autotuner.kernels.geometry import operand_letters
+from autotuner.kernels.torch.elementwise import Run, spread
+
+Operands = Sequence[Tensor]
+
+
+def rms_norm(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    """The norm of each row makes the statistic; x times that makes y, which is scaled in place."""
+    (node,) = call.subgraph.nodes
+    whole, narrow, _, rest = operand_letters(node)
+    (x, scale), (y, reciprocal_root) = inputs, outputs
+    axes = [whole.index(letter) for letter in narrow]
+    count, epsilon = prod(scale.shape), float(dict(node.attributes)["epsilon"])
+    root, vector = spread(reciprocal_root, rest, whole, x.shape), spread(scale, narrow, whole, x.shape)
+    rows = reciprocal_root.permute([rest.index(letter) for letter in whole if letter in rest])
+
+    def run() -> None:
+        torch.linalg.vector_norm(x, 2, axes, dtype=rows.dtype, out=rows)
+        rows.square_().div_(count).add_(epsilon).rsqrt_()
+        torch.mul(x, root, out=y)
+        y.mul_(vector)
+
+    return run
+
+
+def rms_norm_grad_input(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    """r * (s - x * r**2 * mean(s * x)), where s is the scaled gradient, r the statistic and the mean that of a row.
+
+    The products s * x are scratch of every call.
+    """
+    (node,) = call.subgraph.nodes
+    whole, _, narrow, rest, _ = operand_letters(node)
+    grad, x, scale, reciprocal_root = _read(call, inputs)
+    (out,) = outputs
+    axes = [whole.index(letter) for letter in narrow]
+    count = prod(scale.shape)
+    root, vector = spread(reciprocal_root, rest, whole, x.shape), spread(scale, narrow, whole, x.shape)
+    rows = root[tuple(slice(0, 1) if letter in narrow else slice(None) for letter in whole)]
+
+    def run() -> None:
+        torch.mul(grad, vector, out=out)
+        along = torch.mul(out, x).sum(axes, keepdim=True, dtype=rows.dtype)
+        along.mul_(rows).mul_(rows)
+        out.addcmul_(x, along, value=-1 / count)
+        out.mul_(root)
+
+    return run
+
+
+def rms_norm_grad_parameters(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    """The gradient times x times the statistic, summed over rows; the products are scratch of every call."""
+    (node,) = call.subgraph.nodes
+    whole, _, rest, narrow = operand_letters(node)
+    grad, x, reciprocal_root = _read(call, inputs)
+    (out,) = outputs
+    summed = [axis for axis, letter in enumerate(whole) if letter not in narrow]
+    target = out.permute([narrow.index(letter) for letter in whole if letter in narrow])
+    root = spread(reciprocal_root, rest, whole, x.shape)
+    return lambda: torch.sum(torch.mul(grad, x).mul_(root), summed, out=target)
+
+
+def _read(call: Call, inputs: Operands) -> list[Tensor]:
+    """Return what a call reads, in the order of its spec."""
+    (node,) = call.subgraph.nodes
+    return [inputs[call.subgraph.inputs.index(number)] for number in node.inputs]
