@@ -48,6 +48,26 @@ SHARED = {
 """Attention whose query and key have one weight: two inputs, one of them a mask, and two outputs, one of them read
 inside as well."""
 
+SIBLINGS = {
+    "version": 1,
+    "name": "siblings",
+    "dtype": "float64",
+    "axes": SHARED["axes"],
+    "inputs": {"x": {"axes": "blh"}},
+    "parameters": dict.fromkeys(("query_weight", "key_weight", "value_weight"), "nph"),
+    "operators": [
+        {"name": name, "kind": "contraction", "spec": "blh,nph->npbl", "inputs": ["x", f"{name}_weight"],
+         "outputs": [name]}
+        for name in ("query", "key", "value")
+    ],
+    "outputs": ["query", "key", "value"],
+}  # fmt: skip
+"""Three products with one input, which one kernel computes into one buffer."""
+
+
+def siblings_model() -> Model:
+    return ModelFile("test", parse_definition(SIBLINGS, "test")).instantiate(extents=EXTENTS, dtype="float64")
+
 
 def shared_model() -> Model:
     return ModelFile("test", parse_definition(SHARED, "test")).instantiate(extents=EXTENTS, dtype="float64")
@@ -115,7 +135,7 @@ def operands(of: Model, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
 def given(outputs: Sequence[Tensor], seed: int = 99) -> list[Tensor]:
     """Return random gradients of outputs."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in outputs]
+    return [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) for y in outputs]
 
 
 Run = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]

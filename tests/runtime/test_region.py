@@ -18,7 +18,7 @@ from autotuner.runtime.bound_parameters import MOVES
 from autotuner.runtime.region import RegionPlan, TunedRegion
 from autotuner.runtime.region_operator import RegionResults
 from autotuner.runtime.ticket import TICKETS
-from tests.runtime.plans import WITH_DROPOUT, configuration, model
+from tests.runtime.plans import WITH_DROPOUT, configuration, model, solved
 from tests.runtime.regions import (
     Run,
     assert_same,
@@ -31,6 +31,7 @@ from tests.runtime.regions import (
     shared_model,
     shared_operands,
     shared_ports,
+    siblings_model,
     step,
 )
 
@@ -137,6 +138,23 @@ def test_stacked_gradients_of_a_compiled_layer_lie_alone(seed: int) -> None:
     frozen = 1 + len(inputs)
     wanted[frozen::2] = [None] * len(parameters[::2])
     assert_same(results, wanted)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_outputs_that_a_plan_makes_in_one_buffer_are_returned_apart(is_compiled: bool) -> None:
+    of = siblings_model()
+    found = solved(of, 0, cost=lambda choice: 0.1 if len(choice.cover.operators) == 3 else 100.0)
+    region = TunedRegion(found, declared_ports(of))
+    memory = region.plan.memory
+    assert len({memory.buffer_of[memory.outputs[name]] for name in ("query", "key", "value")}) == 1
+    assert region.plan.results.stacks == (0, 0, 0)
+    inputs, parameters = operands(of)
+    run = compiled(region.call) if is_compiled else region.call
+    assert_same(step(run, inputs, parameters), reference(found, region, [*inputs, *parameters], {}))
+    outputs = run(inputs, parameters)
+    torch.autograd.backward(outputs, given(outputs))
+    tensors = [*outputs, *(leaf.grad for leaf in inputs)]
+    assert len({t.untyped_storage().data_ptr() for t in tensors if t is not None}) == len(tensors)
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,), (0, 1)])
