@@ -61,7 +61,7 @@ COMPILED: list[Compiled] = []
 """What this process has compiled, in order."""
 
 
-def autotuner(
+def compile_graph(
     module: fx.GraphModule,
     example_inputs: Sequence[Tensor],
     *,
@@ -89,7 +89,7 @@ def autotuner(
     compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
     knowledge = _knowledge(given)
     regions = rewrite(module, example_inputs, knowledge, graphs=bool(given.get("graphs", True)))
-    compiled = compiler(module, example_inputs)
+    compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:
         return compiled
 
@@ -178,7 +178,9 @@ def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -
     if name == "inductor":
         from torch import _TorchCompileInductorWrapper
 
-        wrapper = _TorchCompileInductorWrapper(mode or "default", dict(inductor) if inductor else None, None)
+        wrapper: Callable[..., Any] = _TorchCompileInductorWrapper(  # type: ignore[no-untyped-call]
+            mode or "default", dict(inductor) if inductor else None, None
+        )
         return wrapper
     found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
     return found

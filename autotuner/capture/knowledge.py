@@ -106,5 +106,3 @@ class _Asked:
     def __exit__(self, *error: object) -> None:
         if self._own is not None:
             self._own.close()
-
-

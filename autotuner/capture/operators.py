@@ -10,152 +10,10 @@ from typing import Any
 
 import torch
 
-from autotuner.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
+from autotuner.capture.axes import Axis, Dim, UnknownError, extent, whole
 from autotuner.capture.program import Expression, Operand, View
 from autotuner.capture.reader import Reader, aten, held, in_order, memory, one_type, plain, rule
-from autotuner.capture.written_out import is_named, part_of_product, part_of_sum, rms_norm, uncast
-
-# Views ----------------------------------------------------------------------------------------------------------------
-
-
-@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
-def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
-    sizes = [extent(whole(dim)) for dim in x.dims]
-    known = math.prod(size for size in shape if size != -1)
-    wanted = [math.prod(sizes) // known if size == -1 else size for size in shape]
-    return View(x.tensor, reader.axes.regrouped(x.dims, wanted), x.fixed)
-
-
-@rule(aten.flatten.using_ints)
-def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:
-    first, last = start % len(x.dims), end % len(x.dims)
-    merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
-    return View(x.tensor, (*x.dims[:first], merged, *x.dims[last + 1 :]), x.fixed)
-
-
-@rule(aten.unflatten.int)
-def _unflatten(reader: Reader, x: View, dim: int, sizes: Sequence[int]) -> View:
-    place = dim % len(x.dims)
-    known = math.prod(size for size in sizes if size != -1)
-    wanted = [extent(whole(x.dims[place])) // known if size == -1 else size for size in sizes]
-    made = reader.axes.regrouped([x.dims[place]], wanted)
-    return View(x.tensor, (*x.dims[:place], *made, *x.dims[place + 1 :]), x.fixed)
-
-
-@rule(aten.transpose.int, aten.swapaxes.default)
-def _transpose(reader: Reader, x: View, one: int, other: int) -> View:  # noqa: ARG001
-    dims = list(x.dims)
-    dims[one], dims[other] = dims[other], dims[one]
-    return View(x.tensor, tuple(dims), x.fixed)
-
-
-@rule(aten.t.default, aten.numpy_T.default)
-def _t(reader: Reader, x: View) -> View:  # noqa: ARG001
-    return View(x.tensor, x.dims[::-1], x.fixed)
-
-
-@rule(aten.permute.default)
-def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:  # noqa: ARG001
-    return View(x.tensor, tuple(x.dims[place] for place in order), x.fixed)
-
-
-@rule(aten.unsqueeze.default)
-def _unsqueeze(reader: Reader, x: View, dim: int) -> View:  # noqa: ARG001
-    place = dim % (len(x.dims) + 1)
-    return View(x.tensor, (*x.dims[:place], (), *x.dims[place:]), x.fixed)
-
-
-@rule(aten.squeeze.dim)
-def _squeeze(reader: Reader, x: View, dim: int) -> View:  # noqa: ARG001
-    place = dim % len(x.dims)
-    if x.dims[place]:
-        return x
-    return View(x.tensor, (*x.dims[:place], *x.dims[place + 1 :]), x.fixed)
-
-
-@rule(aten.expand.default)
-def _expand(reader: Reader, x: View, shape: Sequence[int], *, implicit: bool = False) -> View:  # noqa: ARG001
-    own = ((),) * (len(shape) - len(x.dims)) + x.dims
-    dims = tuple(
-        dim if wanted in (-1, extent(whole(dim))) else fresh([wanted])[0]
-        for dim, wanted in zip(own, shape, strict=True)
-    )
-    return View(x.tensor, dims, x.fixed)
-
-
-@rule(
-    aten.contiguous.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default
-)
-def _same(reader: Reader, x: View, **_: Any) -> View:  # noqa: ARG001
-    return x
-
-
-@rule(aten.select.int)
-def _select(reader: Reader, x: View, dim: int, index: int) -> View:  # noqa: ARG001
-    place = dim % len(x.dims)
-    axes = whole(x.dims[place])
-    if len(axes) > 1:
-        raise UnknownError("one place along a dimension of several axes")
-    fixed = tuple((axis, index % axis.extent) for axis in axes)
-    return View(x.tensor, (*x.dims[:place], *x.dims[place + 1 :]), (*x.fixed, *fixed))
-
-
-@rule(aten.slice.Tensor)
-def _slice(
-    reader: Reader,  # noqa: ARG001
-    x: View,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> View | Expression:
-    place = dim % len(x.dims)
-    size = extent(whole(x.dims[place]))
-    first = min(start % size if start is not None and start < 0 else start or 0, size)
-    last = size if end is None or end >= size else end % size
-    if (first, last, step) == (0, size, 1):
-        return x
-    if step != 1:
-        raise UnknownError(f"a slice with steps of {step}")
-    return Expression("slice", (x, place, first, last - first))
-
-
-def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
-    """Return a slice of a dimension as one place along an axis, for which that is split.
-
-    Raises:
-        UnknownError: the dimension does not consist of slices like this one.
-    """
-    size = extent(whole(x.dims[place]))
-    if taken <= 0 or size % taken or first % taken:
-        raise UnknownError(f"a slice of {taken} of {size} elements from {first}")
-    count, part = reader.axes.regrouped([x.dims[place]], [size // taken, taken])
-    (axis,) = whole(count)
-    return View(x.tensor, (*x.dims[:place], part, *x.dims[place + 1 :]), (*x.fixed, (axis, first // taken)))
-
-
-@rule(aten.split.Tensor)
-def _split(reader: Reader, x: View, size: int, dim: int = 0) -> tuple[View, ...]:
-    place = dim % len(x.dims)
-    elements = extent(whole(x.dims[place]))
-    return tuple(sliced(reader, x, place, first, size) for first in range(0, elements, size))
-
-
-@rule(aten.chunk.default)
-def _chunk(reader: Reader, x: View, count: int, dim: int = 0) -> tuple[View, ...]:
-    return _split(reader, x, -(-extent(whole(x.dims[dim % len(x.dims)])) // count), dim)
-
-
-@rule(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.to.other)
-def _to(reader: Reader, x: Any, *given: Any, **named: Any) -> Any:  # noqa: ARG001
-    dtypes = [str(each).removeprefix("torch.") for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
-    inner = uncast(x)
-    if is_named(inner, "normalised"):  # RMS norm has its mean in float32, whatever the type of its input
-        return inner if dtypes in ([], [inner.operands[0].dtype], ["float32"]) else Expression("cast", (inner,))
-    if not isinstance(inner, View):
-        raise UnknownError("a cast of what is no tensor that is known")
-    return inner if dtypes in ([], [inner.dtype]) and inner is x else Expression("cast", (inner, *dtypes))
-
+from autotuner.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
 
 # Products -------------------------------------------------------------------------------------------------------------
 
@@ -182,12 +40,12 @@ def _product(
     taken = {axis for dim in of_a for axis in whole(dim)}
     rows: list[Dim] = []
     for dim in of_b:
-        row = []
+        row: list[Axis] = []
         for axis in whole(dim):
             if axis in taken:  # as where positions meet positions
-                other = Axis(axis.extent, free=False)
-                renamed.append((axis, other))
-                row.append(other)
+                own = Axis(axis.extent, free=False)
+                renamed.append((axis, own))
+                row.append(own)
             else:
                 row.append(axis)
         rows.append(tuple(row))
@@ -354,14 +212,25 @@ def _rms_norm(
     return rms_norm(reader, x, weight, float(eps))
 
 
-@rule(aten.softmax.int, aten._softmax.default)
-def _softmax(reader: Reader, x: View, dim: int, *_: Any) -> View:
+@rule(aten.softmax.int)
+def _softmax_call(reader: Reader, x: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
+    inner = uncast(x)
+    if not isinstance(inner, View):
+        raise UnknownError("a softmax of what is no tensor that is known")
+    y = softmax(reader, inner, dim)
+    wanted = str(dtype).removeprefix("torch.") if dtype is not None else inner.dtype if inner is x else x.operands[1]
+    return y if wanted == inner.dtype else Expression("cast", (y, wanted))
+
+
+def softmax(reader: Reader, x: View, dim: int) -> View:
+    """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
     place = dim % len(x.dims)
     axes = whole(x.dims[place])
     if len(axes) != 1:
         raise UnknownError("a softmax over a dimension of several axes")
     axes_of_x = memory(x)
-    made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]], {"axis": axes[0]})
+    made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]],
+                       {"axis": axes[0]})  # fmt: skip
     return View(made[0], x.dims)
 
 
@@ -393,6 +262,8 @@ def _attention(
         scores = reader.mapped("scale", scores, factor=factor)
     causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask))
     if causal:
+        if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
+            raise UnknownError("a causal mask over other queries than keys")
         (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
@@ -400,7 +271,5 @@ def _attention(
         if mask.dtype not in (scores.dtype, "bool"):
             raise UnknownError(f"an attention mask of {mask.dtype}")
         scores = reader.mapped("bias" if learned(mask) else "mask", scores, reader.united(scores.dims, mask))
-    weights = _dropout(reader, _softmax(reader, scores, -1), dropout_p, True)
+    weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     return _product(reader, weights, value, (-1, -2), batch, held(query))
-
-

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 
 from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, whole
-from autotuner.capture.program import Expression, Operand, Operation, TensorValue, View
+from autotuner.capture.program import Operand, Operation, TensorValue, View
 from autotuner.ir.records import Scalar
 
 aten: Any = torch.ops.aten
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
@@ -115,5 +114,3 @@ def plain(value: Any, what: str) -> View:
 def one_type(*views: View) -> None:
     if len({view.dtype for view in views}) > 1:
         raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
-
-

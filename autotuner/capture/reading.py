@@ -1,5 +1,6 @@
 """A graph of dynamo's, node by node, read as operators of ours where that is possible."""
 
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,14 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from autotuner.capture.axes import UnknownError, fresh
+from autotuner.capture import operators  # noqa: F401  (registers its rules)
+from autotuner.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.capture.constants import Constants
-from autotuner.capture.operators import sliced
-from autotuner.capture.reader import RULES, Reader
 from autotuner.capture.program import Expression, Operation, TensorValue, View
+from autotuner.capture.reader import RULES, Reader
+from autotuner.capture.views import sliced
 from autotuner.ir.kinds import ELEMENT_BYTES
 
 EXAMPLE = "example_value"
@@ -78,14 +79,17 @@ class Reading:
             raise UnknownError("it is changed in place")
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):  # type: ignore[arg-type]
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        given: list[fx.Node] = []
-        map_arg((node.args, node.kwargs), lambda each: given.append(each) or each)
+        if any(_storages(each) & self._changed for each in node.all_input_nodes):
+            raise UnknownError("it reads what is changed in place")
+        given = [each for each in pytree.tree_leaves((node.args, node.kwargs), is_leaf=_is_node) if _is_node(each)]
         if not any(self._is_floating(each) for each in given):
             raise UnknownError("it computes nothing in floating point")
         fragment = self._fragment(node, given)
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
-        return _Rules(fragment, self._reader).run(*(self.value_of(each) for each in given))
+        found = _Rules(fragment, self._reader).value(*(self.value_of(each) for each in given))
+        _check_is(found, node.meta.get(EXAMPLE))
+        return found
 
     def _is_floating(self, node: fx.Node) -> bool:
         example = node.meta.get(EXAMPLE)
@@ -122,7 +126,7 @@ class Reading:
         """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given."""
         examples = [each.meta.get(EXAMPLE) for each in given]
         places = iter(range(len(examples)))
-        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=lambda part: isinstance(part, fx.Node))
+        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
         numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
         key = repr((str(node.target), node.op, numbered, [p for p in flat if not isinstance(p, fx.Node)], tree,
                     [_signature(example) for example in examples]))  # fmt: skip
@@ -152,8 +156,9 @@ class _Rules(fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self._reader = reader
 
-    def run(self, *values: Any) -> Any:
-        found = super().run(*values, enable_io_processing=False)
+    def value(self, *given: Any) -> Any:
+        """Return what the fragment makes of values."""
+        found = self.run(*given, enable_io_processing=False)
         return tuple(found) if isinstance(found, list) else found
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -178,7 +183,7 @@ class _Rules(fx.Interpreter):
 
 
 @contextmanager
-def _constants_allowed(examples: Iterable[Tensor]) -> Iterator[None]:
+def _constants_allowed(examples: Iterable[Any]) -> Iterator[None]:
     """Let a call mix tensors without memory with constants that it makes itself."""
     modes = {example.fake_mode for example in examples if isinstance(example, FakeTensor)}
     before = [(mode, mode.allow_non_fake_inputs) for mode in modes]
@@ -191,6 +196,22 @@ def _constants_allowed(examples: Iterable[Tensor]) -> Iterator[None]:
             mode.allow_non_fake_inputs = allowed
 
 
+def _check_is(value: Any, example: Any) -> None:
+    """Check that a value has the shape and the type that torch gives it.
+
+    Raises:
+        UnknownError: it has not.
+    """
+    if isinstance(value, tuple):
+        for each, of_torch in zip(value, example, strict=True):
+            _check_is(each, of_torch)
+    elif isinstance(value, View):
+        shape = tuple(extent(whole(dim)) for dim in value.dims)
+        dtype = getattr(torch, value.dtype)
+        if not isinstance(example, Tensor) or (shape, dtype) != (tuple(example.shape), example.dtype):
+            raise UnknownError(f"it is read as {value.dtype} {shape}, and torch says otherwise")
+
+
 def _name(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
@@ -199,6 +220,10 @@ def _signature(example: Any) -> Any:
     if not isinstance(example, Tensor):
         return type(example).__name__
     return tuple(example.shape), example.dtype, example.device, example.stride(), example.requires_grad
+
+
+def _is_node(part: Any) -> bool:
+    return isinstance(part, fx.Node)
 
 
 def _storages(node: fx.Node) -> set[int]:
@@ -213,19 +238,48 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
     """Return the storages of tensors that some node changes in place, or writes its result to."""
     found: set[int] = set()
     for node in graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
         name = _name(node)
-        writes = name.startswith("i") and name[1:] in _IN_PLACE or name == "setitem"
-        if writes or (node.op == "call_method" and name.endswith("_") and not name.endswith("__")) or (
-            node.op == "call_function" and name.endswith("_") and getattr(operator, name, None) is not node.target
-        ):  # fmt: skip
+        of_operator = getattr(operator, name, None) is node.target
+        writes = (
+            name == "setitem"
+            or (of_operator and name.startswith("i") and name[1:] in _IN_PLACE)
+            or (not of_operator and name.endswith("_") and not name.endswith("__"))
+            or _is_in_place(node)
+        )
+        if writes:
             for given in node.all_input_nodes[:1]:
                 found |= _storages(given)
         out = node.kwargs.get("out")
-        if isinstance(out, fx.Node):
-            found |= _storages(out)
-        if node.kwargs.get("inplace") is True and node.all_input_nodes:
-            found |= _storages(node.all_input_nodes[0])
+        for each in out if isinstance(out, tuple | list) else [out]:
+            found |= _storages(each) if isinstance(each, fx.Node) else set()
     return found
 
 
-_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+def _is_in_place(node: fx.Node) -> bool:
+    """Say whether a function is told to work in place."""
+    if node.kwargs.get("inplace") is True:
+        return True
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a built-in function, or a method
+        return False
+    return given.arguments.get("inplace") is True
+
+
+_IN_PLACE = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)

@@ -22,7 +22,11 @@ NAMES = {
     "causal_mask": "masked",
     "mask": "masked",
 }
-STATISTICS = {"layer_norm": ("mean", "reciprocal_deviation"), "softmax": ("logsumexp",), "rms_norm": ("reciprocal_root",)}
+STATISTICS = {
+    "layer_norm": ("mean", "reciprocal_deviation"),
+    "softmax": ("logsumexp",),
+    "rms_norm": ("reciprocal_root",),
+}
 
 Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
 """A tensor, at fixed places along some of its axes."""
@@ -99,7 +103,9 @@ class _Writing:
         for tensor in self.block.results:
             self._want(tensor, frozenset())
         entries = [
-            self._entry(operation, fixed) for operation in self.block.operations for fixed in self.wanted.get(operation, ())
+            self._entry(operation, fixed)
+            for operation in self.block.operations
+            for fixed in self.wanted.get(operation, ())
         ]
         inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
@@ -220,7 +226,7 @@ def _axes(tensor: TensorValue) -> list[Axis]:
 
 
 def _renaming(operand: Operand) -> dict[Axis, Axis]:
-    found = {}
+    found: dict[Axis, Axis] = {}
     for one, other in operand.renamed:
         mine, theirs = whole([one]), whole([other])
         if [axis.extent for axis in mine] != [axis.extent for axis in theirs]:

@@ -12,7 +12,7 @@ from autotuner.capture.reading import EXAMPLE, Reading
 from autotuner.capture.region_model import Region, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
-"""Writes a region's call into a graph: given the graph, the nodes of inputs and parameters; returns those of outputs."""
+"""Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""
 
 
 class Captured:
@@ -31,7 +31,7 @@ class Captured:
             if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)
         ]  # fmt: skip
         self._set_stages()
-        live, demanded = self._live(frozenset(self._reading.operations))
+        _, demanded = self._live(frozenset(self._reading.operations))
         self.regions: list[Region] = []
         self.reasons = self._reading.reasons
         needed = self._needed(demanded)

@@ -90,7 +90,7 @@ def part_of_sum(reader: Reader, one: Any, other: Any) -> Any:
     if is_named(one, "mean square") and isinstance(other, int | float):
         return Expression("mean square and epsilon", (*one.operands, float(other)))
     if is_named(one, "times") and is_named(other, "rotated times") and is_same(one.operands[0], other.operands[0]):
-        return _rotary(reader, *one.operands, other.operands[1])
+        return _rotary(reader, one.operands[0], one.operands[1], other.operands[1])
     return None
 
 
@@ -102,9 +102,9 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
         return Expression("scaled inner", one.operands)
     if is_named(one, "one and gelu tanh") and isinstance(other, View):
         (x,), half = one.operands, other.tensor.made_by
-        if half is not None and half.kind == "scale" and is_close(half.attributes["factor"], 0.5):
-            if is_same(x, half.inputs[0].view):
-                return reader.mapped("gelu_tanh", x)
+        halves = half is not None and half.kind == "scale" and is_close(half.attributes["factor"], 0.5)
+        if halves and half is not None and is_same(x, half.inputs[0].view):
+            return reader.mapped("gelu_tanh", x)
     if is_named(one, "reciprocal root") and is_same(uncast(other), one.operands[0]):
         return Expression("normalised", one.operands)
     if is_named(one, "normalised") and isinstance(other, View):
@@ -123,7 +123,9 @@ def rms_norm(reader: Reader, x: View, scale: View, epsilon: float) -> View:
     return View(made[0], x.dims)
 
 
-def _rotary(reader: Reader, x: View, cosine: View, sine: View) -> View:
+def _rotary(reader: Reader, x: Any, cosine: Any, sine: View) -> View:
+    if not isinstance(x, View) or not isinstance(cosine, View):
+        raise UnknownError("a rotary embedding of what is no tensor that is known")
     one_type(x, cosine, sine)
     axes = whole(x.dims[-1])
     if len(axes) != 1:
