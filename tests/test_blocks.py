@@ -141,20 +141,25 @@ def test_the_training_graph_equals_autograd_of_a_plain_block(name: str) -> None:
     assert_same(found, autograd(name, known))
 
 
+def trained(model: Model, known: Values, folder: Path) -> dict[str, Tensor]:
+    """Return output and gradients of a training step that runs what is tuned with made-up times."""
+    file = load_space(without_compilers(folder))
+    calls = build_space(training_graph(model.graph()), file).calls
+    with open_database(folder / "tuned.sqlite") as database:
+        configuration = tune(
+            model, file, database, Asking(times(calls)), policy=TuningPolicy(explaining_s=0.1), exhaustive=True
+        )
+    step = TrainingStep(configuration, known)
+    given = [known[name] for name, tensor in model.graph().tensors.items() if tensor.role == "input"]
+    return {"y": step.forward(*given).clone()} | step.backward(known["grad_y"])
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_tiny_block_is_tuned_and_trains_as_autograd_does(name: str, tmp_path: Path) -> None:
     """With made-up times; the training step runs for real."""
     model = block(name)
-    file = load_space(without_compilers(tmp_path))
-    calls = build_space(training_graph(model.graph()), file).calls
-    with open_database(tmp_path / "tuned.sqlite") as database:
-        configuration = tune(
-            model, file, database, Asking(times(calls)), policy=TuningPolicy(explaining_s=0.1), exhaustive=True
-        )
     known = values(model)
-    step = TrainingStep(configuration, known)
-    given = [known[name] for name, tensor in model.graph().tensors.items() if tensor.role == "input"]
-    found = {"y": step.forward(*given).clone()} | step.backward(known["grad_y"])
+    found = trained(model, known, tmp_path)
     assert_same(found, autograd(name, known))
 
 
@@ -177,3 +182,33 @@ def test_every_set_that_the_generic_compiler_is_given_equals_the_reference(name:
     declared = {kinds: tuple(one.tensors[number].axes for number in one.boundary) for kinds, one in found.items()}
     assert len(found) > 12
     assert faults([Call(one, Candidate("inductor", declared[kinds])) for kinds, one in found.items()]) == {}
+
+
+FROZEN = """
+version: 1
+name: frozen
+axes: {b: row, h: hidden, f: feature}
+presets:
+  small: {b: 6, h: 8, f: 12}
+inputs:
+  x: {axes: bh, requires_grad: false}
+  weight2: {axes: hf, requires_grad: false}
+parameters: {weight1: fh}
+operators:
+  - {name: wide, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight1], outputs: [wide]}
+  - {name: active, kind: silu, spec: "bf->bf", inputs: [wide], outputs: [active]}
+  - {name: y, kind: contraction, spec: "bf,hf->bh", inputs: [active, weight2], outputs: [y]}
+outputs: [y]
+"""
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_that_of_autograd(tmp_path: Path) -> None:
+    path = tmp_path / "frozen.yaml"
+    path.write_text(FROZEN)
+    model = load_model(str(path)).instantiate("small", dtype="float64")
+    known = values(model)
+    found = trained(model, known, tmp_path)
+    weight = known["weight1"].clone().requires_grad_()
+    y = functional.silu(known["x"] @ weight.T) @ known["weight2"].T
+    (gradient,) = torch.autograd.grad(y, [weight], known["grad_y"])
+    assert_same(found, {"y": y.detach(), "grad_weight1": gradient})

@@ -16,14 +16,16 @@ def training_graph(forward: Graph) -> Graph:
     """Return forward and backward as one graph.
 
     Its outputs are those of forward, then the gradients of the inputs that a gradient reaches (an additive mask is a
-    constant), then those of all parameters. The gradients of forward's outputs are given from outside.
+    constant), then those of all parameters. The gradients of forward's outputs are given from outside. No operator is
+    derived whose results are gradients of constants only.
 
     Where gradients meet, they are summed by binary `add` operators (running sum, next term). Contractions come last,
     each right before the `add` of its product, so that a kernel can add into the running sum.
 
     Raises:
-        GraphError: an operator kind without a rule, a parameter that no gradient reaches, or a gradient that arrives
-            where it cannot go on: at a statistic, at a mask, or straight from an output at an input.
+        GraphError: an operator kind without a rule, a parameter that no gradient reaches, an output that is made of
+            constants only, or a gradient that arrives where it cannot go on: at a statistic, at a mask, or straight
+            from an output at an input.
     """
     for operator in forward.operators:
         gradient_of(operator)
@@ -43,6 +45,15 @@ def training_graph(forward: Graph) -> Graph:
         operators=(*forward.operators, *backward.operators),
         outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
     )
+
+
+def constants(forward: Graph) -> set[str]:
+    """Return the tensors that need no gradient: constants, and what is made of them alone."""
+    found = {name for name, tensor in forward.tensors.items() if tensor.constant}
+    for operator in forward.operators:
+        if operator.inputs and found.issuperset(operator.inputs):
+            found.update(operator.outputs)
+    return found
 
 
 def gradient_of(operator: Operator) -> Gradient:
@@ -75,9 +86,12 @@ class _Backward:
         self._planned: dict[str, list[tuple[Operator, Derivative]]] = {name: [] for name in forward.tensors}
         self._reads = Counter(tensor for operator in forward.operators for tensor in operator.inputs)
         self._unvisited = Counter(self._reads)
+        self._constants = constants(forward)
         for output in dict.fromkeys(forward.outputs):
             if output not in forward.producers:
                 raise GraphError(f"output {output!r} is made by no operator, so it has no gradient of its own")
+            if output in self._constants:
+                raise GraphError(f"output {output!r} depends on tensors without gradient only")
             self._ready[output].append(self._tensor(f"grad_{output}", output))
 
     def visit(self, operator: Operator) -> None:
@@ -100,6 +114,9 @@ class _Backward:
                 self._settle(tensor)
 
     def _plan(self, operator: Operator, derived: Derivative | HandedOn, grad: str) -> None:
+        places = (derived.wrt,) if isinstance(derived, HandedOn) else derived.wrt
+        if self._constants.issuperset(operator.inputs[place] for place in places):
+            return
         if isinstance(derived, HandedOn):
             self._ready[operator.inputs[derived.wrt]].append(grad)
         elif len(derived.wrt) == 1:

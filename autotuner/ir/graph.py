@@ -19,6 +19,7 @@ class Tensor:
     Roles: `input` and `parameter` come from outside; `activation` flows on; `auxiliary` is what forward leaves for
     backward alone (a mask, mean and reciprocal deviation, log-sum-exp); `gradient` is what backward computes.
     An `optional` tensor may stay absent: only some kernels make it, and only some read it.
+    A `constant` one comes from outside and needs no gradient: data, or a frozen parameter.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Tensor:
     dtype: str
     role: Role
     optional: bool = False
+    constant: bool = False
 
 
 @dataclass(frozen=True)

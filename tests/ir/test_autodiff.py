@@ -8,11 +8,13 @@ from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.models import load_model
 
 
-def chain(*operators: Operator, outputs: tuple[str, ...] = ("y",), **axes: str) -> Graph:
-    """Return a forward graph; a tensor is an input if named x, a parameter if named w."""
-    roles = {"x": "input", "w": "parameter"}
+def chain(
+    *operators: Operator, outputs: tuple[str, ...] = ("y",), constants: tuple[str, ...] = (), **axes: str
+) -> Graph:
+    """Return a forward graph; a tensor is an input if named x or among the constants, a parameter if named w."""
+    roles = {"x": "input", "w": "parameter"} | dict.fromkeys(constants, "input")
     tensors = {
-        name: Tensor(name, letters, "float32", roles.get(name, "activation"))  # type: ignore[arg-type]
+        name: Tensor(name, letters, "float32", roles.get(name, "activation"), constant=name in constants)  # type: ignore[arg-type]
         for name, letters in axes.items()
     }
     return Graph("chain", dict.fromkeys("abcd", 2), tensors, operators, outputs)
@@ -29,6 +31,42 @@ def test_a_contraction_has_a_contraction_per_gradient() -> None:
     assert graph.outputs == ("y", "grad_x", "grad_w")
     assert graph.given_gradients == ("grad_y",)
     assert graph.saved == ("x", "w")
+
+
+def frozen(*constants: str) -> Graph:
+    """Return the forward graph of two products and a bias, with some of what is given constant."""
+    return chain(
+        Operator("scaled", "scale", "ab->ab", ("x",), ("scaled",), (("factor", 2.0),)),
+        Operator("product", "contraction", "ab,cb->ac", ("scaled", "w"), ("product",)),
+        Operator("again", "contraction", "ac,dc->ad", ("product", "weight"), ("again",)),
+        Operator("y", "bias", "ad,d->ad", ("again", "offset"), ("y",)),
+        constants=constants,
+        x="ab", w="cb", scaled="ab", product="ac", weight="dc", again="ad", offset="d", y="ad",
+    )  # fmt: skip
+
+
+def test_nothing_is_derived_for_constants_and_for_what_is_made_of_them_alone() -> None:
+    graph = training_graph(frozen("x", "weight", "offset"))
+    assert [(o.name, o.inputs) for o in graph.operators if o.phase == "backward"] == [
+        ("grad_product", ("grad_y", "weight")),
+        ("grad_w", ("grad_product", "scaled")),
+    ]
+    assert graph.outputs == ("y", "grad_w")
+
+
+def test_an_output_of_constants_alone_is_refused() -> None:
+    with pytest.raises(GraphError, match="output 'y' depends on tensors without gradient only"):
+        training_graph(frozen("x", "w", "weight", "offset"))
+
+
+def test_a_constant_beside_a_parameter_gets_its_gradient_from_the_operator_that_makes_both() -> None:
+    attributes = (("epsilon", 1e-5),)
+    norm = Operator("y", "layer_norm", "ab,b,b->ab,a,a", ("x", "scale", "w"), ("y", "mean", "deviation"), attributes)
+    graph = training_graph(
+        chain(norm, constants=("x", "scale"), x="ab", scale="b", w="b", y="ab", mean="a", deviation="a")
+    )
+    assert [o.kind for o in graph.operators if o.phase == "backward"] == ["layer_norm_grad_parameters"]
+    assert graph.outputs == ("y", "grad_scale", "grad_w")
 
 
 def test_no_operator_stands_for_a_gradient_that_is_handed_on() -> None:

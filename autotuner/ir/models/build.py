@@ -55,7 +55,7 @@ class _Building:
         self._stands_for: dict[str, str] = {}
         for name, given in definition.inputs.items():
             if self._present(given.when, f"input {name!r}"):
-                self.tensors[name] = Tensor(name, given.axes, dtype, "input")
+                self.tensors[name] = Tensor(name, given.axes, dtype, "input", constant=given.requires_grad is False)
         for name, axes in definition.parameters.items():
             self.tensors[name] = Tensor(name, axes, dtype, "parameter")
 

@@ -55,10 +55,14 @@ class Option(_Strict):
 
 
 class Input(_Strict):
-    """A tensor that the caller gives; it is there only `when` an option is true."""
+    """A tensor that the caller gives; it is there only `when` an option is true.
+
+    With `requires_grad: false`, no gradient of it is computed.
+    """
 
     axes: Axes
     when: Reference | None = None
+    requires_grad: bool | None = None
 
 
 class InverseSqrt(_Strict):
