@@ -1,12 +1,13 @@
 """The public API: tune a model on this machine, and run the configuration as a module that trains."""
 
 import shlex
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from autotuner.database import open_database
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from autotuner.server.client import Client
 
 __all__ = [
-    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "restore",
+    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "optimize", "restore",
     "save_configuration", "summary", "tune",
 ]  # fmt: skip
 
@@ -35,8 +36,10 @@ ASKED_S = 5.0
 """A service that takes longer does not keep `apply` waiting."""
 
 
+@overload
 def tune(
     model: "str | Model | nn.Module",
+    example_inputs: None = None,
     *,
     extents: Mapping[str, int] | None = None,
     options: Mapping[str, Scalar] | None = None,
@@ -48,11 +51,48 @@ def tune(
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
     **tuning: Unpack[TuneKeywords],
-) -> Configuration:
+) -> Configuration: ...
+
+
+@overload
+def tune(
+    model: "nn.Module",
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    database: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> list[Configuration]: ...
+
+
+def tune(
+    model: "str | Model | nn.Module",
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    extents: Mapping[str, int] | None = None,
+    options: Mapping[str, Scalar] | None = None,
+    dtype: str | None = None,
+    mode: str = "train",
+    database: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> Configuration | list[Configuration]:
     """Tune a model on this machine and return the best configuration found.
+
+    With example inputs, `model` may be any module: it is called once, the regions that can be tuned are found in what
+    it does, and the configurations of these are returned. `torch.compile(model, backend="autotuner")` then runs them.
 
     Args:
         model: "bert-encoder:tiny", a `Model`, or a module that `apply` takes (`extents` must then give `b` and `l`).
+        example_inputs: positional arguments of a module's call, or a mapping of keyword arguments. A configuration is
+            for their shapes, and for the mode that the module is in; `extents`, `options`, `dtype` and `mode` do not
+            go with them.
         extents: elements along axes, in place of the preset's.
         options: of the model file, in place of its defaults.
         dtype: of inputs, parameters and activations.
@@ -65,8 +105,81 @@ def tune(
         tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
     Raises:
+        InputError: example inputs for what is no module, or beside arguments that do not go with them.
         AutotunerError: the tree in `autotuner.errors` says what.
     """
+    if example_inputs is None:
+        return _tune_one(model, extents, options, dtype, mode, database, device, threads, space, watch, tuning)
+    if isinstance(model, str | Model):
+        raise InputError(f"example inputs are for a module's call, and {model!r} is none: leave them out")
+    if (extents, options, dtype, mode) != (None, None, None, "train"):
+        raise InputError("extents, options, dtype and mode follow from the example inputs: leave them out")
+    from autotuner.capture import record
+
+    device = device or _device_type(model)
+    return [
+        _tune_one(region, None, None, None, "train", database, device, threads, space, watch, tuning)
+        for region in record(model, example_inputs)
+    ]
+
+
+def optimize(
+    model: "nn.Module",
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    database: str | Path | None = None,
+    server: "str | Client | None" = None,
+    compiler: str = "inductor",
+    graphs: bool = True,
+    fullgraph: bool = False,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> Any:
+    """Return a model whose known regions run tuned, and the rest of which another compiler compiles.
+
+    It is `torch.compile(model, backend="autotuner", dynamic=False)`, after a tuning where example inputs are given.
+
+    Args:
+        example_inputs: as in `tune`; the regions in this call are tuned here and now, unless the database knows them.
+        database: where configurations are known; or else
+        server: URL of a service, or a client of it: it tunes what is not known, for a later compilation.
+        compiler: of the rest: "inductor", "aot_eager" or "eager".
+        graphs: whether tuned regions become CUDA graphs; ignored on the CPU.
+        fullgraph: whether a graph break is an error.
+        watch: called with the progress of a tuning.
+        tuning: as in `tune`.
+
+    Raises:
+        InputError: both a database and a server; example inputs with a server; an unknown compiler.
+    """
+    import torch
+
+    from autotuner.capture.backend import checked, compile_graph
+
+    if example_inputs is not None and server is not None:
+        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
+    given = {"database": None if database is None else str(database), "server": server}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= {"compiler": compiler, "graphs": graphs}
+    checked(options)
+    if example_inputs is not None:
+        tune(model, example_inputs, database=database, watch=watch, **tuning)
+    return torch.compile(model, backend=compile_graph, options=options, dynamic=False, fullgraph=fullgraph)
+
+
+def _tune_one(
+    model: "str | Model | nn.Module",
+    extents: Mapping[str, int] | None,
+    options: Mapping[str, Scalar] | None,
+    dtype: str | None,
+    mode: str,
+    database: str | Path | None,
+    device: str | None,
+    threads: int | None,
+    space: str | Path | None,
+    watch: Watch,
+    tuning: TuneKeywords,
+) -> Configuration:
     device = device or _device_type(model)
     environment(device)  # before anything else, since without the device there is nothing to do
     wanted = _as_model(model, extents, options, dtype, mode)
@@ -288,7 +401,14 @@ def restore(module: "nn.Module") -> "nn.Module":
 
 
 def summary(module: "nn.Module | None" = None) -> "Summary":
-    """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do."""
+    """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do.
+
+    Without a model, it also says which regions of compiled models run tuned.
+    """
     from autotuner.runtime import summary as run
 
-    return run(module)
+    found = run(module)
+    backend = sys.modules.get("autotuner.capture.backend")
+    if module is None and backend is not None:
+        found = replace(found, graphs=tuple(str(each) for each in backend.COMPILED))
+    return found

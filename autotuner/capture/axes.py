@@ -34,7 +34,7 @@ Dim = tuple[Axis, ...]
 
 @dataclass
 class Axes:
-    """What is known about axes, with a journal, so that it can be taken back."""
+    """The knowledge about axes, with a journal, so that it can be taken back."""
 
     _journal: list[tuple[Axis, str, object]] = field(default_factory=list)
 

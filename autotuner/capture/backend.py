@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autotuner.capture.additive import additive
 from autotuner.capture.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.capture.region_model import Region
 from autotuner.capture.rewriting import Call, Captured
 from autotuner.errors import AutotunerError, InputError
+from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
@@ -28,7 +29,7 @@ AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledGraph:
     """One graph that was compiled: its regions, and which of them run tuned. `str` gives sentences.
 
     Args:
@@ -57,8 +58,8 @@ class Compiled:
         return f"{said}; for the others, {self.note}" if self.note else said
 
 
-COMPILED: list[Compiled] = []
-"""What this process has compiled, in order."""
+COMPILED: list[CompiledGraph] = []
+"""The graphs that this process has compiled, in order."""
 
 
 def compile_graph(
@@ -83,9 +84,7 @@ def compile_graph(
         InputError: an option that is unknown or not valid.
     """
     given = dict(options or {})
-    unknown = sorted(set(given) - set(OPTIONS))
-    if unknown:
-        raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+    checked(given)
     compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
     knowledge = _knowledge(given)
     regions = rewrite(module, example_inputs, knowledge, graphs=bool(given.get("graphs", True)))
@@ -100,13 +99,57 @@ def compile_graph(
     return run
 
 
+def checked(options: Mapping[str, Any]) -> None:
+    """Check the backend's options.
+
+    Raises:
+        InputError: one is unknown or not valid.
+    """
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+    if options.get("compiler", "inductor") not in COMPILERS:
+        raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
+    if options.get("server") is not None and options.get("database") is not None:
+        raise InputError("the backend was given a server and a database: give one of them")
+
+
+def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) -> list[Model]:
+    """Call a module once, and return its regions as models, equal ones once.
+
+    Raises:
+        InputError: it has none; the message says why.
+    """
+    kinds: dict[str, Region] = {}
+    notes: list[str] = []
+
+    def look(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        captured = capture(module, inputs)
+        if isinstance(captured, str):
+            notes.append(captured)
+        else:
+            kinds.update({region.key: region for region in captured.regions})
+            notes.extend(captured.reasons)
+        return module.forward
+
+    compiled = torch.compile(model, backend=look, dynamic=False)
+    if isinstance(example_inputs, Mapping):
+        compiled(**example_inputs)
+    else:
+        compiled(*((example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs))
+    if not kinds:
+        why = "; ".join(dict.fromkeys(notes)) or "nothing in it repeats, and it has no attention"
+        raise InputError(f"no region of this {type(model).__name__} can be tuned: {why}")
+    return [region.model for region in kinds.values()]
+
+
 def rewrite(
     module: fx.GraphModule, example_inputs: Sequence[Any], knowledge: Knowledge, *, graphs: bool = True
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module, example_inputs)
     if isinstance(captured, str):
-        COMPILED.append(Compiled({}, frozenset(), len(module.graph.nodes), note=captured))
+        COMPILED.append(CompiledGraph({}, frozenset(), len(module.graph.nodes), note=captured))
         log.info("%s", COMPILED[-1])
         return []
     kinds = {region.key: region for region in captured.regions}
@@ -121,23 +164,23 @@ def rewrite(
             note = knowledge.want(missing, device_type)
     except AutotunerError as error:
         note = str(error)
-    made: list[TunedRegion] = []
+    made: dict[Region, TunedRegion] = {}
     calls: dict[Region, Call] = {}
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
             label = f"region {number} ({region.model.name})"
             tuned = TunedRegion(known[region.key], ports, graphs=graphs, label=label)
-            made.append(tuned)
+            made[region] = tuned
             calls[region] = _writer(tuned, region)
     placed = set(captured.replace(calls)) if calls else set()
     if calls:
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    COMPILED.append(Compiled(counts, running, captured.nodes, dict(captured.reasons), note))
+    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note))
     log.info("%s", COMPILED[-1])
-    return made
+    return [tuned for region, tuned in made.items() if region in placed]
 
 
 def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured | str:
@@ -173,8 +216,6 @@ def _device_type(example_inputs: Sequence[Any]) -> str:
 
 
 def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -> Callable[..., Any]:
-    if name not in COMPILERS:
-        raise InputError(f"compiler is {name!r}: write one of {', '.join(COMPILERS)}")
     if name == "inductor":
         from torch import _TorchCompileInductorWrapper
 
@@ -187,8 +228,6 @@ def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:
-    if given.get("server") is not None and given.get("database") is not None:
-        raise InputError("the backend was given a server and a database: give one of them")
     if given.get("server") is not None:
         return OfService(given["server"])
     if given.get("database") is not None:

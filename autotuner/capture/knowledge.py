@@ -18,7 +18,7 @@ USABLE = ("exact", "doubtful")
 
 
 class Knowledge(Protocol):
-    """What is known of models, and where unknown ones are tuned."""
+    """Source of configurations of models, and of help for those that it does not know."""
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         """Return the best configuration of each model on a device of this machine, None where none is known.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autotuner.capture.axes import Axis, Dim, UnknownError, extent, whole
-from autotuner.capture.program import Expression, Operand, View
+from autotuner.capture.program import BoundView, Expression, View
 from autotuner.capture.reader import Reader, aten, held, in_order, memory, one_type, plain, rule
 from autotuner.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
 
@@ -53,7 +53,7 @@ def _product(
     wanted = whole(axis for dim in dims for axis in dim)
     first = [axis for axis in (order or ([] if batch else held(a))) if axis in wanted]
     axes = [*first, *(axis for axis in wanted if axis not in first)]
-    (made,) = reader.make("contraction", (a, Operand(b, tuple(renamed))), [axes])
+    (made,) = reader.make("contraction", (a, BoundView(b, tuple(renamed))), [axes])
     return View(made, dims)
 
 

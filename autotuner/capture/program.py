@@ -45,7 +45,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Operand:
+class BoundView:
     """A view that an operator reads, with the axes that the operator binds to the view's own."""
 
     view: View
@@ -60,7 +60,7 @@ class Operation:
     """
 
     kind: str
-    inputs: tuple[Operand, ...]
+    inputs: tuple[BoundView, ...]
     outputs: tuple[TensorValue, ...]
     attributes: Mapping[str, Scalar | Axis]
     place: int = 0
@@ -69,7 +69,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expression:
-    """What some nodes compute that only makes an operator of ours together with others."""
+    """A part of an operator of ours: some nodes compute it, and together with others they make the operator."""
 
     name: str
     operands: tuple[Any, ...] = ()

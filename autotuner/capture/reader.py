@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, whole
-from autotuner.capture.program import Operand, Operation, TensorValue, View
+from autotuner.capture.program import BoundView, Operation, TensorValue, View
 from autotuner.ir.records import Scalar
 
 aten: Any = torch.ops.aten
@@ -42,13 +42,13 @@ class Reader:
     def make(
         self,
         kind: str,
-        inputs: Sequence[View | Operand],
+        inputs: Sequence[View | BoundView],
         made: Sequence[Sequence[Axis]],
         attributes: dict[str, Scalar | Axis] | None = None,
         dtype: str = "",
     ) -> tuple[TensorValue, ...]:
         """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
-        operands = tuple(each if isinstance(each, Operand) else Operand(each) for each in inputs)
+        operands = tuple(each if isinstance(each, BoundView) else BoundView(each) for each in inputs)
         dims = [tuple((axis,) for axis in axes) for axes in made]
         outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)
@@ -58,12 +58,12 @@ class Reader:
         self.operations.append(operation)
         return outputs
 
-    def mapped(self, kind: str, x: View, *others: View | Operand, **attributes: Scalar | Axis) -> View:
+    def mapped(self, kind: str, x: View, *others: View | BoundView, **attributes: Scalar | Axis) -> View:
         """Append an operator that makes one element of each of x's, and return a view like x of what it makes."""
         (made,) = self.make(kind, (x, *others), [memory(x)], attributes)
         return View(made, x.dims)
 
-    def united(self, dims: Sequence[Dim], view: View) -> Operand:
+    def united(self, dims: Sequence[Dim], view: View) -> BoundView:
         """Return a view as an operand that lies along the last of these dimensions; what it repeats is left out."""
         renamed: list[tuple[Axis, Axis]] = []
         own_axes = set(held(view))
@@ -73,7 +73,7 @@ class Reader:
                 continue  # repeated along this dimension
             if own:
                 renamed += self.axes.unite(mine, other)
-        return Operand(view, tuple(renamed))
+        return BoundView(view, tuple(renamed))
 
 
 def memory(view: View) -> list[Axis]:
@@ -89,7 +89,7 @@ def memory(view: View) -> list[Axis]:
     return axes
 
 
-def in_order(x: View, other: Operand) -> None:
+def in_order(x: View, other: BoundView) -> None:
     """Check that two operands of an element-wise operator have their axes in one order of memory.
 
     Raises:

@@ -26,8 +26,8 @@ OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
-class Reading:
-    """What is known of a graph: the operators, and a value for each node that they make or view.
+class GraphReading:
+    """The knowledge of a graph: the operators, and a value for each node that they make or view.
 
     Attributes:
         values: by node; a view of a tensor, a tuple of views, or an expression. A node without one is torch's.

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotuner.capture.axes import Axis, UnknownError, whole
 from autotuner.capture.blocks import Block
-from autotuner.capture.program import Operand, Operation, TensorValue, fixed_of
+from autotuner.capture.program import BoundView, Operation, TensorValue, fixed_of
 from autotuner.errors import AutotunerError
 from autotuner.ir.models import Model, ModelFile
 from autotuner.ir.models.schema import parse_definition
@@ -34,7 +34,7 @@ Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where an operand of a region comes from: a tensor, at fixed places, as dimensions over what is left."""
+    """Origin of an operand of a region: a tensor, at fixed places, as dimensions over what is left."""
 
     tensor: TensorValue
     fixed: Mapping[Axis, int]
@@ -187,7 +187,7 @@ class _Writing:
             "attributes": attributes,
         }
 
-    def _operand(self, operand: Operand, places: Mapping[Axis, int], name: str) -> str:
+    def _operand(self, operand: BoundView, places: Mapping[Axis, int], name: str) -> str:
         """Return the name of the tensor that an operator reads; one from outside gets a name here."""
         tensor = operand.view.tensor
         taken = tensor, _fixed(operand, places)
@@ -225,7 +225,7 @@ def _axes(tensor: TensorValue) -> list[Axis]:
     return whole(axis for dim in tensor.dims for axis in dim)
 
 
-def _renaming(operand: Operand) -> dict[Axis, Axis]:
+def _renaming(operand: BoundView) -> dict[Axis, Axis]:
     found: dict[Axis, Axis] = {}
     for one, other in operand.renamed:
         mine, theirs = whole([one]), whole([other])
@@ -235,7 +235,7 @@ def _renaming(operand: Operand) -> dict[Axis, Axis]:
     return found
 
 
-def _fixed(operand: Operand, places: Mapping[Axis, int]) -> frozenset[tuple[Axis, int]]:
+def _fixed(operand: BoundView, places: Mapping[Axis, int]) -> frozenset[tuple[Axis, int]]:
     """Return where an operand's tensor is taken, if its operator's results are taken at these places."""
     renaming = _renaming(operand)
     found = fixed_of(operand.view.fixed)
@@ -246,7 +246,7 @@ def _fixed(operand: Operand, places: Mapping[Axis, int]) -> frozenset[tuple[Axis
     return frozenset(found.items())
 
 
-def _bound(operand: Operand, places: Mapping[Axis, int]) -> list[Axis]:
+def _bound(operand: BoundView, places: Mapping[Axis, int]) -> list[Axis]:
     """Return the axes that an operator binds to its operand's, in the order of the operand's memory."""
     renaming = _renaming(operand)
     fixed = dict(_fixed(operand, places))

@@ -8,7 +8,7 @@ from torch import fx
 from autotuner.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.capture.blocks import blocks_of
 from autotuner.capture.program import Operation, TensorValue, View, fixed_of
-from autotuner.capture.reading import EXAMPLE, Reading
+from autotuner.capture.reading import EXAMPLE, GraphReading
 from autotuner.capture.region_model import Region, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
@@ -25,7 +25,7 @@ class Captured:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        self._reading = Reading(graph)
+        self._reading = GraphReading(graph)
         self._roots = [
             node for node in graph.nodes
             if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)

@@ -8,7 +8,7 @@ import torch
 
 from autotuner.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.capture.program import Expression, View
-from autotuner.capture.reader import Reader, aten, rule
+from autotuner.capture.reader import RULES, Reader, aten, rule
 from autotuner.capture.written_out import is_named, uncast
 
 
@@ -21,7 +21,7 @@ def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
 
 
 @rule(aten.flatten.using_ints)
-def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:
+def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:  # noqa: ARG001
     first, last = start % len(x.dims), end % len(x.dims)
     merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
     return View(x.tensor, (*x.dims[:first], merged, *x.dims[last + 1 :]), x.fixed)
@@ -126,11 +126,13 @@ def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
     return View(x.tensor, (*x.dims[:place], part, *x.dims[place + 1 :]), (*x.fixed, (axis, first // taken)))
 
 
-@rule(aten.split.Tensor)
 def split(reader: Reader, x: View, size: int, dim: int = 0) -> tuple[View, ...]:
     place = dim % len(x.dims)
     elements = extent(whole(x.dims[place]))
     return tuple(sliced(reader, x, place, first, size) for first in range(0, elements, size))
+
+
+RULES[aten.split.Tensor] = split
 
 
 @rule(aten.chunk.default)

@@ -46,10 +46,12 @@ class Summary:
     Args:
         calls: those that ran a configuration.
         fallbacks: those that ran the original, by layer class, reason and shape of the input.
+        graphs: of each graph that was compiled, a sentence on its regions.
     """
 
     calls: int
     fallbacks: Counter[Key]
+    graphs: tuple[str, ...] = ()
 
     @property
     def tuned_share(self) -> float:
@@ -59,6 +61,9 @@ class Summary:
 
     def __str__(self) -> str:
         total = self.calls + self.fallbacks.total()
+        told = [f"compiled graph {number}: {sentence}" for number, sentence in enumerate(self.graphs, 1)]
+        if not total and told:
+            return "\n".join(told)
         if not total:
             return "no call of a tuned layer: apply returns one, in place of the layer that it is given"
         lines = [f"{self.tuned_share:.0%} of {total:,} calls of tuned layers ran a configuration"]
@@ -71,7 +76,7 @@ class Summary:
         if len(rows) > LINES:
             rest = sum(count for _, count in rows[LINES:])
             lines.append(f"{rest:,} more, of {len(rows) - LINES} other reasons and shapes")
-        return "\n".join(lines)
+        return "\n".join(lines + told)
 
 
 @dataclass

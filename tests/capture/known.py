@@ -1,0 +1,78 @@
+"""Knowledge of regions without measuring: plans by made-up times, of the kernels that need no compiler."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from autotuner.capture.backend import COMPILED, CompiledGraph, rewrite
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration
+from autotuner.runtime.region import TunedRegion
+from autotuner.space import SpaceFile, build_space
+from autotuner.tuner import build_configuration
+from tests.made_up import CPU, HERE, times
+
+_LAYOUTS = {name: "all" if name == "torch_matmul" else "declared" for name in CPU.kernels if name.startswith("torch")}
+FEW = SpaceFile.model_validate(
+    CPU.model_dump() | {"kernels": {name: {"layouts": layouts} for name, layouts in _LAYOUTS.items()}}
+)
+
+
+def planned(model: Model) -> Configuration:
+    space = build_space(training_graph(model.graph()), FEW)
+    return build_configuration(model, space, times(space.calls), HERE, {"calls": len(space.calls)})
+
+
+class Known:
+    """Knows every model, or none but those that it is given names of."""
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        self._names = None if names is None else frozenset(names)
+        self.wanted: list[Model] = []
+
+    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:  # noqa: ARG002
+        return [planned(model) if self._names is None or model.name in self._names else None for model in models]
+
+    def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
+        self.wanted += models
+        return "somebody tunes them"
+
+
+class Compilation:
+    """A compiled model, and what was found in it."""
+
+    def __init__(self, model: nn.Module, knowledge: Known | None = None, compiler: str = "eager", **given: Any) -> None:
+        self.regions: list[TunedRegion] = []
+        self._knowledge, self._begun = knowledge or Known(), len(COMPILED)
+        self._compiler = torch._dynamo.lookup_backend(compiler)
+        torch._dynamo.reset()
+        self.model = torch.compile(model, backend=self._compile, dynamic=False, **given)
+
+    @property
+    def compiled(self) -> list[CompiledGraph]:
+        return COMPILED[self._begun :]
+
+    def _compile(self, module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.regions += rewrite(module, inputs, self._knowledge)
+        found: Callable[..., Any] = self._compiler(module, inputs)
+        return found
+
+
+def gradients(model: nn.Module, loss: Callable[[Any], Tensor], called: Any = None) -> dict[str, Tensor]:
+    """Return the loss of a model's call, and the gradients of all parameters that get one."""
+    model.zero_grad()
+    value = loss(model if called is None else called)
+    value.backward()  # type: ignore[no-untyped-call]
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {"loss": value.detach()}
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    """Check that gradients are equal, each within a share of the largest one's norm."""
+    assert found.keys() == wanted.keys()
+    largest = max(float(each.norm()) for each in wanted.values())
+    off = {name: float((found[name] - wanted[name]).norm()) / largest for name in wanted}
+    assert max(off.values()) <= tolerance, max(off, key=off.__getitem__)

@@ -1,0 +1,278 @@
+"""The backend of torch.compile: what it leaves alone, what it says, and the promises of torch.compile that it keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import autotuner
+from autotuner.capture.backend import checked, compile_graph, record
+from autotuner.database import open_database
+from autotuner.errors import InputError
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import family_key
+from tests.capture.known import Compilation, Known, assert_equal, gradients, planned
+
+HIDDEN = 16
+
+
+class Block(nn.Module):
+    """A pre-norm feed-forward part; two of them are the smallest model that has a region."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 24), nn.Linear(24, HIDDEN)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + functional.dropout(y, self.p, self.training)
+
+
+def blocks(count: int = 2, p: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(p) for _ in range(count)))
+
+
+def loss_on(x: Tensor) -> Callable[[Any], Tensor]:
+    def loss(model: Any) -> Tensor:
+        found: Tensor = model(x).square().mean()
+        return found
+
+    return loss
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1))
+
+
+def check_equal(model: nn.Module, x: Tensor, tuned: int, compilation: Compilation) -> None:
+    wanted = gradients(model, loss_on(x))
+    assert_equal(gradients(model, loss_on(x), compilation.model), wanted, 2e-6)
+    assert sum(graph.tuned_places for graph in compilation.compiled) == tuned
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_regions_run_inside_of_what_another_compiler_makes(compiler: str) -> None:
+    model = blocks()
+    check_equal(model, inputs(2, 3), 2, Compilation(model, compiler=compiler))
+
+
+def test_equal_layers_have_one_plan_and_each_its_own_call() -> None:
+    model = blocks(4)
+    compilation = Compilation(model)
+    check_equal(model, inputs(2, 3), 4, compilation)
+    assert len({id(region.plan) for region in compilation.regions}) == 1
+    assert [region.calls for region in compilation.regions] == [1] * 4
+
+
+def test_each_shape_is_a_graph_of_its_own() -> None:
+    model = blocks()
+    compilation = Compilation(model)
+    for shape in ((2, 3), (4, 5), (2, 3)):
+        wanted = gradients(model, loss_on(inputs(*shape)))
+        assert_equal(gradients(model, loss_on(inputs(*shape)), compilation.model), wanted, 2e-6)
+    assert len(compilation.compiled) == 2
+    assert [region.calls for region in compilation.regions] == [2, 2, 1, 1]
+
+
+def test_frozen_parameters_get_no_gradients() -> None:
+    model = blocks()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("down" in name)
+    check_equal(model, inputs(2, 3), 2, Compilation(model))
+
+
+def test_one_weight_in_two_layers_gets_the_sum_of_both_gradients() -> None:
+    model = blocks()
+    model.get_submodule("1.up").weight = model.get_submodule("0.up").weight
+    check_equal(model, inputs(2, 3), 2, Compilation(model))
+
+
+def test_without_gradients_it_only_runs_forward() -> None:
+    model = blocks()
+    compilation = Compilation(model)
+    with torch.no_grad():
+        assert torch.allclose(compilation.model(inputs(2, 3)), model(inputs(2, 3)), atol=1e-6)
+    assert [region.calls for region in compilation.regions] == [1, 1]
+
+
+def test_dropout_draws_in_train_mode_and_not_in_eval_mode() -> None:
+    model, x = blocks(p=0.5), inputs(8, 16)
+    compilation = Compilation(model)
+    first, second = compilation.model(x), compilation.model(x)
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.allclose(compilation.model(x), model(x), atol=1e-6)
+
+
+def test_a_graph_break_makes_two_graphs() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = blocks(), blocks()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)  # type: ignore[no-any-return]
+
+    model = Broken()
+    compilation = Compilation(model)
+    check_equal(model, inputs(2, 3), 4, compilation)
+    assert len(compilation.compiled) == 2
+
+
+def test_a_checkpointed_layer_stays_with_the_other_compiler() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Block(), Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in (self.first, self.second):
+                x = checkpoint(layer, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+            return x
+
+    model = Checkpointed()
+    check_equal(model, inputs(2, 3), 0, Compilation(model, compiler="aot_eager"))
+
+
+class Changing(nn.Module):
+    """Changes in place what the layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = blocks(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.5
+        y = self.layers[0](x)
+        x.add_(1.0)
+        for layer in self.layers[1:]:
+            y = layer(y) + x
+        return y
+
+
+def test_what_is_changed_in_place_is_read_as_torch_reads_it() -> None:
+    model, x = Changing(), inputs(2, 3)
+    compilation = Compilation(model)
+    with torch.no_grad():
+        assert torch.allclose(compilation.model(x), model(x), atol=1e-6)
+
+
+def test_results_between_layers_can_be_read() -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = blocks(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            states = []
+            for layer in self.layers:
+                x = layer(x)
+                states.append(x.transpose(0, 1).flatten())
+            return torch.cat(states).cumsum(0)
+
+    model = Between()
+    check_equal(model, inputs(2, 3), 3, Compilation(model))
+
+
+def test_gradients_are_accumulated_and_the_optimizer_moves_the_parameters_that_regions_read() -> None:
+    ours, theirs = blocks(), blocks()
+    compilation = Compilation(ours)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.05) for model in (ours, theirs)]
+    for _ in range(3):
+        for called, optimizer in zip((compilation.model, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            for number in range(2):
+                loss_on(inputs(2, 3) * (number + 1))(called).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(own, other, atol=1e-4)
+
+
+def test_autocast_is_left_alone_and_the_reason_is_said() -> None:
+    model, x = blocks(), inputs(2, 3)
+    compilation = Compilation(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compilation.model(x), model(x))
+    (compiled,) = compilation.compiled
+    assert str(compiled).startswith("none of ")
+    assert "autocast is on" in str(compiled)
+
+
+def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
+    model, known = blocks(), Known([])
+    compilation = Compilation(model, known)
+    check_equal(model, inputs(2, 3), 0, compilation)
+    assert [model.name for model in known.wanted] == [next(iter(compilation.compiled[0].regions))]
+    assert (
+        str(compilation.compiled[0]) == "0 of 2 regions run tuned (0 of 1 kinds); for the others, somebody tunes them"
+    )
+
+
+def stored(model: nn.Module, x: Tensor, path: Path) -> Configuration:
+    """Store a plan of a model's one region, and return it."""
+    (region,) = record(model, [x])
+    found = planned(region)
+    with open_database(path) as database:
+        from autotuner.measure.devices import environment
+
+        here = environment("cpu")
+        database.remember(here)
+        database.configurations.save(
+            request_key="key", environment_key=here.key, family_key=family_key(region.family), dtype=region.dtype,
+            extents=region.extents, complete=True, document=found.to_json(), total_us=1.0,
+        )  # fmt: skip
+    return found
+
+
+def test_a_model_runs_what_the_database_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOTUNER_SERVER", raising=False)
+    model, x = blocks(), inputs(2, 3)
+    stored(model, x, tmp_path / "known.sqlite")
+    torch._dynamo.reset()
+    compiled = autotuner.optimize(model, database=tmp_path / "known.sqlite", compiler="eager")
+    wanted = gradients(model, loss_on(x))
+    assert_equal(gradients(model, loss_on(x), compiled), wanted, 2e-6)
+    assert "2 of 2 regions run tuned (1 of 1 kinds)" in str(autotuner.summary())
+
+
+def test_the_backend_is_found_by_name() -> None:
+    assert "autotuner" in torch._dynamo.list_backends()
+    assert torch._dynamo.lookup_backend("autotuner") is compile_graph
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has compiler, database, graphs"),
+        ({"compiler": "nvcc"}, "compiler is 'nvcc': write one of inductor, aot_eager, eager"),
+        ({"server": "http://127.0.0.1:1", "database": "x"}, "a server and a database"),
+    ],
+)
+def test_options_that_are_not_valid_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        checked(options)
+
+
+def test_a_module_without_regions_is_refused_with_the_reason() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(InputError, match="no region of this Linear can be tuned: nothing in it repeats"):
+        autotuner.tune(nn.Linear(4, 4), [torch.randn(2, 4)])
+
+
+def test_arguments_that_do_not_go_with_example_inputs_are_refused() -> None:
+    with pytest.raises(InputError, match="'bert-encoder:tiny' is none"):
+        autotuner.tune("bert-encoder:tiny", [torch.zeros(1)])  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="follow from the example inputs"):
+        autotuner.tune(blocks(), [inputs(2, 3)], dtype="float32")  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="give example inputs or a server"):
+        autotuner.optimize(blocks(), [inputs(2, 3)], server="http://127.0.0.1:1")
