@@ -1,6 +1,5 @@
 """A configuration bound to one module: workspaces over its parameters' memory, and what a call must be like."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -11,30 +10,21 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
-from autotuner.ir.device import alignment_bytes
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.memory_planner import Geometry, Port, Ports, make_plan
+from autotuner.plan.memory_planner import Port, Ports, make_plan
 from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
+from autotuner.runtime.bound_parameters import BoundParameters
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import Reason
+from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
-from autotuner.runtime.workspace import ParameterMemory, where
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-# Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
-# to where they are. FSDP moves them every step, and a workspace over other memory takes milliseconds to build.
-MOVES = 3
-
 
 class Binding:
-    """Made for one module; checks every call, which must cost microseconds, and follows parameters that move.
-
-    Kernels read a parameter where it is, if the plan wants it as it lies: contiguous, and where siblings are stacked,
-    one behind the other. Otherwise it is copied into memory of the workspace before each forward. The module's own
-    tensors are never replaced.
-    """
+    """Made for one module; checks every call, which must cost microseconds, and follows parameters that move."""
 
     def __init__(
         self,
@@ -51,35 +41,31 @@ class Binding:
             place: of the configuration, and of its shape.
             graphs: whether calls become CUDA graphs, for all configurations of the module.
         """
-        self._adapter, self._graphs = adapter, graphs
+        self._adapter = adapter
         self._first, self._shapes = configurations[0], shapes
         configuration = configurations[place]
         model = configuration.model
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
-        self._plan = make_plan(configuration, [port.members for port in adapter.ports if len(port.members) > 1])
+        plan = make_plan(configuration, [port.members for port in adapter.ports if len(port.members) > 1])
         self.masked = bool(model.options.get("attention_mask"))
         masks = (Port("attention_mask", ("attention_mask",), ("b", "l")),) if self.masked else ()
-        self._boundary = Ports(
+        boundary = Ports(
             (Port("x", ("x",), dims), *masks),
             (Port("y", ("y",), dims),),
             (Port("y", ("y",), dims),),
             (Port("x", ("x",), dims), *adapter.ports),
         )
-        self._lying = [self._plan.geometry(port) for port in adapter.ports]
-        self.gradient_strides = list(self._plan.geometry(self._boundary.sources[0], "grad_").strides)
-        self.stacks = self._stacks()
+        self._bound = BoundParameters(plan, boundary, adapter.ports, graphs)
+        self.gradient_strides = list(plan.geometry(boundary.sources[0], "grad_").strides)
+        self.stacks = stacks_of([plan.geometry(port, "grad_") for port in adapter.ports])
         self._shape = shapes[place]
         self._keys = (model.extents["b"], model.extents["l"])
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
         self.repeatable = not any(self._settings[:4])
-        self._moves = 0
-        self.pool: Pool
-        self._is_bound = False
         self._seen: list[ref[Tensor]] = []
-        self._memory: list[tuple[int, tuple[int, ...], torch.Size, torch.dtype]] = []
         self._look_at_parts(module)
         problem = self._rebind(self.current())
         if problem is not None:
@@ -88,6 +74,10 @@ class Binding:
     @property
     def shape(self) -> torch.Size:
         return self._shape
+
+    @property
+    def pool(self) -> Pool:
+        return self._bound.pool
 
     def uncovered(self, module: nn.Module, x: Tensor) -> Reason | None:
         """Say why a call with this input is not covered, whatever its mask, or None if it is."""
@@ -122,9 +112,9 @@ class Binding:
         if forward_ad._current_level >= 0:
             return Reason("forward_ad", "forward-mode differentiation is on")
         current = self.current()
-        if not self._is_bound:
+        if not self._bound.is_bound:
             return self._rebind(current)
-        for tensor, seen, (pointer, strides, shape, dtype) in zip(current, self._seen, self._memory, strict=True):
+        for tensor, seen, (pointer, strides, shape, dtype) in zip(current, self._seen, self._bound.memory, strict=True):
             if (
                 tensor is None  # and so may be what was seen, once nobody else has it
                 or tensor is not seen()
@@ -220,10 +210,8 @@ class Binding:
 
     def _let_go(self) -> None:
         """Give back workspaces, and the parameters that they were built on; a call that fits builds them anew."""
-        if self._is_bound:
-            self._is_bound = False
-            self._seen, self._memory = [], []
-            del self.pool
+        self._seen = []
+        self._bound.let_go()
 
     def _let_go_of_what_left(self) -> None:
         """Let go where the module was moved elsewhere, or converted."""
@@ -233,7 +221,7 @@ class Binding:
 
     def _bound_to(self, current: Sequence[Tensor]) -> Reason | None:
         wanted = self._device
-        for port, lies, parameter in zip(self._ports, self._lying, current, strict=True):
+        for port, lies, parameter in zip(self._ports, self._bound.lying, current, strict=True):
             if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
                 return Reason("parameters", f"{port.name} is a {type(parameter).__name__}, no plain parameter")
             if parameter.device.type == wanted.type and port is self._ports[0]:
@@ -244,64 +232,6 @@ class Binding:
                     f"{port.name} is {dtype_name(parameter.dtype)} {tuple(parameter.shape)} on {parameter.device}, and "
                     f"it was tuned for {dtype_name(self._dtype)} {lies.shape} on {wanted}",
                 )
-        if self._is_bound and wanted == self._device:
-            self._moves += 1
         self._device, self._seen = wanted, [ref(parameter) for parameter in current]
-        self._memory = [where(parameter) for parameter in current]
-        apart = self._apart(current)
-        moving = self._moves > MOVES
-        if not self._is_bound or not self.pool.reads(wanted, apart, current, moving):
-            with torch.inference_mode(False), torch.no_grad():
-                views = dict(
-                    view for port, lies, parameter in zip(self._ports, self._lying, current, strict=True)
-                    if lies.buffer not in apart for view in self._views(port, lies, parameter)
-                )  # fmt: skip
-            plain = [parameter.detach() for parameter in current]
-            memory = ParameterMemory(views, self._lying, apart, plain, moving)
-            self.pool = Pool(self._plan, self._boundary, memory, wanted, self._graphs)
-            self._is_bound = True
+        self._bound.bind(current, wanted)
         return None
-
-    def _apart(self, current: Sequence[Tensor]) -> frozenset[int]:
-        """Return the buffers of parameters that are copied: they do not lie as planned, or move."""
-        found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
-        for lies, parameter in zip(self._lying, current, strict=True):
-            found[lies.buffer].append((lies, parameter))
-        aligned = alignment_bytes(self._device.type)
-        return frozenset(
-            number for number, members in found.items()
-            if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned
-        )  # fmt: skip
-
-    def _views(self, port: Port, lies: Geometry, parameter: Tensor) -> list[tuple[str, Tensor]]:
-        """Return the graph's parameters over the memory of a module's parameter."""
-        found = []
-        for member in port.members:
-            place = self._plan.parameters[member]
-            offset = self._plan.buffers[lies.buffer].offsets[place] - lies.offset
-            view = parameter.detach().as_strided(
-                self._plan.shape(place), self._plan.strides(place), parameter.storage_offset() + offset
-            )
-            found.append((member, view))
-        return found
-
-    def _stacks(self) -> list[int]:
-        """Return, for each parameter, the first one whose gradient lies in one stack with its own: mostly itself."""
-        found: list[int] = []
-        gradients = [self._plan.geometry(port, "grad_") for port in self._ports]
-        for number, lies in enumerate(gradients):
-            first = next(i for i, other in enumerate(gradients) if other.buffer == lies.buffer)
-            found.append(first if gradients[first].shape == lies.shape else number)
-        return found
-
-
-def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:
-    starts = {(p.untyped_storage().data_ptr(), p.storage_offset() - lies.offset) for lies, p in members}
-    return len(starts) == 1 and all(_strides_fit(lies, p) for lies, p in members)
-
-
-def _strides_fit(lies: Geometry, parameter: Tensor) -> bool:
-    return all(
-        extent == 1 or planned == actual
-        for extent, planned, actual in zip(lies.shape, lies.strides, parameter.stride(), strict=True)
-    )

@@ -28,6 +28,7 @@ from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.module import TunedModule
+from autotuner.runtime.workspace import Workspace
 
 # Largest error of a whole layer, forward or backward, as a share of the tensor's largest element. A layer is a chain of
 # about ten roundings per element; sums run over up to 4096 terms of random sign, whose error grows with the root of
@@ -144,9 +145,13 @@ def compare(configuration: Configuration, seed: int = 0) -> CheckedStep:
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:
     """Return copies of the dropout masks that backward reads of the forward of a tuned module's output, by name: as
     stored, those that are stored as bits or as a seed as booleans."""
+    return masks_in(workspace_of(y), configuration)
+
+
+def masks_in(workspace: Workspace, configuration: Configuration) -> dict[str, Tensor]:
+    """Return the same of the last forward in a workspace."""
     graph = configuration.graph()
     drawn = {o.outputs[0]: float(o.attribute("p")) for o in graph.operators if draws(o.kind)}
-    workspace = workspace_of(y)
     steps = workspace.plan.steps
     made = {place for step in steps if step.phase == "forward" for place in step.outputs if place is not None}
     kept = made & {place for step in steps if step.phase == "backward" for place in step.inputs}

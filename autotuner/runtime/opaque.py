@@ -13,7 +13,6 @@ where hooks are there by then, the operator runs the original.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
@@ -23,8 +22,10 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.fallbacks import Reason
+from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.pool import Lease
-from autotuner.runtime.workspace import where
+from autotuner.runtime.ticket import Ticket, like_ticket, new_number
+from autotuner.runtime.workspace import copy_of, where
 
 TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
 """It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
@@ -48,20 +49,11 @@ class Layer(Protocol):
 
 
 _KEYED: "WeakValueDictionary[int, Layer]" = WeakValueDictionary()
-_TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
-_numbers = count(1)
-
-
-class Ticket(bytearray):
-    """The bytes of a ticket's tensor, which torch keeps alive, and with them a workspace, or the original's graph."""
-
-    lease: Lease | None = None
-    original: tuple[Tensor, list[Tensor]] | None = None
 
 
 def key_of(module: Layer) -> Tensor:
     """Return a key that nobody else has."""
-    number = next(_numbers)
+    number = new_number()
     _KEYED[number] = module
     return torch.tensor([number])
 
@@ -69,7 +61,7 @@ def key_of(module: Layer) -> Tensor:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def new_place() -> int:
     """Return another number at each place where a compiled model is traced through this call."""
-    return next(_numbers)
+    return new_number()
 
 
 @library.custom_op("autotuner::tuned_layer", mutates_args=(), tags=TAGS)
@@ -91,7 +83,7 @@ def tuned_layer(
         mask: over keys, as the framework's forward gets it.
         parameters: the module's, in the order of its ports: what gradients are asked of.
         strides: of x's gradient.
-        stacks: of gradients; see `Binding`.
+        stacks: of gradients; see `gradient_stacks`.
 
     Returns:
         y, and a ticket for backward.
@@ -102,8 +94,6 @@ def tuned_layer(
     """
     module = _KEYED[int(key.item())]
     name = module.original.__name__
-    number = next(_numbers)
-    ticket = Ticket(number.to_bytes(8, "little"))
     found = module.covering(x, mask)
     if isinstance(found, Reason) and found.key not in UNSEEN:
         raise RuntimeError(
@@ -116,6 +106,7 @@ def tuned_layer(
             f"a tuned {name} inside a compiled model runs on its own parameters, and was given others: change them "
             "outside of what is compiled, and call it without functional_call"
         )
+    ticket, token = Ticket.issue()
     if isinstance(found, Reason):
         module.count_fallback(found, x)
         y = _original(module, ticket, x, mask, parameters)
@@ -124,8 +115,7 @@ def tuned_layer(
         module.count_call()
         ticket.lease = Lease(binding.pool)
         y = ticket.lease.forward(x, added, parameters)
-    _TICKETS[number] = ticket
-    return y, torch.frombuffer(ticket, dtype=torch.int64)
+    return y, token
 
 
 def _original(module: Layer, ticket: Ticket, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
@@ -147,7 +137,7 @@ def _with_autograd() -> Iterator[None]:
 
 @tuned_layer.register_fake
 def _(
-    key: Tensor,
+    key: Tensor,  # noqa: ARG001
     place: int,  # noqa: ARG001
     x: Tensor,
     mask: Tensor | None,  # noqa: ARG001
@@ -155,7 +145,7 @@ def _(
     strides: Sequence[int],  # noqa: ARG001
     stacks: Sequence[int],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(key)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), like_ticket()
 
 
 @library.custom_op("autotuner::tuned_layer_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
@@ -169,25 +159,21 @@ def tuned_layer_backward(
 ) -> list[Tensor]:
     """Run a tuned module's backward.
 
-    What an operator returns must not share memory, and the gradients of query, key and value weights often do: a plan
-    makes them in one product. So what lies in one stack is returned as one tensor.
-
     Args:
         ticket: of the forward.
         grad: y's gradient.
         parameters: the module's, so that torch notices one that was changed in place since forward.
         strides: of x's gradient; those of parameters are contiguous.
-        stacks: for each parameter, the first one in its stack.
+        stacks: of gradients; see `gradient_stacks`.
         wanted: for x and each parameter, whether its gradient is.
 
     Returns:
-        The wanted gradient of x, and for each stack of which something is wanted a tensor with one more dimension, the
-        first, or the gradient itself where the stack has one member.
+        The wanted gradient of x, and a tensor for each stack of which something is wanted.
 
     Raises:
         RuntimeError: an earlier backward has consumed what forward saved.
     """
-    found = _TICKETS[int(ticket.item())]
+    found = Ticket.of(ticket)
     keeps = _get_current_graph_task_keep_graph()
     if found.original is not None:
         y, leaves = found.original
@@ -198,40 +184,13 @@ def tuned_layer_backward(
             raise RuntimeError("a gradient is wanted that the original did not compute: it runs on other parameters")
         grads = iter(given)
         of_x, *others = (next(grads) if want else None for want in wanted)
-        of_x = None if of_x is None else torch.empty_strided(
-            grad.shape, tuple(strides), dtype=grad.dtype, device=grad.device
-        ).copy_(of_x)  # fmt: skip
+        of_x = None if of_x is None else copy_of(of_x, strides)
     else:
         assert found.lease is not None
         of_x, *others = found.lease.workspace.backward([grad], tuple(wanted), keeps, parameters)
     made = [] if of_x is None else [of_x]
-    for members in _members(stacks):
-        if any(wanted[1 + i] for i in members):
-            made.append(_stacked([others[i] for i in members], parameters[members[0]]))
     # `stacks` is of the plan that was to run; one for calls with a mask may have others.
-    storages = [tensor.untyped_storage().data_ptr() for tensor in made]
-    return [one if storages.count(at) == 1 else one.clone() for one, at in zip(made, storages, strict=True)]
-
-
-def _members(stacks: Sequence[int]) -> list[list[int]]:
-    """Return the parameters of each stack, in the order of their first ones."""
-    return [[i for i, first in enumerate(stacks) if first == number] for number in dict.fromkeys(stacks)]
-
-
-def _stacked(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Return gradients as one tensor, those that are not there as anything; without a copy where they lie so."""
-    first, *rest = (None if one is None else one.contiguous() for one in gradients)
-    if not rest:
-        assert first is not None
-        return first
-    if first is not None and all(
-        one is not None
-        and one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and one.storage_offset() == first.storage_offset() + (number + 1) * first.numel()
-        for number, one in enumerate(rest)
-    ):
-        return first.as_strided((len(gradients), *first.shape), (first.numel(), *first.stride()))
-    return torch.stack([torch.zeros_like(like) if one is None else one for one in (first, *rest)])
+    return without_shared_memory([*made, *stacked(others, parameters, stacks, wanted[1:])])
 
 
 @tuned_layer_backward.register_fake
@@ -246,11 +205,7 @@ def _(
     made = []
     if wanted[0]:
         made.append(torch.empty_strided(grad.shape, tuple(strides), dtype=grad.dtype, device=grad.device))
-    for members in _members(stacks):
-        if any(wanted[1 + i] for i in members):
-            shape = parameters[members[0]].shape
-            made.append(grad.new_empty((len(members), *shape) if len(members) > 1 else shape))
-    return made
+    return [*made, *like_stacked(parameters, stacks, wanted[1:])]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -263,14 +218,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     wanted = [ctx.needs_input_grad[2], *ctx.needs_input_grad[4]]
     found = iter(torch.ops.autotuner.tuned_layer_backward(ticket, grad, parameters, ctx.strides, ctx.stacks, wanted))
     of_x = next(found) if wanted[0] else None
-    of_parameters: list[Tensor | None] = [None] * len(parameters)
-    for members in _members(ctx.stacks):
-        if any(wanted[1 + i] for i in members):
-            stack = next(found)
-            for number, i in enumerate(members):
-                if wanted[1 + i]:
-                    of_parameters[i] = stack[number] if len(members) > 1 else stack
-    return None, None, of_x, None, of_parameters, None, None
+    return None, None, of_x, None, separated(found, ctx.stacks, wanted[1:]), None, None
 
 
 tuned_layer.register_autograd(_backward, setup_context=_remember)

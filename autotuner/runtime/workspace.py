@@ -1,11 +1,12 @@
 """Memory of one forward and its backward, and one prebuilt call without arguments per step.
 
 What is handed out lies in storages of its own, in sets: a set is used again once nobody outside holds any of its
-storages, so that a gradient which somebody keeps is never overwritten. Inputs and given gradients are copied in, which
-frees the caller to change them and lets them have any strides. A caller who leaves them as they are until backward is
-over may have them read where they are: the steps that read them are built anew for that. Parameters that lie otherwise
-than the plan says are copied at the start of each forward; all others are read where the caller keeps them. Where one
-of those has moved by the time of a call, the workspace takes all of them as copies from then on.
+storages, so that a gradient which somebody keeps is never overwritten. An output that backward reads is handed out as a
+copy. Inputs and given gradients are copied in, which frees the caller to change them and lets them have any strides. A
+caller who leaves them as they are until backward is over may have them read where they are: the steps that read them
+are built anew for that. Parameters that lie otherwise than the plan says are copied at the start of each forward; all
+others are read where the caller keeps them. Where one of those has moved by the time of a call, the workspace takes all
+of them as copies from then on.
 
 On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
 wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
@@ -90,6 +91,9 @@ class Workspace:
                 if buffer.role == "arena":
                     start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
                     self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
+            self.held = {number: self._base(number) for number in plan.held_outputs}
+            for number, base in self.held.items():
+                self._show(number, base, self.views)
             self._lying = parameters.lying
             self._copies: list[tuple[int, Tensor]] = []
             self._where: list[tuple[int, int]] = []
@@ -131,11 +135,11 @@ class Workspace:
             self._copy(current)
         made = self._set("forward")
         self._run(made.sequence)
-        return self._handed(made, made.handed)
+        return self._handed(made, range(len(made.handed)))
 
     def backward(
         self,
-        given: Sequence[Tensor],
+        given: Sequence[Tensor | None],
         wanted: tuple[bool, ...],
         keeps: bool = False,
         current: Sequence[Tensor] = (),
@@ -146,7 +150,7 @@ class Workspace:
         Backward writes over what forward saved for it once that is read. With `keeps`, a copy is put back afterwards.
 
         Args:
-            given: gradients of the outputs.
+            given: gradients of the outputs; None stands for zeros.
             wanted: which gradients of the ports' sources.
             keeps: whether it may be called again for the same forward.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
@@ -177,13 +181,14 @@ class Workspace:
                     for tensor, copy in zip(self._saved, copies, strict=True):
                         tensor.copy_(copy)
 
-    def _backward(self, given: Sequence[Tensor], wanted: tuple[bool, ...], in_place: bool) -> list[Tensor | None]:
+    def _backward(
+        self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
+    ) -> list[Tensor | None]:
         self._back_to_copies(self._in_place & set(self.plan.given.values()))
         self._take(self.ports.given, "grad_", self._given, given, in_place)
         made = self._set("backward")
         self._run(made.sequence_for(wanted))
-        chosen = [tensor for tensor, want in zip(made.handed, wanted, strict=True) if want]
-        handed = iter(self._handed(made, chosen))
+        handed = iter(self._handed(made, [number for number, want in enumerate(wanted) if want]))
         return [next(handed) if want else None for want in wanted]
 
     def _take(
@@ -280,6 +285,7 @@ class Workspace:
         """Yield a tensor of each storage that was allocated here."""
         yield self._arena
         yield from self._bases
+        yield from self.held.values()
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
@@ -291,26 +297,31 @@ class Workspace:
         else:
             self._graphs.run(sequence)
 
-    def _handed(self, made: "OutputSet", tensors: Iterable[Tensor]) -> list[Tensor]:
-        if made is self._spare.get(made.phase):
-            self.copies += 1
-            return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors]
-        return [tensor.detach() for tensor in tensors]
+    def _handed(self, made: "OutputSet", numbers: Iterable[int]) -> list[Tensor]:
+        is_spare = made is self._spare.get(made.phase)
+        self.copies += is_spare
+        return [
+            copy_of(made.handed[number]) if is_spare or number in made.held else made.handed[number].detach()
+            for number in numbers
+        ]
 
     def _set(self, phase: str) -> "OutputSet":
         """Return a set that nobody outside holds; where all are held, the spare one, whose results are copied."""
         sets = self._sets[phase]
-        copied = phase == "forward" and self.plan.handed_out_and_read
-        if not copied:
-            for found in sets:
-                if found.is_free():
-                    return found
-            if len(sets) < SETS:
-                sets.append(OutputSet(self, phase))
-                return sets[-1]
+        for found in sets:
+            if found.is_free():
+                return found
+        if len(sets) < SETS:
+            sets.append(OutputSet(self, phase))
+            return sets[-1]
         if phase not in self._spare:
             self._spare[phase] = OutputSet(self, phase)
         return self._spare[phase]
+
+    def _base(self, number: int) -> Tensor:
+        """Allocate a buffer."""
+        buffer = self.plan.buffers[number]
+        return torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
 
     def _port_view(self, port: Port, of: str) -> Tensor:
         lies = self.plan.geometry(port, of)
@@ -330,8 +341,7 @@ class Workspace:
         """Allocate these buffers for copies of parameters, and note where all others are."""
         held: set[int] = set(apart)
         for number in sorted(held):
-            buffer = self.plan.buffers[number]
-            base = torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
+            base = self._base(number)
             self._bases.append(base)
             self._show(number, base, self.views)
             members = [
@@ -415,6 +425,12 @@ def _copying(base: Tensor, members: Sequence[tuple[int, Tensor]], current: Seque
     return lambda: torch._foreach_copy_(copies, sources)
 
 
+def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+    """Return a copy with these strides, or else with the tensor's own."""
+    strides = tensor.stride() if strides is None else strides
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 class OutputSet:
     """Storages for what one phase hands out, and the phase's calls built on them."""
 
@@ -424,11 +440,12 @@ class OutputSet:
         self._plan, self._ports = plan, ports
         with torch.inference_mode(False), torch.no_grad():
             bases = {
-                number: torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=workspace.device)
+                number: workspace._base(number)
                 for number, buffer in enumerate(plan.buffers)
-                if buffer.role == "output" and buffer.phase == phase
+                if buffer.role == "output" and buffer.phase == phase and number not in workspace.held
             }
             views = dict(workspace.views)
+            base: Tensor | None = None
             for number, base in bases.items():
                 workspace._show(number, base, views)
             self.calls = {
@@ -442,13 +459,15 @@ class OutputSet:
                 if (of == "") == (phase == "forward")
                 for port in side
             ]
-            self.handed = [bases[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
+            whole = bases | workspace.held
+            self.handed = [whole[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
+            self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in workspace.held)
         self._cuda = workspace._cuda
         copying = workspace.copying if phase == "forward" else ()
         self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
-        del bases, views, base
+        del bases, views, whole, base
         self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
 
     def is_free(self) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autotuner.runtime import TunedModule, TunedWarning, apply
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.opaque import _TICKETS
+from autotuner.runtime.ticket import TICKETS
 from tests.runtime.bert_layers import KEEPS, additive, bert_layer
 from tests.runtime.kinds import KINDS, pair
 from tests.runtime.layers import assert_equal, batch, gradients, tuned_layer
@@ -172,11 +172,11 @@ def test_a_workspace_is_given_back_when_nobody_can_ask_for_a_backward() -> None:
     layer, _ = tuned_layer()
     net = compiled(layer)
     y = net(batch())
-    assert len(_TICKETS) == 1
+    assert len(TICKETS) == 1
     del y
     with torch.no_grad():
         net(batch())
-    assert not _TICKETS
+    assert not TICKETS
     (binding,) = layer._bindings
     assert binding.pool.made == 1
 

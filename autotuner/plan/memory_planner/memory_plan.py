@@ -176,10 +176,12 @@ class MemoryPlan:
         return {place: number for number, buffer in enumerate(self.buffers) for place in buffer.offsets}
 
     @cached_property
-    def handed_out_and_read(self) -> bool:
-        """True where backward reads what forward hands out, so that it must be handed out as a copy."""
-        shared = {p for b in self.buffers if b.role == "output" and b.phase == "forward" for p in b.offsets}
-        return any(place in shared for step in self.steps if step.phase == "backward" for place in step.inputs)
+    def held_outputs(self) -> frozenset[int]:
+        """Numbers of the buffers that forward hands out and backward reads, so that a copy must be handed out."""
+        return frozenset(
+            number for number, buffer in enumerate(self.buffers)
+            if buffer.role == "output" and buffer.phase == "forward" and buffer.last > self.boundary
+        )  # fmt: skip
 
     def stored(self, place: Place) -> Stored:
         return stored(self.graph, place)
@@ -255,12 +257,11 @@ def memory(plan: MemoryPlan, workspaces: Mapping[str, int] | None = None) -> Ste
         workspaces: bytes that a call allocates at most while it runs, by its key; a call that is missing has 0.
     """
     outputs = [buffer for buffer in plan.buffers if buffer.role == "output"]
-    read = [buffer for buffer in outputs if buffer.phase == "forward" and buffer.last > plan.boundary]
-    copied = [buffer for buffer in outputs if buffer.phase == "forward"] if plan.handed_out_and_read else []
+    held = [plan.buffers[number] for number in plan.held_outputs]
     return StepMemory(
-        held_bytes=sum(plan.buffers[i].size_bytes for i in plan.saved) + sum(buffer.size_bytes for buffer in read),
+        held_bytes=sum(buffer.size_bytes for buffer in (*(plan.buffers[i] for i in plan.saved), *held)),
         arena_bytes=plan.arena_bytes,
-        outputs_bytes=sum(buffer.size_bytes for buffer in (*outputs, *copied)),
+        outputs_bytes=sum(buffer.size_bytes for buffer in (*outputs, *held)),
         workspace_bytes=max(((workspaces or {}).get(step.call.key, 0) for step in plan.steps), default=0),
     )
 

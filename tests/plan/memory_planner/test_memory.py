@@ -33,7 +33,7 @@ def test_output_and_gradients_are_handed_out_beside_the_arena() -> None:
     found = make_plan(configuration(model(), 0))
     gradients = [name for name in found.outputs if name.startswith("grad_")]
     elements = sum(prod(found.graph.shape(name)) for name in gradients) + TINY["b"] * TINY["l"] * TINY["h"]
-    assert not found.handed_out_and_read
+    assert not found.held_outputs
     assert memory(found).outputs_bytes == DOUBLE * elements
 
 

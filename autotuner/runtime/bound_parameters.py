@@ -1,0 +1,110 @@
+"""Parameters of a caller, and workspaces over their memory that follow them where they move."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.device import alignment_bytes
+from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.pool import Pool
+from autotuner.runtime.workspace import ParameterMemory, where
+
+# Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
+# to where they are. FSDP moves them every step, and a workspace over other memory takes milliseconds to build.
+MOVES = 3
+
+
+class BoundParameters:
+    """A caller's parameters by address, and a pool of workspaces that read them.
+
+    Kernels read a parameter where it is, if the plan wants it as it lies: contiguous, and where siblings are stacked,
+    one behind the other. Otherwise it is copied into memory of the workspace before each forward. The caller's own
+    tensors are never replaced.
+
+    Attributes:
+        lying: where the plan has each of them.
+        memory: where each of them is, by address, strides, shape and type, while they are bound.
+        pool: workspaces over them, while they are bound.
+    """
+
+    memory: list[tuple[int, tuple[int, ...], torch.Size, torch.dtype]]
+    pool: Pool
+
+    def __init__(self, plan: MemoryPlan, boundary: Ports, ports: Sequence[Port], graphs: Switch) -> None:
+        self._plan, self._boundary, self._ports, self._graphs = plan, boundary, ports, graphs
+        self.lying = [plan.geometry(port) for port in ports]
+        self.memory = []
+        self.is_bound = False
+        self._device: torch.device | None = None
+        self._moves = 0
+
+    def are(self, current: Sequence[Tensor], device: torch.device) -> bool:
+        """Say whether these are where they were when they were bound."""
+        return self.is_bound and device == self._device and self.memory == [where(tensor) for tensor in current]
+
+    def bind(self, current: Sequence[Tensor], device: torch.device) -> None:
+        """Bind to the memory that parameters have now, whose shapes and types are those of the plan."""
+        if self.is_bound and device == self._device:
+            self._moves += 1
+        self._device = device
+        self.memory = [where(parameter) for parameter in current]
+        moving = self._moves > MOVES
+        apart = self._apart(current)
+        if self.is_bound and self.pool.reads(device, apart, current, moving):
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            views = dict(
+                view for port, lies, parameter in zip(self._ports, self.lying, current, strict=True)
+                if lies.buffer not in apart for view in self._views(port, lies, parameter)
+            )  # fmt: skip
+        # Those that move are handed in with each forward, and none of them is kept alive here.
+        plain = [] if moving else [parameter.detach() for parameter in current]
+        memory = ParameterMemory(views, self.lying, apart, plain, moving)
+        self.pool = Pool(self._plan, self._boundary, memory, device, self._graphs)
+        self.is_bound = True
+
+    def let_go(self) -> None:
+        """Give up workspaces, and the parameters that they were built on."""
+        if self.is_bound:
+            self.is_bound = False
+            self.memory = []
+            del self.pool
+
+    def _apart(self, current: Sequence[Tensor]) -> frozenset[int]:
+        """Return the buffers of parameters that are copied: they do not lie as planned, or move."""
+        found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
+        for lies, parameter in zip(self.lying, current, strict=True):
+            found[lies.buffer].append((lies, parameter))
+        assert self._device is not None
+        aligned = alignment_bytes(self._device.type)
+        return frozenset(
+            number for number, members in found.items()
+            if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned
+        )  # fmt: skip
+
+    def _views(self, port: Port, lies: Geometry, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        """Return the graph's parameters over the memory of a caller's parameter."""
+        found = []
+        for member in port.members:
+            place = self._plan.parameters[member]
+            offset = self._plan.buffers[lies.buffer].offsets[place] - lies.offset
+            view = parameter.detach().as_strided(
+                self._plan.shape(place), self._plan.strides(place), parameter.storage_offset() + offset
+            )
+            found.append((member, view))
+        return found
+
+
+def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:
+    starts = {(p.untyped_storage().data_ptr(), p.storage_offset() - lies.offset) for lies, p in members}
+    return len(starts) == 1 and all(_strides_fit(lies, p) for lies, p in members)
+
+
+def _strides_fit(lies: Geometry, parameter: Tensor) -> bool:
+    return all(
+        extent == 1 or planned == actual
+        for extent, planned, actual in zip(lies.shape, lies.strides, parameter.stride(), strict=True)
+    )

@@ -1,0 +1,189 @@
+"""A tuned region: a configuration that runs at one place of a compiled model, for a connected part of its forward.
+
+The compiler guards what a region depends on, so there is no module here and there are no settings: a call brings inputs
+and parameters, and only their shapes, types and devices are checked.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from autotuner.errors import ConfigurationError
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, make_plan
+from autotuner.runtime.adapter import dtype_name
+from autotuner.runtime.bound_parameters import BoundParameters
+from autotuner.runtime.cuda import Switch
+from autotuner.runtime.gradient_stacks import stacks_of
+from autotuner.runtime.pool import Lease
+from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+
+
+@dataclass(frozen=True)
+class RegionPorts:
+    """A region's boundary as its caller sees it. Each port has one member.
+
+    Args:
+        inputs: the model's inputs, in the caller's order.
+        parameters: the model's parameters, in the caller's order.
+        outputs: in the order of the model's outputs.
+    """
+
+    inputs: tuple[Port, ...]
+    parameters: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class RegionPlan:
+    """The memory plan of a region, and what its operator says about results; made once for all of its places.
+
+    Attributes:
+        expected: element type and shape of each input and of each parameter.
+        results: what the compiler is told.
+    """
+
+    _made: ClassVar["WeakValueDictionary[tuple[int, RegionPorts], RegionPlan]"] = WeakValueDictionary()
+
+    def __init__(self, configuration: Configuration, ports: RegionPorts) -> None:
+        """Plan memory.
+
+        Raises:
+            ConfigurationError: the ports are not those of the configuration's model, or no strides show its tensors as
+                they want them.
+        """
+        self.configuration, self.ports = configuration, ports
+        self.memory: MemoryPlan = make_plan(configuration)
+        self._check_ports()
+        reached = tuple(port for port in ports.inputs if f"grad_{port.members[0]}" in self.memory.outputs)
+        self.boundary = Ports(ports.inputs, ports.outputs, ports.outputs, (*reached, *ports.parameters))
+        self.expected = [
+            (port.name, getattr(torch, self._dtype(port)), self.memory.geometry(port).shape)
+            for port in (*ports.inputs, *ports.parameters)
+        ]
+        self.results = RegionResults(
+            outputs=tuple(self._strided(port, self.memory.geometry(port)) for port in ports.outputs),
+            gradients=tuple(
+                self._strided(port, self.memory.geometry(port, "grad_")) if port in reached else None
+                for port in ports.inputs
+            ),
+            stacks=tuple(stacks_of([self.memory.geometry(port, "grad_") for port in ports.parameters])),
+        )
+        self.device_type = str(configuration.environment["device_type"])
+
+    @classmethod
+    def of(cls, configuration: Configuration, ports: RegionPorts) -> "RegionPlan":
+        """Return the plan that another place with the same configuration has, or a new one."""
+        key = (id(configuration), ports)  # a plan holds its configuration, so no other one gets its id meanwhile
+        found = cls._made.get(key)
+        if found is None:
+            found = cls._made[key] = cls(configuration, ports)
+        return found
+
+    def check(self, tensors: Sequence[Tensor], label: str) -> torch.device:
+        """Return the device that inputs and parameters are on.
+
+        Raises:
+            RuntimeError: one of them is not what the region was tuned for.
+        """
+        device = tensors[0].device
+        for (name, dtype, shape), tensor in zip(self.expected, tensors, strict=True):
+            if tensor.dtype is not dtype or tensor.shape != shape or tensor.device != device:
+                given = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
+                at = self.device_type if device.type != self.device_type else device
+                raise RuntimeError(
+                    f"{label}: {name} is {given}, and it was tuned for {dtype_name(dtype)} {shape} on {at}"
+                )
+        if device.type != self.device_type:
+            raise RuntimeError(f"{label}: its inputs are on {device}, and it was tuned for {self.device_type}")
+        return device
+
+    def _check_ports(self) -> None:
+        graph = self.configuration.model.graph()
+        roles = {"inputs": "input", "parameters": "parameter"}
+        sides = {side: [n for n, t in graph.tensors.items() if t.role == role] for side, role in roles.items()}
+        for side, names in (sides | {"outputs": list(graph.outputs)}).items():
+            members = [member for port in getattr(self.ports, side) for member in port.members]
+            if Counter(members) != Counter(names) or len(members) != len(set(members)):
+                raise ConfigurationError(
+                    f"a region's {side} are {', '.join(names) or 'none'}, each once, and ports were given for "
+                    f"{', '.join(members) or 'none'}"
+                )
+            if side == "outputs" and members != names:
+                raise ConfigurationError(f"a region's outputs are {names} in this order, and not {members}")
+            for port in getattr(self.ports, side):
+                if len(port.members) != 1:
+                    raise ConfigurationError(f"{port.name}: a region's port has one member, and not {port.members}")
+
+    def _dtype(self, port: Port) -> str:
+        return self.memory.graph.tensors[port.members[0]].dtype
+
+    def _strided(self, port: Port, lies: Geometry) -> Strided:
+        return Strided(self._dtype(port), lies.shape, lies.strides)
+
+
+class TunedRegion:
+    """A tuned region at one place of a compiled model. Compiled code names it by a number, and does not hold it.
+
+    It binds to the memory of its parameters at its first call, and follows them where they move.
+
+    Attributes:
+        number: by which the operator finds it.
+        label: for messages.
+        calls: how many calls there were.
+    """
+
+    operator = staticmethod(torch.ops.autotuner.tuned_region.default)
+
+    def __init__(
+        self, configuration: Configuration, ports: RegionPorts, *, graphs: bool = True, label: str = ""
+    ) -> None:
+        """Plan memory, or take the plan of another place.
+
+        Args:
+            configuration: of a model of any definition.
+            ports: how the caller sees the model's tensors.
+            graphs: whether calls become CUDA graphs.
+            label: of the place, for messages.
+
+        Raises:
+            ConfigurationError: as `RegionPlan`.
+        """
+        self.plan = RegionPlan.of(configuration, ports)
+        self.number = number_of(self)
+        self.label = label or f"tuned region {self.number}"
+        self.calls = 0
+        self._bound = BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, Switch(graphs))
+        self._results = self.plan.results.text()
+
+    def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[int, Any, list[Any], list[Any], str]:
+        """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
+        return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results
+
+    def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Run the operator, and return the outputs. It has a backward."""
+        made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
+        return made[0]
+
+    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
+        """Run forward in a workspace, and return the outputs and the lease of the workspace.
+
+        Raises:
+            RuntimeError: the region was tuned for other inputs or parameters.
+        """
+        counts = (len(self.plan.ports.inputs), len(self.plan.ports.parameters))
+        if (len(inputs), len(parameters)) != counts:
+            raise RuntimeError(
+                f"{self.label} was given {len(inputs)} inputs and {len(parameters)} parameters; it has {counts[0]} "
+                f"inputs and {counts[1]} parameters"
+            )
+        device = self.plan.check((*inputs, *parameters), self.label)
+        if not self._bound.are(parameters, device):
+            self._bound.bind(parameters, device)
+        self.calls += 1
+        lease = Lease(self._bound.pool)
+        return lease.workspace.forward(*inputs, current=parameters), lease

@@ -1,0 +1,213 @@
+"""A tuned region inside a model that torch.compile compiles: one opaque operator, with a backward of its own.
+
+torch.ops.autotuner.tuned_region(number, like, inputs, parameters, results) -> (outputs, ticket). A region is a
+connected part of a model's forward with any number of inputs, parameters and outputs. The compiler sees nothing of what
+runs. What it is told about results is a text, a constant of the compiled code: code that a cache returns later, perhaps
+in another process, has the same constants. A number names one place of one model, so that no two calls with the same
+arguments are taken for one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, library
+from torch._C._autograd import _get_current_graph_task_keep_graph
+
+from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
+from autotuner.runtime.opaque import TAGS
+from autotuner.runtime.pool import Lease
+from autotuner.runtime.ticket import Ticket, like_ticket, new_number
+
+
+class Strided(NamedTuple):
+    """Element type, shape and strides of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype), device=device)
+
+
+@dataclass(frozen=True)
+class RegionResults:
+    """Results of a region as the compiler is told about them.
+
+    Args:
+        outputs: as forward returns them.
+        gradients: of the inputs, as backward returns them; None for an input that no gradient reaches.
+        stacks: of the gradients of parameters; see `gradient_stacks`.
+    """
+
+    outputs: tuple[Strided, ...]
+    gradients: tuple[Strided | None, ...]
+    stacks: tuple[int, ...]
+
+    def text(self) -> str:
+        """Return the text that `parse` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> "RegionResults":
+        value = json.loads(text)
+        outputs, gradients = (
+            tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
+            for name in ("outputs", "gradients")
+        )
+        return RegionResults(outputs, gradients, tuple(value["stacks"]))  # type: ignore[arg-type]
+
+    def wanted(self, inputs: Sequence[bool], parameters: Sequence[bool]) -> list[bool]:
+        """Return for each input that a gradient reaches and each parameter whether its gradient is wanted."""
+        reached = [want for want, gradient in zip(inputs, self.gradients, strict=True) if gradient is not None]
+        return [*reached, *parameters]
+
+
+class Runs(Protocol):
+    """The part of a tuned region that the operator calls."""
+
+    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]: ...
+
+
+_REGIONS: "WeakValueDictionary[int, Runs]" = WeakValueDictionary()
+
+
+def number_of(region: Runs) -> int:
+    """Return a new number that names a region for as long as somebody holds it."""
+    number = new_number()
+    _REGIONS[number] = region
+    return number
+
+
+@library.custom_op("autotuner::tuned_region", mutates_args=(), tags=TAGS)
+def tuned_region(
+    number: int,
+    like: Tensor,  # noqa: ARG001
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    results: str,  # noqa: ARG001
+) -> tuple[list[Tensor], Tensor]:
+    """Run a tuned region's forward.
+
+    Args:
+        number: `number_of` the region.
+        like: any of the tensors once more. Where the compiler repeats an operator that draws random numbers, it looks
+            for the device among its arguments, and not in lists.
+        inputs: in the order of its ports, any strides.
+        parameters: in the order of its ports.
+        results: the text of its `RegionResults`.
+
+    Returns:
+        The outputs, and a ticket for backward.
+
+    Raises:
+        RuntimeError: the region is gone, or was tuned for other inputs or parameters.
+    """
+    region = _REGIONS.get(number)
+    if region is None:
+        raise RuntimeError(
+            f"the tuned region {number} of this compiled model is gone: compile the model anew (torch.compiler.reset())"
+        )
+    ticket, token = Ticket.issue()
+    outputs, ticket.lease = region.forward(inputs, parameters)
+    return without_shared_memory(outputs), token
+
+
+@tuned_region.register_fake
+def _(
+    number: int,  # noqa: ARG001
+    like: Tensor,
+    inputs: Sequence[Tensor],  # noqa: ARG001
+    parameters: Sequence[Tensor],  # noqa: ARG001
+    results: str,
+) -> tuple[list[Tensor], Tensor]:
+    return [output.empty(like.device) for output in RegionResults.parse(results).outputs], like_ticket()
+
+
+@library.custom_op("autotuner::tuned_region_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def tuned_region_backward(
+    ticket: Tensor,
+    grads: Sequence[Tensor | None],
+    parameters: Sequence[Tensor],
+    results: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Run a tuned region's backward.
+
+    Args:
+        ticket: of the forward.
+        grads: of the outputs, of which one at least is there; None stands for zeros.
+        parameters: those of the forward, so that torch notices one that was changed in place since.
+        results: as forward got it.
+        wanted: for each input that a gradient reaches and each parameter, whether its gradient is.
+
+    Returns:
+        The wanted gradients of inputs, and a tensor for each stack of parameters of which something is wanted.
+
+    Raises:
+        RuntimeError: an earlier backward has consumed what forward saved.
+    """
+    known = RegionResults.parse(results)
+    lease = Ticket.of(ticket).lease
+    assert lease is not None
+    keeps = _get_current_graph_task_keep_graph()
+    found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters)
+    count = len(wanted) - len(parameters)
+    of_inputs = [gradient for gradient in found[:count] if gradient is not None]
+    return without_shared_memory([*of_inputs, *stacked(found[count:], parameters, known.stacks, wanted[count:])])
+
+
+@tuned_region_backward.register_fake
+def _(
+    ticket: Tensor,  # noqa: ARG001
+    grads: Sequence[Tensor | None],
+    parameters: Sequence[Tensor],
+    results: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    known = RegionResults.parse(results)
+    device = next(grad.device for grad in grads if grad is not None)
+    reached = [gradient for gradient in known.gradients if gradient is not None]
+    count = len(reached)
+    of_inputs = [gradient.empty(device) for gradient, want in zip(reached, wanted[:count], strict=True) if want]
+    return [*of_inputs, *like_stacked(parameters, known.stacks, wanted[count:])]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
+    _, _, _, parameters, ctx.results = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], *parameters)
+
+
+def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[Any, ...]:
+    ticket, *parameters = ctx.saved_tensors
+    known = RegionResults.parse(ctx.results)
+    _, _, of_inputs, of_parameters, _ = ctx.needs_input_grad
+    wanted = known.wanted(of_inputs, of_parameters)
+    if not any(wanted) or all(grad is None for grad in grads):
+        return None, None, [None] * len(of_inputs), [None] * len(parameters), None
+    found = iter(torch.ops.autotuner.tuned_region_backward(ticket, grads, parameters, ctx.results, wanted))
+    gradients = [
+        next(found) if want and gradient is not None else None
+        for want, gradient in zip(of_inputs, known.gradients, strict=True)
+    ]
+    return None, None, gradients, separated(found, known.stacks, of_parameters), None
+
+
+tuned_region.register_autograd(_backward, setup_context=_remember)
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError(
+        "a second derivative through a tuned region: the gradients of a region cannot be differentiated again; compute "
+        "what needs create_graph=True without torch.compile's backend 'autotuner'"
+    )
+
+
+tuned_region_backward.register_autograd(_refuse)
