@@ -26,6 +26,7 @@ class BoundParameters:
 
     Attributes:
         lying: where the plan has each of them.
+        device: on which they were bound last.
         memory: where each of them is, by address, strides, shape and type, while they are bound.
         pool: workspaces over them, while they are bound.
     """
@@ -38,18 +39,18 @@ class BoundParameters:
         self.lying = [plan.geometry(port) for port in ports]
         self.memory = []
         self.is_bound = False
-        self._device: torch.device | None = None
+        self.device: torch.device | None = None
         self._moves = 0
 
-    def are(self, current: Sequence[Tensor], device: torch.device) -> bool:
-        """Say whether these are where they were when they were bound."""
-        return self.is_bound and device == self._device and self.memory == [where(tensor) for tensor in current]
+    def are(self, current: Sequence[Tensor]) -> bool:
+        """Say whether these are where they were when they were bound, with the same shapes and types."""
+        return self.is_bound and self.memory == [where(tensor) for tensor in current]
 
     def bind(self, current: Sequence[Tensor], device: torch.device) -> None:
         """Bind to the memory that parameters have now, whose shapes and types are those of the plan."""
-        if self.is_bound and device == self._device:
+        if self.is_bound and device == self.device:
             self._moves += 1
-        self._device = device
+        self.device = device
         self.memory = [where(parameter) for parameter in current]
         moving = self._moves > MOVES
         apart = self._apart(current)
@@ -78,8 +79,8 @@ class BoundParameters:
         found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
         for lies, parameter in zip(self.lying, current, strict=True):
             found[lies.buffer].append((lies, parameter))
-        assert self._device is not None
-        aligned = alignment_bytes(self._device.type)
+        assert self.device is not None
+        aligned = alignment_bytes(self.device.type)
         return frozenset(
             number for number, members in found.items()
             if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned

@@ -7,6 +7,7 @@ its stack.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -62,12 +63,15 @@ def without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _wanted_stacks(stacks: Sequence[int], wanted: Sequence[bool]) -> Iterator[list[int]]:
-    """Yield the parameters of each stack of which something is wanted, in the order of their first ones."""
-    for first in dict.fromkeys(stacks):
-        members = [i for i, other in enumerate(stacks) if other == first]
-        if any(wanted[i] for i in members):
-            yield members
+def _wanted_stacks(stacks: Sequence[int], wanted: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+    """Return the parameters of each stack of which something is wanted, in the order of their first ones."""
+    return _wanted_members(tuple(stacks), tuple(wanted))
+
+
+@lru_cache(maxsize=256)
+def _wanted_members(stacks: tuple[int, ...], wanted: tuple[bool, ...]) -> tuple[tuple[int, ...], ...]:
+    found = (tuple(i for i, other in enumerate(stacks) if other == first) for first in dict.fromkeys(stacks))
+    return tuple(members for members in found if any(wanted[i] for i in members))
 
 
 def _joined(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:

@@ -84,23 +84,30 @@ class RegionPlan:
             found = cls._made[key] = cls(configuration, ports)
         return found
 
-    def check(self, tensors: Sequence[Tensor], label: str) -> torch.device:
-        """Return the device that inputs and parameters are on.
+    def check(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], label: str, device: torch.device) -> None:
+        """Check that inputs and parameters are what the region was tuned for, all on one device.
+
+        Args:
+            inputs: in the order of the ports.
+            parameters: in the order of the ports; none of them where they are known to be right.
+            label: of the region.
+            device: where all of them have to be.
 
         Raises:
-            RuntimeError: one of them is not what the region was tuned for.
+            RuntimeError: one of them is not.
         """
-        device = tensors[0].device
-        for (name, dtype, shape), tensor in zip(self.expected, tensors, strict=True):
-            if tensor.dtype is not dtype or tensor.shape != shape or tensor.device != device:
+        for (name, dtype, shape), tensor in zip(self.expected, (*inputs, *parameters), strict=False):
+            if (
+                tensor.dtype is not dtype
+                or tensor.shape != shape
+                or tensor.device != device
+                or tensor.device.type != self.device_type
+            ):
                 given = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
                 at = self.device_type if device.type != self.device_type else device
                 raise RuntimeError(
                     f"{label}: {name} is {given}, and it was tuned for {dtype_name(dtype)} {shape} on {at}"
                 )
-        if device.type != self.device_type:
-            raise RuntimeError(f"{label}: its inputs are on {device}, and it was tuned for {self.device_type}")
-        return device
 
     def _check_ports(self) -> None:
         graph = self.configuration.model.graph()
@@ -181,8 +188,11 @@ class TunedRegion:
                 f"{self.label} was given {len(inputs)} inputs and {len(parameters)} parameters; it has {counts[0]} "
                 f"inputs and {counts[1]} parameters"
             )
-        device = self.plan.check((*inputs, *parameters), self.label)
-        if not self._bound.are(parameters, device):
+        device = (*inputs, *parameters)[0].device
+        if device == self._bound.device and self._bound.are(parameters):
+            self.plan.check(inputs, (), self.label, device)
+        else:
+            self.plan.check(inputs, parameters, self.label, device)
             self._bound.bind(parameters, device)
         self.calls += 1
         lease = Lease(self._bound.pool)

@@ -31,6 +31,18 @@ def test_flop_of_an_operator_can_be_counted_by_hand() -> None:
     assert flop["grad_linear2_bias"] == 32768
 
 
+def test_flop_of_what_llama_adds_can_be_counted_by_hand() -> None:
+    # b 2, l 32, h 64: x has 4096 elements; 4 query heads and 2 key heads of 16 features; f 176.
+    graph = training_graph(load_model("llama-block").instantiate("tiny").graph())
+    flop = {o.name: operator_flop(graph, o) for o in graph.operators}
+    assert flop["norm1"] == 4 * 4096
+    assert flop["query"] == 3 * 2 * 32 * 4 * 16
+    assert flop["key"] == 3 * 2 * 32 * 2 * 16
+    assert flop["activation"] == 4 * 2 * 32 * 176
+    assert flop["gated"] == 2 * 32 * 176
+    assert flop["grad_query_projection"] == flop["query"]
+
+
 def test_bytes_follow_the_dtype_of_each_tensor() -> None:
     graph = encoder("tiny", "bfloat16")
     assert tensor_bytes(graph, "x") == 2 * 32768

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
+from autotuner.ir.autodiff import training_graph
 from autotuner.ir.form import Form
+from autotuner.ir.models import load_model
 from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cublaslt.matmul import oriented
@@ -179,6 +181,21 @@ def test_every_other_kernel_equals_the_reference(dtype: str) -> None:
     for kernel, found in calls(HEADS, dtype).items():
         if kernel not in ATTENTION:
             assert verified(found[:: 1 + len(found) // 12]) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("model", ["llama-block", "t5-block"])
+def test_every_kernel_of_kinds_that_llama_and_t5_add_equals_the_reference(dtype: str, model: str) -> None:
+    new = ("multiply", "silu", "rotary", "rms_norm")
+    found: dict[str, list[Call]] = {}
+    graph = training_graph(load_model(model).instantiate("tiny", dtype=dtype).graph())
+    for call in build_space(graph, space_file("cuda")).calls.values():
+        if any(kind.startswith(new) for kind in call.subgraph.kinds):
+            found.setdefault(call.candidate.kernel, []).append(call)
+    assert {"inductor", "torch_multiply", "torch_rms_norm"} <= set(found)
+    for kernel, own in found.items():
+        assert verified(own[:: 1 + len(own) // 12]) == {}, kernel
 
 
 def every_row(kernel: str, subgraph: Subgraph) -> list[Call]:

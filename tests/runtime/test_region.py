@@ -359,6 +359,11 @@ def test_other_inputs_and_parameters_are_errors_that_say_what_was_tuned(region: 
         region.call([added, x], [bias, bias])
     with pytest.raises(RuntimeError, match="on meta, and it was tuned for float64"):
         region.forward([added, x], [bias, weight.to("meta")])
+    region.call([added, x], [bias, weight])
+    with pytest.raises(
+        RuntimeError, match=r"arg1 is float64 \(5, 2, 8\) on cpu, and it was tuned for float64 \(6, 2, 8"
+    ):
+        region.call([added, x[1:]], [bias, weight])
     with pytest.raises(RuntimeError, match="1 inputs and 2 parameters; it has 2 inputs and 2 parameters"):
         region.call([x], [bias, weight])
     named = TunedRegion(configuration(shared_model()), shared_ports(), label="layer 3")

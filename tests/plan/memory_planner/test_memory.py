@@ -4,6 +4,7 @@ import pytest
 
 from autotuner.plan.memory_planner import MemoryPlan, make_plan, memory
 from tests.runtime.plans import TINY, WITH_DROPOUT, configuration, model
+from tests.runtime.regions import shared_model
 
 DOUBLE = 8
 
@@ -35,6 +36,14 @@ def test_output_and_gradients_are_handed_out_beside_the_arena() -> None:
     elements = sum(prod(found.graph.shape(name)) for name in gradients) + TINY["b"] * TINY["l"] * TINY["h"]
     assert not found.held_outputs
     assert memory(found).outputs_bytes == DOUBLE * elements
+
+
+def test_an_output_that_backward_reads_is_held_and_handed_out_as_a_copy() -> None:
+    found = make_plan(configuration(shared_model(), 0))
+    (held,) = found.held_outputs
+    assert [name for name, _ in found.buffers[held].offsets] == ["key"]
+    once = sum(buffer.size_bytes for buffer in found.buffers if buffer.role == "output")
+    assert memory(found).outputs_bytes == once + found.buffers[held].size_bytes
 
 
 def test_the_peak_has_the_largest_workspace_in_it_and_no_other(plan: MemoryPlan) -> None:
