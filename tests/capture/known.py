@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autotuner.capture.backend import COMPILED, CompiledGraph, rewrite
+from autotuner.api.backend import COMPILED, CompiledGraph, rewrite
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.capture.backend import checked, compile_graph, record
+from autotuner.api.backend import checked, compile_graph, record
 from autotuner.database import open_database
 from autotuner.errors import InputError
 from autotuner.plan.configuration import Configuration
@@ -137,7 +137,7 @@ def test_a_checkpointed_layer_stays_with_the_other_compiler() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in (self.first, self.second):
-                x = checkpoint(layer, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+                x = checkpoint(layer, x, use_reentrant=False)
             return x
 
     model = Checkpointed()
@@ -149,13 +149,13 @@ class Changing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = blocks(3)
+        self.first, self.second, self.third = Block(), Block(), Block()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * 1.5
-        y = self.layers[0](x)
+        y: Tensor = self.first(x)
         x.add_(1.0)
-        for layer in self.layers[1:]:
+        for layer in (self.second, self.third):
             y = layer(y) + x
         return y
 

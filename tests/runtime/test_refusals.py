@@ -216,4 +216,4 @@ def test_a_module_is_tuned_for_the_device_that_it_is_on(
 
     monkeypatch.setattr("autotuner.api.environment", asked)
     with pytest.raises(DeviceError, match=f"asked for {wanted}"):
-        autotuner.tune(given, **options)  # type: ignore[arg-type]
+        autotuner.tune(given, **options)  # type: ignore[call-overload]

@@ -114,7 +114,7 @@ def tune(
         raise InputError(f"example inputs are for a module's call, and {model!r} is none: leave them out")
     if (extents, options, dtype, mode) != (None, None, None, "train"):
         raise InputError("extents, options, dtype and mode follow from the example inputs: leave them out")
-    from autotuner.capture import record
+    from autotuner.api.backend import record
 
     device = device or _device_type(model)
     return [
@@ -154,7 +154,7 @@ def optimize(
     """
     import torch
 
-    from autotuner.capture.backend import checked, compile_graph
+    from autotuner.api.backend import checked, compile_graph
 
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
@@ -408,7 +408,7 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
     from autotuner.runtime import summary as run
 
     found = run(module)
-    backend = sys.modules.get("autotuner.capture.backend")
+    backend = sys.modules.get("autotuner.api.backend")
     if module is None and backend is not None:
         found = replace(found, graphs=tuple(str(each) for each in backend.COMPILED))
     return found

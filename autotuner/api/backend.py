@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.capture import Call, Captured, Region
 from autotuner.capture.additive import additive
-from autotuner.capture.knowledge import Knowledge, OfDatabase, OfService
-from autotuner.capture.region_model import Region
-from autotuner.capture.rewriting import Call, Captured
 from autotuner.errors import AutotunerError, InputError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
