@@ -9,7 +9,7 @@ from autotuner.runtime import TunedWarning
 
 NAMES = (
     "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TuneOptions", "TunedWarning", "apply", "check",
-    "load_configuration", "restore", "save_configuration", "summary", "tune",
+    "load_configuration", "optimize", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
 
 

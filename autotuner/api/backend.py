@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.capture import Call, Captured, Region
 from autotuner.capture.additive import additive
+from autotuner.capture.axes import UnknownError
 from autotuner.errors import AutotunerError, InputError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
@@ -191,7 +192,10 @@ def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured |
     casts = any(getattr(node.target, "__name__", "") in AUTOCAST for node in module.graph.nodes)
     if casts or torch.is_autocast_enabled(device_type):
         return "autocast is on, and configurations are for one dtype: convert the model, model.to(torch.bfloat16)"
-    return Captured(module.graph)
+    try:
+        return Captured(module.graph)
+    except UnknownError as error:
+        return str(error)
 
 
 def _writer(tuned: TunedRegion, region: Region) -> Call:

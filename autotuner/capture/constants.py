@@ -1,6 +1,6 @@
 """Values that a graph computes from nothing but constants: positions, and the masks that follow from them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ LIMIT = 2**26
 class Constants:
     """Computes nodes that no input of the graph reaches, when they are asked for."""
 
-    def __init__(self, order: Mapping[fx.Node, int]) -> None:
-        self._order = order
+    def __init__(self, order: Mapping[fx.Node, int], is_changed: Callable[[fx.Node], bool]) -> None:
+        """Begin; what some node changes in place is no constant."""
+        self._order, self._is_changed = order, is_changed
         self._known: dict[fx.Node, Any] = {}
 
     def value(self, node: fx.Node) -> Tensor | None:
@@ -42,7 +43,12 @@ class Constants:
             each = waiting.pop()
             if each in found:
                 continue
-            if each.op not in ("call_function", "call_method") or _is_random(each) or _elements(each) > LIMIT:
+            if (
+                each.op not in ("call_function", "call_method")
+                or _is_random(each)
+                or _elements(each) > LIMIT
+                or self._is_changed(each)
+            ):
                 return None
             found.add(each)
             waiting += each.all_input_nodes

@@ -12,7 +12,7 @@ import torch
 
 from autotuner.capture.axes import Axis, Dim, UnknownError, extent, whole
 from autotuner.capture.program import BoundView, Expression, View
-from autotuner.capture.reader import Reader, aten, held, in_order, memory, one_type, plain, rule
+from autotuner.capture.reader import Reader, aten, held, in_order, learned, memory, one_type, plain, rule
 from autotuner.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -234,12 +234,6 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
     return View(made[0], x.dims)
 
 
-def learned(view: View) -> bool:
-    """Say whether a gradient may be wanted of a tensor."""
-    node = view.tensor.node
-    return node is None or bool(node.meta["example_value"].requires_grad)
-
-
 @rule(aten.scaled_dot_product_attention.default)
 def _attention(
     reader: Reader,
@@ -270,6 +264,8 @@ def _attention(
         mask = plain(attn_mask, "an attention mask")
         if mask.dtype not in (scores.dtype, "bool"):
             raise UnknownError(f"an attention mask of {mask.dtype}")
+        if mask.dtype == "bool" and set(whole(mask.dims[-2])) & set(held(mask)):
+            raise UnknownError("a mask of its own for each query: where it hides every key, torch's attention gives 0")
         scores = reader.mapped("bias" if learned(mask) else "mask", scores, reader.united(scores.dims, mask))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     return _product(reader, weights, value, (-1, -2), batch, held(query))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.capture.axes import Axis, Dim, whole
+from autotuner.capture.axes import Axis, Dim, UnknownError, whole
 from autotuner.ir.records import Scalar
 
 Fixed = tuple[tuple[Axis, int], ...]
@@ -79,6 +79,8 @@ def fixed_of(fixed: Fixed) -> dict[Axis, int]:
     """Return places by whole axis."""
     found = {}
     for axis, place in fixed:
-        (only,) = whole([axis])
-        found[only] = place
+        parts = whole([axis])
+        if len(parts) > 1:
+            raise UnknownError("one place along a dimension that is split elsewhere")
+        found[parts[0]] = place
     return found

@@ -28,16 +28,17 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
 class Reader:
     """Makes operators; what one node of the program asked for can be taken back."""
 
-    def __init__(self, is_causal: Callable[[Any], bool]) -> None:
+    def __init__(self, is_causal: Callable[[Any], bool], hides_nothing: Callable[[Any], bool]) -> None:
         """Begin a program.
 
         Args:
-            is_causal: tells whether a node's mask is a constant that hides what comes later, and nothing else.
+            is_causal: tells whether a mask is a constant that hides what comes later, and nothing else.
+            hides_nothing: tells whether a mask is a constant that is true everywhere.
         """
         self.axes = Axes()
         self.operations: list[Operation] = []
         self.place = 0
-        self.is_causal = is_causal
+        self.is_causal, self.hides_nothing = is_causal, hides_nothing
 
     def make(
         self,
@@ -114,3 +115,9 @@ def plain(value: Any, what: str) -> View:
 def one_type(*views: View) -> None:
     if len({view.dtype for view in views}) > 1:
         raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
+
+
+def learned(view: View) -> bool:
+    """Say whether a gradient may be wanted of a tensor."""
+    node = view.tensor.node
+    return node is None or bool(node.meta["example_value"].requires_grad)

@@ -23,6 +23,9 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 
 EXAMPLE = "example_value"
 OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
+CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks", "_vmap_", "_grad_increment", "_jvp_",
+            "_functorch", "_push_", "_pop_")  # fmt: skip
+"""Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -40,11 +43,11 @@ class GraphReading:
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.values: dict[fx.Node, Any] = {}
         self.reasons: Counter[str] = Counter()
-        self._constants = Constants(self.order)
-        self._reader = Reader(self._is_causal)
+        self._reader = Reader(self._is_causal, self._hides_nothing)
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments: dict[str, fx.GraphModule] = {}
         self._changed = _changed_in_place(graph)
+        self._constants = Constants(self.order, lambda node: bool(_storages(node) & self._changed))
         self._read()
 
     @property
@@ -55,6 +58,10 @@ class GraphReading:
         return tensor.made_by is None
 
     def _read(self) -> None:
+        entered = next((_name(node) for node in self.graph.nodes if _name(node).startswith(CONTEXTS)), None)
+        if entered is not None:
+            self.reasons[f"{entered}: the model computes in a context that is not known"] += 1
+            return
         recording = True
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
@@ -82,8 +89,10 @@ class GraphReading:
         if any(_storages(each) & self._changed for each in node.all_input_nodes):
             raise UnknownError("it reads what is changed in place")
         given = [each for each in pytree.tree_leaves((node.args, node.kwargs), is_leaf=_is_node) if _is_node(each)]
-        if not any(self._is_floating(each) for each in given):
-            raise UnknownError("it computes nothing in floating point")
+        if not any(self._is_of_ours(each) for each in given):
+            raise UnknownError("it computes neither numbers of ours nor a mask")
+        if len(_devices([node, *given])) > 1:
+            raise UnknownError("it has tensors on several devices")
         fragment = self._fragment(node, given)
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
@@ -91,9 +100,10 @@ class GraphReading:
         _check_is(found, node.meta.get(EXAMPLE))
         return found
 
-    def _is_floating(self, node: fx.Node) -> bool:
+    def _is_of_ours(self, node: fx.Node) -> bool:
         example = node.meta.get(EXAMPLE)
-        return node in self.values or (isinstance(example, Tensor) and example.is_floating_point())
+        is_read = isinstance(example, Tensor) and (example.is_floating_point() or example.dtype == torch.bool)
+        return node in self.values or is_read
 
     def value_of(self, node: fx.Node) -> Any:
         """Return what a node is: as it was read, or a tensor from outside; what is neither is the node itself."""
@@ -114,10 +124,19 @@ class GraphReading:
         tensor = self._outside[node]
         return View(tensor, tensor.dims)
 
-    def _is_causal(self, mask: Any) -> bool:
+    def _mask(self, mask: Any) -> Tensor | None:
+        """Return the value of a boolean mask that is a constant, as the node has it that it comes from."""
         node = mask.tensor.node if isinstance(mask, View) else mask
         value = self._constants.value(node) if isinstance(node, fx.Node) else None
-        if value is None or value.dtype != torch.bool or value.ndim < 2:
+        return value if value is not None and value.dtype == torch.bool else None
+
+    def _hides_nothing(self, mask: Any) -> bool:
+        value = self._mask(mask)
+        return value is not None and bool(value.all())
+
+    def _is_causal(self, mask: Any) -> bool:
+        value = self._mask(mask)
+        if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
             return False
         rows, columns = value.shape[-2:]
         return bool(rows == columns and (value == torch.ones_like(value[..., :, :]).tril()).all())
@@ -166,11 +185,11 @@ class _Rules(fx.Interpreter):
             return args[0][args[1]]
         if target not in RULES:
             raise UnknownError(f"no rule for {target}")
-        if target not in OF_SLICES:
-            args = tuple(self._resolved(each) for each in args)
         try:
+            if target not in OF_SLICES:
+                args = tuple(self._resolved(each) for each in args)
             return RULES[target](self._reader, *args, **kwargs)
-        except (TypeError, AttributeError, ValueError) as error:  # other arguments than the rule's
+        except (TypeError, AttributeError, ValueError, LookupError, ZeroDivisionError) as error:  # not what it is for
             raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}") from error
 
     def _resolved(self, value: Any) -> Any:
@@ -196,6 +215,13 @@ def _constants_allowed(examples: Iterable[Any]) -> Iterator[None]:
             mode.allow_non_fake_inputs = allowed
 
 
+def _is_as_it_comes(view: View) -> bool:
+    """Say whether the last two dimensions of a view are those of its tensor, and what is before them only repeated."""
+    own = [whole(dim) for dim in view.tensor.dims]
+    seen = [whole(dim) for dim in view.dims]
+    return not view.fixed and len(own) >= 2 and len(seen) >= 2 and own[-2:] == seen[-2:]
+
+
 def _check_is(value: Any, example: Any) -> None:
     """Check that a value has the shape and the type that torch gives it.
 
@@ -213,6 +239,8 @@ def _check_is(value: Any, example: Any) -> None:
 
 
 def _name(node: fx.Node) -> str:
+    if node.op not in ("call_function", "call_method"):
+        return ""
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
@@ -224,6 +252,11 @@ def _signature(example: Any) -> Any:
 
 def _is_node(part: Any) -> bool:
     return isinstance(part, fx.Node)
+
+
+def _devices(nodes: Iterable[fx.Node]) -> set[torch.device]:
+    examples = [each for node in nodes for each in pytree.tree_leaves(node.meta.get(EXAMPLE))]
+    return {each.device for each in examples if isinstance(each, Tensor)}
 
 
 def _storages(node: fx.Node) -> set[int]:
@@ -243,13 +276,17 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
         name = _name(node)
         of_operator = getattr(operator, name, None) is node.target
         writes = (
-            name == "setitem"
+            name in ("setitem", "__setitem__")
+            or (name.startswith("__i") and name[3:-2] in _IN_PLACE)
             or (of_operator and name.startswith("i") and name[1:] in _IN_PLACE)
             or (not of_operator and name.endswith("_") and not name.endswith("__"))
             or _is_in_place(node)
         )
         if writes:
-            for given in node.all_input_nodes[:1]:
+            for given in node.all_input_nodes if name.startswith("_foreach") else node.all_input_nodes[:1]:
+                found |= _storages(given)
+        if name == "embedding" and len(node.args) > 3 and node.args[3] is not None:  # it scales rows of its weight
+            for given in node.all_input_nodes:
                 found |= _storages(given)
         out = node.kwargs.get("out")
         for each in out if isinstance(out, tuple | list) else [out]:

@@ -28,6 +28,11 @@ STATISTICS = {
     "rms_norm": ("reciprocal_root",),
 }
 
+PLACEWISE = frozenset(
+    ("contraction", "bias", "add", "multiply", "scale", "mask", "gelu_erf", "gelu_tanh", "relu", "silu")
+)
+"""Kinds of which one place of a result follows from the same place of the operands."""
+
 Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
 """A tensor, at fixed places along some of its axes."""
 
@@ -75,12 +80,13 @@ def region_of(block: Block) -> Region:
 
 @dataclass
 class _Letters:
-    """Letters by axis, given out in order of appearance."""
+    """Letters by axis, given out in order of appearance; axes that have the same one are `merged`."""
 
+    merged: Mapping[Axis, Axis]
     of: dict[Axis, str] = field(default_factory=dict)
 
     def __call__(self, axes: Iterable[Axis]) -> str:
-        axes = list(axes)
+        axes = [self.merged.get(axis, axis) for axis in axes]
         for axis in axes:
             if axis not in self.of:
                 if len(self.of) == len(LETTERS):
@@ -93,7 +99,7 @@ class _Writing:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.inside = {tensor for operation in block.operations for tensor in operation.outputs}
-        self.letters = _Letters()
+        self.letters = _Letters(_merged(block.operations))
         self.names: dict[Taken, str] = {}
         self.sources: dict[str, Source] = {}
         self.counts: dict[str, int] = {}
@@ -152,6 +158,8 @@ class _Writing:
         operation = tensor.made_by
         if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
             return
+        if fixed and operation.kind not in PLACEWISE:
+            raise UnknownError(f"a part is taken of what a {operation.kind} makes")
         self.wanted[operation].append(fixed)
         for operand in operation.inputs:
             self._want(operand.view.tensor, _fixed(operand, dict(fixed)))
@@ -209,6 +217,29 @@ class _Writing:
 
     def _dims(self, dims: Iterable[Sequence[Axis]]) -> tuple[str, ...]:
         return tuple(self.letters(dim) for dim in dims if dim)
+
+
+def _merged(operations: Iterable[Operation]) -> dict[Axis, Axis]:
+    """Return axes that can have one letter, each with the one that stands for it.
+
+    These are axes that some operator binds to each other, such as the features that go into a layer and those that come
+    out of it and are added, unless an operator or a tensor has both.
+    """
+    together: list[set[Axis]] = []
+    pairs: list[tuple[Axis, Axis]] = []
+    for operation in operations:
+        bound = {axis for operand in operation.inputs for axis in _bound(operand, {})}
+        together.append(bound.union(*(_axes(tensor) for tensor in operation.outputs)))
+        together += [set(_axes(operand.view.tensor)) for operand in operation.inputs]
+        pairs += [pair for operand in operation.inputs for pair in _renaming(operand).items()]
+    stands: dict[Axis, Axis] = {}
+    for one, other in pairs:
+        first, second = stands.get(one, one), stands.get(other, other)
+        if first is second or any({first, second} <= each for each in together):
+            continue
+        stands |= {axis: second for axis, known in stands.items() if known is first} | {first: second}
+        together = [{second if axis is first else axis for axis in each} for each in together]
+    return stands
 
 
 _ROLES = {

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from autotuner.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.capture.blocks import blocks_of
@@ -71,6 +72,24 @@ class Captured:
                 else:
                     stage = max(stage, stages[given])
             stages[node] = stage
+        self._raise_stages(stages)
+
+    def _raise_stages(self, stages: Mapping[fx.Node, int]) -> None:
+        """Move operators to the stage of their readers, where no strange part reads them before that."""
+        bounds: dict[TensorValue, int] = {}
+        for node in self.graph.nodes:
+            if not isinstance(self._reading.values.get(node), View):
+                for given in node.all_input_nodes:
+                    value = self._reading.values.get(given)
+                    if isinstance(value, View):
+                        tensor = value.tensor
+                        bounds[tensor] = min(bounds.get(tensor, stages[node] - 1), stages[node] - 1)
+        for operation in reversed(self._reading.operations):
+            of_readers = [bounds[tensor] for tensor in operation.outputs if tensor in bounds]
+            operation.stage = max(operation.stage, min(of_readers, default=operation.stage))
+            for operand in operation.inputs:
+                tensor = operand.view.tensor
+                bounds[tensor] = min(bounds.get(tensor, operation.stage), operation.stage)
 
     def _live(self, tuned: frozenset[Operation]) -> tuple[set[fx.Node], set[TensorValue]]:
         """Return the nodes that run where some operators are calls, and the tensors that those must hand out."""
@@ -125,7 +144,7 @@ class Captured:
                         shape = [extent(whole(dim)) for dim in value.dims]
                         fixed = fixed_of(value.fixed)
                         shown = rearranged(self.graph, node, _shape(node), axes, fixed, wanted, shape)
-                        view.replace_all_uses_with(shown)
+                        view.replace_all_uses_with(_with_strides(self.graph, shown, view.meta[EXAMPLE]))
         for node in reversed(list(self.graph.nodes)):
             if (node in self._reading.values or EXAMPLE_SHAPE in node.meta) and not node.users:
                 self.graph.erase_node(node)
@@ -181,6 +200,20 @@ class Captured:
 
 
 EXAMPLE_SHAPE = "autotuner_shape"
+
+
+def _with_strides(graph: fx.Graph, node: fx.Node, example: Tensor) -> fx.Node:
+    """Write what gives a tensor the strides that torch gives it, where its memory is in another order."""
+    shown = graph.call_function(with_strides, (node, list(example.shape), list(example.stride())))
+    shown.meta[EXAMPLE_SHAPE] = tuple(example.shape)
+    return shown
+
+
+def with_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Return a tensor with these strides: itself, if it has them, or a copy."""
+    if all(extent == 1 or a == b for extent, a, b in zip(shape, tensor.stride(), strides, strict=True)):
+        return tensor
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -145,7 +145,23 @@ def _to(reader: Reader, x: Any, *given: Any, **named: Any) -> Any:  # noqa: ARG0
     dtypes = [str(each).removeprefix("torch.") for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
     inner = uncast(x)
     if is_named(inner, "normalised"):  # RMS norm has its mean in float32, whatever the type of its input
-        return inner if dtypes in ([], [inner.operands[0].dtype], ["float32"]) else Expression("cast", (inner,))
+        if dtypes in ([], [inner.operands[0].dtype], ["float32"]):
+            return inner
+        raise UnknownError(f"a cast of what is normalised to {dtypes[0]}")
     if not isinstance(inner, View):
         raise UnknownError("a cast of what is no tensor that is known")
-    return inner if dtypes in ([], [inner.dtype]) and inner is x else Expression("cast", (inner, *dtypes))
+    if dtypes in ([], [inner.dtype]):
+        return inner if dtypes or inner is x else x
+    return Expression("cast", (inner, dtypes[0]))
+
+
+@rule(aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)
+def _and(reader: Reader, a: View, b: View) -> View:
+    count = max(len(a.dims), len(b.dims))
+    sides = [((),) * (count - len(each.dims)) + each.dims for each in (a, b)]
+    shape = [max(extent(whole(one)), extent(whole(other))) for one, other in zip(*sides, strict=True)]
+    for one, other in ((a, b), (b, a)):
+        if one.dtype == other.dtype == "bool" and reader.hides_nothing(one):
+            found: View = _expand(reader, other, shape)
+            return found
+    raise UnknownError("two masks that both hide something")

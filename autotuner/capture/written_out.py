@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.capture.axes import UnknownError, extent, whole
 from autotuner.capture.program import Expression, View
-from autotuner.capture.reader import Reader, aten, memory, one_type, rule
+from autotuner.capture.reader import Reader, aten, learned, memory, one_type, rule
 
 GELU_CUBIC = 0.044715
 
@@ -29,8 +29,8 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def uncast(value: Any) -> Any:
-    """Return what was cast to another type, or the value itself."""
-    return value.operands[0] if is_named(value, "cast") else value
+    """Return what was cast to float32, in which norms and softmax are computed anyway, or the value itself."""
+    return value.operands[0] if is_named(value, "cast") and value.operands[1] == "float32" else value
 
 
 @rule(aten.pow.Tensor_Scalar)
@@ -127,6 +127,8 @@ def _rotary(reader: Reader, x: Any, cosine: Any, sine: View) -> View:
     if not isinstance(x, View) or not isinstance(cosine, View):
         raise UnknownError("a rotary embedding of what is no tensor that is known")
     one_type(x, cosine, sine)
+    if learned(cosine) or learned(sine):
+        raise UnknownError("a rotary embedding that is learned")
     axes = whole(x.dims[-1])
     if len(axes) != 1:
         raise UnknownError("a rotary embedding over a dimension of several axes")

@@ -1,0 +1,129 @@
+"""Models that look like what is known and are not: they compute what torch computes, tuned or not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.capture.known import Compilation, assert_equal, gradients
+
+HIDDEN, LENGTH, HEADS = 16, 6, 2
+
+
+class Attention(nn.Module):
+    """Attention between three projections of what a function makes of the input, with a mask."""
+
+    def __init__(self, inside: Callable[[nn.Module, Tensor], Tensor], mask: Callable[[], Tensor | None]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.inside, self.mask = inside, mask
+        self.weight = nn.Parameter(torch.randn(3, HIDDEN, HIDDEN) / 4)
+        self.out = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inside(self, x)
+        heads = [
+            functional.linear(y, weight).view(*x.shape[:2], HEADS, -1).transpose(1, 2)
+            for weight in self.weight.unbind()
+        ]
+        context = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=self.mask())
+        found: Tensor = x + self.out(context.transpose(1, 2).flatten(2))
+        return found
+
+
+def no_mask() -> None:
+    return None
+
+
+def mask_that_hides_all_from_some() -> Tensor:
+    mask = torch.rand(2, 1, LENGTH, LENGTH) > 0.5
+    mask[0, :, 2] = False
+    return mask
+
+
+def prefix_mask() -> Tensor:
+    """Return a mask that begins as a causal one, and is changed."""
+    mask = torch.ones(LENGTH, LENGTH).tril()
+    mask[:, :2] = 1
+    return mask.bool()
+
+
+def causal_mask() -> Tensor:
+    return torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+
+def norm(layer: Any, x: Tensor) -> Tensor:
+    found: Tensor = layer.norm(x)
+    return found
+
+
+def halves_of_norm(layer: Any, x: Tensor) -> Tensor:
+    first, second = layer.norm(x).chunk(2, -1)
+    return torch.cat([second, first * 2.0], -1)
+
+
+def rows_by_strides(layer: Any, x: Tensor) -> Tensor:
+    y = layer.out(x).transpose(0, 1).contiguous()
+    found: Tensor = norm(layer, y.as_strided((x.shape[0], LENGTH, HIDDEN), (LENGTH * HIDDEN, HIDDEN, 1)))
+    return found
+
+
+def by_a_vector(layer: Any, x: Tensor) -> Tensor:
+    found: Tensor = norm(layer, x) * (layer.norm.weight @ layer.norm.weight)
+    return found
+
+
+def without_gradients(layer: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = layer.out(norm(layer, x.detach()))
+    found: Tensor = norm(layer, x) + y.clone()
+    return found
+
+
+def rounded(layer: Any, x: Tensor) -> Tensor:
+    y = x.to(torch.bfloat16).to(torch.float32)
+    return norm(layer, x) * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def in_place(layer: Any, x: Tensor) -> Tensor:
+    y = norm(layer, x) * 1.0
+    y += x
+    return functional.relu(y, inplace=True)
+
+
+@pytest.mark.parametrize("inside", [halves_of_norm, rows_by_strides, by_a_vector, without_gradients, rounded, in_place])
+def test_a_layer_that_is_nearly_known_computes_what_it_computes(inside: Callable[[Any, Tensor], Tensor]) -> None:
+    check(inside, no_mask)
+
+
+@pytest.mark.parametrize(("mask", "causal"), [(causal_mask, True), (prefix_mask, False)])
+def test_a_mask_is_causal_only_if_nothing_changes_it(mask: Callable[[], Tensor], causal: bool) -> None:
+    compilation = check(norm, mask)
+    assert compilation.regions
+    kinds = {o.kind for region in compilation.regions for o in region.plan.configuration.model.graph().operators}
+    assert ("causal_mask" in kinds) == causal
+
+
+def test_a_query_that_sees_nothing_gets_zeros_as_from_torch() -> None:
+    mask = mask_that_hides_all_from_some()
+    check(norm, lambda: mask)
+
+
+def check(inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None]) -> Compilation:
+    """Check a model of two layers against eager, its outputs' strides too, and return its compilation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(inside, mask), Attention(inside, mask))
+    x = torch.randn(2, LENGTH, HIDDEN)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().mean()
+        return found
+
+    wanted = gradients(model, loss)
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), wanted, 2e-6)
+    assert compilation.model(x).stride() == model(x).stride()
+    return compilation
