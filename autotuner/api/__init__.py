@@ -1,10 +1,8 @@
 """The public API: tune a model on this machine, and run the configuration as a module that trains."""
 
-import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -31,9 +29,6 @@ __all__ = [
     "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "optimize", "restore",
     "save_configuration", "summary", "tune",
 ]  # fmt: skip
-
-ASKED_S = 5.0
-"""A service that takes longer does not keep `apply` waiting."""
 
 
 @overload
@@ -268,6 +263,7 @@ def apply(
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
+    from autotuner.api.knowledge import best_known
     from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:
@@ -294,7 +290,7 @@ def apply(
     try:
         for model in models:
             try:
-                best, note = _best_known(module, model, server)
+                best, note = best_known(module, model, server)
             except NotFoundError as error:
                 notes.append(str(error))
             else:
@@ -332,58 +328,6 @@ def _shapes(extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None) -> 
             f"extents is {extents!r}: give a mapping of b and l, or a list of one for each shape of the input"
         )
     return shapes
-
-
-def _best_known(module: "nn.Module", model: Model, server: "str | Client") -> tuple[Configuration, str]:
-    """Return the best configuration that a service knows for a module here, and what to say of it, if anything.
-
-    Raises:
-        NotFoundError: it knows none that fits; the message says what differs and how to submit a job.
-    """
-    from autotuner.server.client import Client
-
-    here = environment(next(module.parameters()).device.type)
-    with Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server) as client:
-        # A configuration with a mask over keys runs calls without one as well.
-        options = [dict(model.options)]
-        if options[0].get("attention_mask") is False:
-            options.append(options[0] | {"attention_mask": True})
-        views = [
-            client.best(model.name, extents=model.extents, options=chosen, dtype=model.dtype,
-                        device=here.device_type, device_name=here.device_name) for chosen in options
-        ]  # fmt: skip
-        url = client.url
-    for match in ("exact", "doubtful", "near_device"):
-        for view in views:
-            best = view.best
-            if best is not None and view.match == match and best.device_type == here.device_type:
-                partly = "" if best.complete else (
-                    f"configuration {best.id} is doubtful: {' '.join(best.doubts)}" if best.doubts else
-                    f"not all that could matter was measured for configuration {best.id}: a job stopped at its limit"
-                )  # fmt: skip
-                note = partly if match != "near_device" else (
-                    f"the configuration was tuned on another device, {best.device_name}, and may not be the fastest on "
-                    f"{here.device_name}; for one of this device: {_submitting(model, here.device_name, url)}"
-                )  # fmt: skip
-                return Configuration.from_json(best.configuration, f"configuration {best.id} of {url}"), note
-    near = next((view for view in views if view.best is not None), None)
-    wanted = f"{model.name} {model.dtype} {' '.join(f'{axis}={n}' for axis, n in model.extents.items())}"
-    known = "" if near is None else f" (the nearest differs in {', '.join(near.differs)})"
-    raise NotFoundError(
-        f"{url} knows no configuration of {wanted} on {here.device_name}{known}; for one: "
-        f"{_submitting(model, here.device_name, url)}"
-    )
-
-
-def _submitting(model: Model, device_name: str, url: str) -> str:
-    """Return the command that has a model tuned on a device."""
-    file = load_model(model.name).definition
-    words = ["autotuner submit", model.name, *(f"--extent {axis}={n}" for axis, n in model.extents.items())]
-    words += [
-        f"--option {name}={value}" for name, value in model.options.items() if value != file.options[name].default
-    ]
-    words += [f"--dtype {model.dtype}"] if model.dtype != file.dtype else []
-    return " ".join([*words, f"--device-name {shlex.quote(device_name)}", f"--server {url}"])
 
 
 def check(configuration: Configuration, seed: int = 0) -> Any:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
-from autotuner.capture import Call, Captured, Region
-from autotuner.capture.additive import additive
-from autotuner.capture.axes import UnknownError
 from autotuner.errors import AutotunerError, InputError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.capture import Call, Captured, Region
+from autotuner.runtime.capture.additive import additive
+from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
 
@@ -149,7 +149,8 @@ def rewrite(
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module, example_inputs)
     if isinstance(captured, str):
-        COMPILED.append(CompiledGraph({}, frozenset(), len(module.graph.nodes), note=captured))
+        calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
+        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured))
         log.info("%s", COMPILED[-1])
         return []
     kinds = {region.key: region for region in captured.regions}
@@ -184,10 +185,7 @@ def rewrite(
 
 
 def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured | str:
-    """Return a graph with its regions, or why it has none.
-
-    Graphs in which something changes with the size of a batch are left alone: a configuration is for one shape.
-    """
+    """Return a graph with its regions, or why it has none."""
     device_type = _device_type(example_inputs)
     casts = any(getattr(node.target, "__name__", "") in AUTOCAST for node in module.graph.nodes)
     if casts or torch.is_autocast_enabled(device_type):
@@ -200,11 +198,10 @@ def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured |
 
 def _writer(tuned: TunedRegion, region: Region) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
-        masks = [source.tensor.dtype == "bool" for source in region.sources]
         dtype = getattr(torch, region.model.dtype)
         given = [
-            graph.call_function(additive, (node, dtype)) if is_mask else node
-            for node, is_mask in zip(inputs, masks, strict=False)
+            graph.call_function(additive, (node, dtype)) if source.tensor.dtype == "bool" else node
+            for node, source in zip(inputs, region.sources, strict=False)  # those of parameters come behind
         ]
         made = graph.call_function(tuned.operator, tuned.arguments(given, parameters))
         outputs = graph.call_function(operator.getitem, (made, 0))

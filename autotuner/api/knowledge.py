@@ -1,19 +1,25 @@
-"""Configurations that are known for regions: from a database on this machine, or from a service."""
+"""Configurations that are known for layers and regions: from a database on this machine, or from a service."""
 
 import json
+import shlex
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autotuner.database import open_database
-from autotuner.ir.models import Model
+from autotuner.errors import NotFoundError
+from autotuner.ir.models import Model, load_model
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
 from autotuner.server.client import Client
 
+if TYPE_CHECKING:
+    from torch import nn
+
 ASKED_S = 5.0
-"""A service that takes longer does not keep a compilation waiting."""
+"""A service that takes longer does not keep a compilation waiting, or `apply`."""
 USABLE = ("exact", "doubtful")
 
 
@@ -50,9 +56,9 @@ class OfDatabase:
                     family_key=family_key(model.family), dtype=model.dtype, extents=model.extents,
                     device_type=here.device_type, device_name=here.device_name,
                 )  # fmt: skip
-                usable = match.stored is not None and match.status in USABLE
-                found.append(Configuration.from_json(json.loads(match.stored.text), "a stored configuration")
-                             if usable and match.stored is not None else None)  # fmt: skip
+                stored = match.stored if match.status in USABLE else None
+                where = "a stored configuration"
+                found.append(None if stored is None else Configuration.from_json(json.loads(stored.text), where))
         return found
 
     def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
@@ -68,20 +74,20 @@ class OfService:
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         here = environment(device_type)
         found: list[Configuration | None] = []
-        with _Asked(self._server) as client:
+        with asked(self._server) as client:
             for model in models:
                 view = client.best(
                     dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
                     device_name=here.device_name,
                 )  # fmt: skip
-                usable = view.best is not None and view.match in USABLE
-                found.append(Configuration.from_json(view.best.configuration, f"configuration {view.best.id}")
-                             if usable and view.best is not None else None)  # fmt: skip
+                best = view.best if view.match in USABLE else None
+                where = f"a configuration of {client.url}"
+                found.append(None if best is None else Configuration.from_json(best.configuration, where))
         return found
 
     def want(self, models: Iterable[Model], device_type: str) -> str:
         here = environment(device_type)
-        with _Asked(self._server) as client:
+        with asked(self._server) as client:
             jobs = [
                 client.submit(
                     dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
@@ -92,17 +98,56 @@ class OfService:
         return f"{url} tunes them ({'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))})"
 
 
-class _Asked:
-    """A client for a few questions; one that was given is not closed."""
+def asked(server: str | Client) -> AbstractContextManager[Client]:
+    """Return a client for a few questions; one that was given is not closed behind them."""
+    return Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server)
 
-    def __init__(self, server: str | Client) -> None:
-        self._own = Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else None
-        self._client = self._own or server
 
-    def __enter__(self) -> Client:
-        assert isinstance(self._client, Client)
-        return self._client
+def best_known(module: "nn.Module", model: Model, server: str | Client) -> tuple[Configuration, str]:
+    """Return the best configuration that a service knows for a module here, and what to say of it, if anything.
 
-    def __exit__(self, *error: object) -> None:
-        if self._own is not None:
-            self._own.close()
+    Raises:
+        NotFoundError: it knows none that fits; the message says what differs and how to submit a job.
+    """
+    here = environment(next(module.parameters()).device.type)
+    with asked(server) as client:
+        # A configuration with a mask over keys runs calls without one as well.
+        options = [dict(model.options)]
+        if options[0].get("attention_mask") is False:
+            options.append(options[0] | {"attention_mask": True})
+        views = [
+            client.best(model.name, extents=model.extents, options=chosen, dtype=model.dtype,
+                        device=here.device_type, device_name=here.device_name) for chosen in options
+        ]  # fmt: skip
+        url = client.url
+    for match in ("exact", "doubtful", "near_device"):
+        for view in views:
+            best = view.best
+            if best is not None and view.match == match and best.device_type == here.device_type:
+                partly = "" if best.complete else (
+                    f"configuration {best.id} is doubtful: {' '.join(best.doubts)}" if best.doubts else
+                    f"not all that could matter was measured for configuration {best.id}: a job stopped at its limit"
+                )  # fmt: skip
+                note = partly if match != "near_device" else (
+                    f"the configuration was tuned on another device, {best.device_name}, and may not be the fastest on "
+                    f"{here.device_name}; for one of this device: {_submitting(model, here.device_name, url)}"
+                )  # fmt: skip
+                return Configuration.from_json(best.configuration, f"configuration {best.id} of {url}"), note
+    near = next((view for view in views if view.best is not None), None)
+    wanted = f"{model.name} {model.dtype} {' '.join(f'{axis}={n}' for axis, n in model.extents.items())}"
+    known = "" if near is None else f" (the nearest differs in {', '.join(near.differs)})"
+    raise NotFoundError(
+        f"{url} knows no configuration of {wanted} on {here.device_name}{known}; for one: "
+        f"{_submitting(model, here.device_name, url)}"
+    )
+
+
+def _submitting(model: Model, device_name: str, url: str) -> str:
+    """Return the command that has a model tuned on a device."""
+    file = load_model(model.name).definition
+    words = ["autotuner submit", model.name, *(f"--extent {axis}={n}" for axis, n in model.extents.items())]
+    words += [
+        f"--option {name}={value}" for name, value in model.options.items() if value != file.options[name].default
+    ]
+    words += [f"--dtype {model.dtype}"] if model.dtype != file.dtype else []
+    return " ".join([*words, f"--device-name {shlex.quote(device_name)}", f"--server {url}"])

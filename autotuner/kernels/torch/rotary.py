@@ -12,30 +12,26 @@ from autotuner.kernels.torch.elementwise import Run, spread
 
 def rotary(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """x * cos in one pass; each half of it then adds the other half of x times its own sines."""
-    x, cos, sin, y = _operands(call, inputs, outputs)
-    first, second = halves(call, x)
-    first_sin, second_sin = halves(call, sin)
-    first_out, second_out = halves(call, y)
-
-    def run() -> None:
-        torch.mul(x, cos, out=y)
-        first_out.addcmul_(second, first_sin, value=-1)
-        second_out.addcmul_(first, second_sin)
-
-    return run
+    return _turning(call, inputs, outputs, back=False)
 
 
 def rotary_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Gradient * cos; each half then adds the other half of the gradient times that half's sines."""
-    grad, cos, sin, out = _operands(call, inputs, outputs)
-    first, second = halves(call, grad)
-    first_sin, second_sin = halves(call, sin)
-    first_out, second_out = halves(call, out)
+    return _turning(call, inputs, outputs, back=True)
+
+
+def _turning(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, back: bool) -> Run:
+    x, cos, sin, y = _operands(call, inputs, outputs)
+    first, second = halves(call, x)
+    first_out, second_out = halves(call, y)
+    sines = halves(call, sin)
+    of_first, of_second = reversed(sines) if back else sines
+    sign = -1 if back else 1
 
     def run() -> None:
-        torch.mul(grad, cos, out=out)
-        first_out.addcmul_(second, second_sin)
-        second_out.addcmul_(first, first_sin, value=-1)
+        torch.mul(x, cos, out=y)
+        first_out.addcmul_(second, of_first, value=-sign)
+        second_out.addcmul_(first, of_second, value=sign)
 
     return run
 

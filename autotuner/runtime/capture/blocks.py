@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.capture.axes import Axis, whole
-from autotuner.capture.program import Operation, TensorValue, fixed_of
 from autotuner.ir.records import Scalar
+from autotuner.runtime.capture.axes import Axis, whole
+from autotuner.runtime.capture.program import Operation, TensorValue, fixed_of
 
 PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.capture.axes import Axis, Dim, UnknownError, whole
 from autotuner.ir.records import Scalar
+from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, whole
 
 Fixed = tuple[tuple[Axis, int], ...]
 """Axes along which one place is taken, and which."""

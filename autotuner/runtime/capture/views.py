@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from autotuner.capture.axes import UnknownError, extent, fresh, whole
-from autotuner.capture.program import Expression, View
-from autotuner.capture.reader import RULES, Reader, aten, rule
-from autotuner.capture.written_out import is_named, uncast
+from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
+from autotuner.runtime.capture.written_out import is_named, uncast
 
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)

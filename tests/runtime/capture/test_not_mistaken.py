@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.capture.known import Compilation, assert_equal, gradients
+from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
 HIDDEN, LENGTH, HEADS = 16, 6, 2
 

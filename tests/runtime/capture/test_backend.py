@@ -16,7 +16,7 @@ from autotuner.database import open_database
 from autotuner.errors import InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
-from tests.capture.known import Compilation, Known, assert_equal, gradients, planned
+from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients, planned
 
 HIDDEN = 16
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotuner.capture.axes import Axes, Axis, UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import Axes, Axis, UnknownError, extent, fresh, whole
 
 
 def test_a_view_splits_an_axis_and_merging_it_again_gives_the_same() -> None:

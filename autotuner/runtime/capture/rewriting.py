@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autotuner.capture.axes import Axis, UnknownError, extent, whole
-from autotuner.capture.blocks import blocks_of
-from autotuner.capture.program import Operation, TensorValue, View, fixed_of
-from autotuner.capture.reading import EXAMPLE, GraphReading
-from autotuner.capture.region_model import Region, region_of
+from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
+from autotuner.runtime.capture.blocks import blocks_of
+from autotuner.runtime.capture.program import Operation, TensorValue, View, fixed_of
+from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
+from autotuner.runtime.capture.region_model import Region, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
 """Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotuner.capture.axes import Axis, UnknownError, whole
-from autotuner.capture.blocks import Block
-from autotuner.capture.program import BoundView, Operation, TensorValue, fixed_of
 from autotuner.errors import AutotunerError
 from autotuner.ir.models import Model, ModelFile
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
+from autotuner.runtime.capture.axes import Axis, UnknownError, whole
+from autotuner.runtime.capture.blocks import Block
+from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, fixed_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 NAMES = {

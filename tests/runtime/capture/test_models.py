@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.capture.known import Compilation, assert_equal, gradients
+from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
 VOCABULARY, LENGTH, LAYERS = 64, 12, 3
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS,

@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from autotuner.capture import operators  # noqa: F401  (registers its rules)
-from autotuner.capture.axes import UnknownError, extent, fresh, whole
-from autotuner.capture.constants import Constants
-from autotuner.capture.program import Expression, Operation, TensorValue, View
-from autotuner.capture.reader import RULES, Reader
-from autotuner.capture.views import sliced
 from autotuner.ir.kinds import ELEMENT_BYTES
+from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
+from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.constants import Constants
+from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
+from autotuner.runtime.capture.reader import RULES, Reader
+from autotuner.runtime.capture.views import sliced
 
 EXAMPLE = "example_value"
 OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
@@ -53,9 +53,6 @@ class GraphReading:
     @property
     def operations(self) -> list[Operation]:
         return self._reader.operations
-
-    def is_outside(self, tensor: TensorValue) -> bool:
-        return tensor.made_by is None
 
     def _read(self) -> None:
         entered = next((_name(node) for node in self.graph.nodes if _name(node).startswith(CONTEXTS)), None)
@@ -139,7 +136,7 @@ class GraphReading:
         if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
             return False
         rows, columns = value.shape[-2:]
-        return bool(rows == columns and (value == torch.ones_like(value[..., :, :]).tril()).all())
+        return bool(rows == columns and (value == torch.ones_like(value).tril()).all())
 
     def _fragment(self, node: fx.Node, given: Iterable[fx.Node]) -> fx.GraphModule | None:
         """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given."""
@@ -229,6 +226,8 @@ def _check_is(value: Any, example: Any) -> None:
         UnknownError: it has not.
     """
     if isinstance(value, tuple):
+        if not isinstance(example, tuple | list) or len(example) != len(value):
+            raise UnknownError(f"it is read as {len(value)} values, and torch says otherwise")
         for each, of_torch in zip(value, example, strict=True):
             _check_is(each, of_torch)
     elif isinstance(value, View):

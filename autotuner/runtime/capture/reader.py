@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from autotuner.capture.axes import Axes, Axis, Dim, UnknownError, whole
-from autotuner.capture.program import BoundView, Operation, TensorValue, View
 from autotuner.ir.records import Scalar
+from autotuner.runtime.capture.axes import Axes, Axis, Dim, UnknownError, whole
+from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View
 
 aten: Any = torch.ops.aten
 
@@ -107,12 +107,22 @@ def held(view: View) -> list[Axis]:
 
 
 def plain(value: Any, what: str) -> View:
+    """Return a value that is a view.
+
+    Raises:
+        UnknownError: it is none.
+    """
     if not isinstance(value, View):
         raise UnknownError(f"{what} is a {type(value).__name__}, no tensor that is known")
     return value
 
 
 def one_type(*views: View) -> None:
+    """Check that operands have one type.
+
+    Raises:
+        UnknownError: they have not.
+    """
     if len({view.dtype for view in views}) > 1:
         raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
 

@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autotuner.capture.axes import UnknownError, extent, whole
-from autotuner.capture.program import Expression, View
-from autotuner.capture.reader import Reader, aten, learned, memory, one_type, rule
+from autotuner.runtime.capture.axes import UnknownError, extent, whole
+from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, one_type, rule
 
 GELU_CUBIC = 0.044715
 
@@ -40,11 +40,20 @@ def _pow(reader: Reader, x: Any, exponent: float) -> Expression:  # noqa: ARG001
     return Expression("power", (uncast(x), float(exponent)))
 
 
-@rule(aten.tanh.default)
-def _tanh(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
-    if not is_named(x, "scaled inner"):
-        raise UnknownError("a tanh outside of GELU")
-    return Expression("gelu tanh", x.operands)
+def _part(needed: str, made: str, what: str) -> Rule:
+    """Return the rule of a call that is known in one operator only, as the part between two others."""
+
+    def read(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
+        if not is_named(x, needed):
+            raise UnknownError(f"it is known in {what} only")
+        return Expression(made, x.operands)
+
+    return read
+
+
+RULES[aten.tanh.default] = _part("scaled inner", "gelu tanh", "GELU")
+RULES[aten.rsqrt.default] = _part("mean square and epsilon", "reciprocal root", "RMS norm")
+RULES[aten.neg.default] = _part("slice", "minus slice", "rotary embeddings")
 
 
 @rule(aten.mean.dim)
@@ -54,20 +63,6 @@ def _mean(reader: Reader, x: Any, dims: Sequence[int], keepdim: bool = False, **
     if [dim % len(x.operands[0].dims) for dim in dims] != [len(x.operands[0].dims) - 1]:
         raise UnknownError("a mean over other dimensions than the last")
     return Expression("mean square", x.operands[:1])
-
-
-@rule(aten.rsqrt.default)
-def _rsqrt(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
-    if not is_named(x, "mean square and epsilon"):
-        raise UnknownError("a reciprocal root outside of RMS norm")
-    return Expression("reciprocal root", x.operands)
-
-
-@rule(aten.neg.default)
-def _neg(reader: Reader, x: Any) -> Expression:  # noqa: ARG001
-    if not is_named(x, "slice"):
-        raise UnknownError("a negation outside of a rotary embedding")
-    return Expression("minus slice", x.operands)
 
 
 @rule(aten.cat.default)

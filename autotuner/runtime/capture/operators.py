@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from autotuner.capture.axes import Axis, Dim, UnknownError, extent, whole
-from autotuner.capture.program import BoundView, Expression, View
-from autotuner.capture.reader import Reader, aten, held, in_order, learned, memory, one_type, plain, rule
-from autotuner.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
+from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
+from autotuner.runtime.capture.program import BoundView, Expression, View
+from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, one_type, plain, rule
+from autotuner.runtime.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
 
 # Products -------------------------------------------------------------------------------------------------------------
 
