@@ -293,16 +293,17 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
     if kind.name == "cast":
         wanted = str(operator.attribute("dtype"))
         if wanted not in ELEMENT_BYTES:
-            raise GraphError(
-                f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {', '.join(ELEMENT_BYTES)}"
-            )
+            known = ", ".join(ELEMENT_BYTES)
+            raise GraphError(f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {known}")
         return (wanted,)
     symbols = kind.sides[0] or ("X",) * len(dtypes)
     found = {dtype: tensor for tensor, dtype, symbol in zip(operator.inputs, dtypes, symbols, strict=True)
              if symbol != "R"}  # fmt: skip
     if len(found) > 1:
         said = " and ".join(f"{tensor!r} is {dtype}" for dtype, tensor in found.items())
-        raise GraphError(f"operator {operator.name!r}: {said}; a {kind.name} has operands of one type: put a cast between")
+        raise GraphError(
+            f"operator {operator.name!r}: {said}; a {kind.name} has operands of one type: put a cast between"
+        )
     (dtype,) = found
     statistic = "float64" if dtype == "float64" else "float32"
     return tuple(statistic if product.endswith("statistic") else dtype for product in kind.makes)

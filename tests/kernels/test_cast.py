@@ -49,8 +49,10 @@ def test_the_reference_keeps_the_digits_of_who_computes_in_float64() -> None:
     x = torch.full((3, 4, 5), 1.0 + 2.0**-30, dtype=torch.float64)
     (kept,) = evaluate(cast("float32", "bfloat16"), [x])
     (rounded,) = evaluate(cast("float32", "bfloat16"), [x.float()])
-    assert kept is not None and torch.equal(kept, x)
-    assert rounded is not None and rounded.dtype == torch.bfloat16
+    assert kept is not None
+    assert torch.equal(kept, x)
+    assert rounded is not None
+    assert rounded.dtype == torch.bfloat16
 
 
 def sets(graph: Graph) -> dict[tuple[str, ...], Subgraph]:
@@ -114,5 +116,3 @@ def test_a_step_of_a_mixed_model_is_right_in_any_layouts(low: str, seed: int) ->
         assert reference is not None
         error = (mine.double() - reference).abs().max() / reference.abs().max()
         assert error < 8 * epsilon, name
-
-

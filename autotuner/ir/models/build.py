@@ -169,9 +169,7 @@ class _Building:
         given = [self.tensors[tensor].dtype for tensor in operator.inputs]
         dtypes = types_made(operator, given) if given else (self.dtype,) * len(operator.outputs)
         products = KINDS[operator.kind].makes
-        for tensor, axes, product, dtype in zip(
-            operator.outputs, operator.output_axes, products, dtypes, strict=True
-        ):
+        for tensor, axes, product, dtype in zip(operator.outputs, operator.output_axes, products, dtypes, strict=True):
             if tensor in self.tensors:
                 raise GraphError(f"operator {operator.name!r} makes {tensor!r}, which exists already")
             role: Role = "activation" if product == "value" else "auxiliary"
