@@ -128,7 +128,7 @@ def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) 
     kinds: dict[str, Region] = {}
     notes: list[str] = []
 
-    def look(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         captured = capture(module)
         if isinstance(captured, str):
             notes.append(captured)

@@ -167,8 +167,9 @@ class GraphReading:
         flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
         numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
         contexts = [(each.device, each.fast_dtype, each._enabled) for each in self._autocast.values()]
-        key = repr((str(node.target), node.op, contexts, numbered, [p for p in flat if not isinstance(p, fx.Node)], tree,
-                    [_signature(example) for example in examples]))  # fmt: skip
+        given_as = [_signature(example) for example in examples]
+        constants = [part for part in flat if not isinstance(part, fx.Node)]
+        key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as))
         if key not in self._fragments:
             if not all(isinstance(example, Tensor) for example in examples):
                 return None

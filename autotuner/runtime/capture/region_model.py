@@ -217,7 +217,9 @@ class _Writing:
         """Return what an operator calls an operand; a cast, what the first reader of its result calls that."""
         if operation.kind == "cast":
             (made,) = operation.outputs
-            readers = ((o, n) for o in self.block.operations for n, read in enumerate(o.inputs) if read.view.tensor is made)
+            readers = (
+                (o, n) for o in self.block.operations for n, read in enumerate(o.inputs) if read.view.tensor is made
+            )
             operation, number = next(readers, (operation, number))
         return _ROLES.get(operation.kind, {}).get(number, "input")
 
