@@ -69,7 +69,9 @@ def adding(kind: str, axes: str, query: str, dtype: str) -> Graph:
     operators = (
         Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),
         Operator("moved", kind, f"{scores},{axes}->{scores}", ("scores", "added"), ("moved",)),
-        Operator("weights", "softmax", f"{scores}->{scores},{weights}", ("moved",), ("weights", "sums"), (("axis", "k"),)),
+        Operator(
+            "weights", "softmax", f"{scores}->{scores},{weights}", ("moved",), ("weights", "sums"), (("axis", "k"),)
+        ),
         Operator("out", "contraction", f"{scores},bknp->{query}", ("weights", "value"), ("out",)),
     )  # fmt: skip
     return training_graph(Graph("made up", extents, tensors, operators, ("out",)))

@@ -22,7 +22,7 @@ from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import layer
-from tests.kernels.interpreted import ADDED, CASES, adding, calls, calls_in
+from tests.kernels.interpreted import ADDED, CASES, calls
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
 FORWARD, BACKWARD = "triton_attention", "triton_attention_grad"
