@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("compiler", "database", "graphs", "inductor", "server")
+OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
 AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
@@ -81,7 +81,8 @@ def compile_graph(
         options: "database", path or URL, or "server", URL of a service or a client: where configurations are known
             (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
             "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
-            "inductor": Inductor's own options.
+            "capture": "step" where the caller captures whole steps, and regions are to read their inputs in place
+            there; "inductor": Inductor's own options.
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -90,7 +91,10 @@ def compile_graph(
     checked(given)
     compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
     knowledge = _knowledge(given)
-    regions = rewrite(module, example_inputs, knowledge, graphs=bool(given.get("graphs", True)))
+    regions = rewrite(
+        module, example_inputs, knowledge,
+        graphs=bool(given.get("graphs", True)), in_place=given.get("capture") == "step",
+    )  # fmt: skip
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:
         return compiled
@@ -125,12 +129,19 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
     if options.get("compiler", "inductor") not in COMPILERS:
         raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
+    if options.get("capture") not in (None, "step"):
+        raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
     if options.get("server") is not None and options.get("database") is not None:
         raise InputError("the backend was given a server and a database: give one of them")
 
 
 def rewrite(
-    module: fx.GraphModule, example_inputs: Sequence[Any], knowledge: Knowledge, *, graphs: bool = True
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    knowledge: Knowledge,
+    *,
+    graphs: bool = True,
+    in_place: bool = False,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module, example_inputs)
@@ -157,7 +168,7 @@ def rewrite(
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
             label = f"region {number} ({region.model.name})"
-            tuned = TunedRegion(known[region.key], ports, graphs=graphs, label=label)
+            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label)
             made[region] = tuned
             calls[region] = _writer(tuned, region)
     placed = set(captured.replace(calls)) if calls else set()
