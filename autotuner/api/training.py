@@ -42,11 +42,6 @@ def training_step(
     also those before. What cannot be captured runs as a plain compiled step, and a `TunedWarning` says why. On the CPU
     all steps are plain. Gradients are None before and after a step.
 
-    >>> step = autotuner.training_step(model, optimizer, max_norm=1.0)
-    >>> for batch in loader:
-    ...     loss = step(batch)
-    ...     scheduler.step()
-
     Args:
         model: whose parameters the optimizer moves. One that torch.compile has compiled stays as it is; any other is
             compiled with this package's backend.
