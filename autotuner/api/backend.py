@@ -6,14 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.errors import AutotunerError, InputError
-from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
 from autotuner.runtime.capture.additive import additive
@@ -21,9 +21,12 @@ from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
 
+if TYPE_CHECKING:
+    from autotuner.server.client import Client
+
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("compiler", "database", "graphs", "inductor", "server")
+OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
 AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
@@ -78,7 +81,8 @@ def compile_graph(
         options: "database", path or URL, or "server", URL of a service or a client: where configurations are known
             (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
             "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
-            "inductor": Inductor's own options.
+            "capture": "step" where the caller captures whole steps, and regions are to read their inputs in place
+            there; "inductor": Inductor's own options.
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -87,7 +91,10 @@ def compile_graph(
     checked(given)
     compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
     knowledge = _knowledge(given)
-    regions = rewrite(module, example_inputs, knowledge, graphs=bool(given.get("graphs", True)))
+    regions = rewrite(
+        module, example_inputs, knowledge,
+        graphs=bool(given.get("graphs", True)), in_place=given.get("capture") == "step",
+    )  # fmt: skip
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:
         return compiled
@@ -97,6 +104,18 @@ def compile_graph(
 
     run.regions = regions  # type: ignore[attr-defined]  # compiled code knows them by number, and does not hold them
     return run
+
+
+def chosen(database: str | Path | None, server: "str | Client | None", compiler: str) -> dict[str, Any]:
+    """Return options of the backend, without those that are not given.
+
+    Raises:
+        InputError: as `checked`.
+    """
+    given = {"database": None if database is None else str(database), "server": server, "compiler": compiler}
+    options = {name: value for name, value in given.items() if value is not None}
+    checked(options)
+    return options
 
 
 def checked(options: Mapping[str, Any]) -> None:
@@ -110,41 +129,19 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
     if options.get("compiler", "inductor") not in COMPILERS:
         raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
+    if options.get("capture") not in (None, "step"):
+        raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
     if options.get("server") is not None and options.get("database") is not None:
         raise InputError("the backend was given a server and a database: give one of them")
 
 
-def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) -> list[Model]:
-    """Call a module once, and return its regions as models, equal ones once.
-
-    Raises:
-        InputError: it has none; the message says why.
-    """
-    kinds: dict[str, Region] = {}
-    notes: list[str] = []
-
-    def look(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        captured = capture(module, inputs)
-        if isinstance(captured, str):
-            notes.append(captured)
-        else:
-            kinds.update({region.key: region for region in captured.regions})
-            notes.extend(captured.reasons)
-        return module.forward
-
-    compiled = torch.compile(model, backend=look, dynamic=False)
-    if isinstance(example_inputs, Mapping):
-        compiled(**example_inputs)
-    else:
-        compiled(*((example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs))
-    if not kinds:
-        why = "; ".join(dict.fromkeys(notes)) or "nothing in it repeats, and it has no attention"
-        raise InputError(f"no region of this {type(model).__name__} can be tuned: {why}")
-    return [region.model for region in kinds.values()]
-
-
 def rewrite(
-    module: fx.GraphModule, example_inputs: Sequence[Any], knowledge: Knowledge, *, graphs: bool = True
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    knowledge: Knowledge,
+    *,
+    graphs: bool = True,
+    in_place: bool = False,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module, example_inputs)
@@ -171,7 +168,7 @@ def rewrite(
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
             label = f"region {number} ({region.model.name})"
-            tuned = TunedRegion(known[region.key], ports, graphs=graphs, label=label)
+            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label)
             made[region] = tuned
             calls[region] = _writer(tuned, region)
     placed = set(captured.replace(calls)) if calls else set()

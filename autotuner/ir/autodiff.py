@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Graph, Operator, Tensor
-from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_even, check_operator
+from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_even, check_operator, check_types
 
 
 def training_graph(forward: Graph) -> Graph:
@@ -31,6 +31,7 @@ def training_graph(forward: Graph) -> Graph:
         gradient_of(operator)
         check_operator(operator)
         check_even(operator, forward.letters(operator))
+        check_types(operator, lambda name: forward.tensors[name].dtype)
     backward = _Backward(forward)
     for operator in reversed(forward.operators):
         backward.visit(operator)
@@ -168,9 +169,11 @@ class _Backward:
         """Append an operator that makes the tensors `names` (gradient: of which tensor); return the first."""
         outputs = tuple(self._tensor(name, tensor) for name, tensor in names.items())
         name = "_and_".join([outputs[0], *(o.removeprefix("grad_") for o in outputs[1:])])
+        attributes = derivative.attributes
+        if derivative.kind == "cast":
+            attributes = (("dtype", self.tensors[outputs[0]].dtype),)
         self.operators.append(
-            Operator(name, derivative.kind, derivative.spec, derivative.inputs, outputs, derivative.attributes,
-                     "backward")
+            Operator(name, derivative.kind, derivative.spec, derivative.inputs, outputs, attributes, "backward")
         )  # fmt: skip
         return outputs[0]
 

@@ -5,10 +5,13 @@ H: the normalised axes, some of X's. R: X without H. Where a pattern has R and n
 
 A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) is (-x2, x1) of the halves of `axis`.
 Cosines and sines are constants, and may be any numbers.
+
+The operands of an operator have one element type, but for statistics (R), and its results have it too. A `cast` alone
+has a result of another type: that of its attribute `dtype`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,7 +57,7 @@ class Kind:
         operator_class: as in Data Movement Is All You Need; normalisations are those that reduce along an axis.
         flop_per_element: per element of X, a transcendental function counted as one; contractions are counted apart.
         attributes: name and type of each; all are mandatory. One named `axis`, or like `key_axis`, is a letter of X.
-        makes: one per output. A mask has the model's dtype and a statistic at least float32; both are auxiliary.
+        makes: one per output. A statistic is at least float32; masks and statistics are auxiliary.
         gradient: given a forward operator and the gradient of its first output, the backward operators that it needs;
             None for a kind of backward operators.
         fusible: the generic compiler may fuse it with its neighbours.
@@ -114,6 +117,10 @@ def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa:
     return (HandedOn(),)
 
 
+def _cast(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("cast", o.spec, (grad,), attributes=(("dtype", OF_PRIMAL),)),)
+
+
 def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     (x,), (_, rest) = o.input_axes, o.output_axes
     return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
@@ -170,6 +177,8 @@ def _rms_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     )
 
 
+OF_PRIMAL = ""
+"""Type of a derived `cast`: that of the tensor whose gradient it makes."""
 _POSITIVE = (0.5, 1.5)
 """Range of a reciprocal deviation, and of a reciprocal root mean square."""
 _WAVE = (-1.0, 1.0)
@@ -182,6 +191,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=_contraction, fusible=False),
         Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=_bias),
         Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=_scale),
+        Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=_cast),
         Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=_mask),
         Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
              gradient=_mask),
@@ -271,6 +281,46 @@ def check_even(operator: Operator, extents: Mapping[str, int]) -> None:
             f"operator {operator.name!r}: a {kind.name} turns the halves of axis {axis!r} into each other, so its "
             f"extent is even, not {extents[str(axis)]}"
         )
+
+
+def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
+    """Return the element types of an operator's outputs, given those of its inputs.
+
+    Raises:
+        GraphError: the inputs have several types, or a cast is to none that is known.
+    """
+    kind = kind_of(operator)
+    if kind.name == "cast":
+        wanted = str(operator.attribute("dtype"))
+        if wanted not in ELEMENT_BYTES:
+            known = ", ".join(ELEMENT_BYTES)
+            raise GraphError(f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {known}")
+        return (wanted,)
+    symbols = kind.sides[0] or ("X",) * len(dtypes)
+    found = {dtype: tensor for tensor, dtype, symbol in zip(operator.inputs, dtypes, symbols, strict=True)
+             if symbol != "R"}  # fmt: skip
+    if len(found) > 1:
+        said = " and ".join(f"{tensor!r} is {dtype}" for dtype, tensor in found.items())
+        raise GraphError(
+            f"operator {operator.name!r}: {said}; a {kind.name} has operands of one type: put a cast between"
+        )
+    (dtype,) = found
+    statistic = "float64" if dtype == "float64" else "float32"
+    return tuple(statistic if product.endswith("statistic") else dtype for product in kind.makes)
+
+
+def check_types(operator: Operator, dtype_of: Callable[[str], str]) -> None:
+    """Check that an operator's inputs have one type, and its outputs the types that follow from it.
+
+    Raises:
+        GraphError: they have not.
+    """
+    if not operator.inputs:
+        return
+    made = types_made(operator, [dtype_of(tensor) for tensor in operator.inputs])
+    for tensor, wanted in zip(operator.outputs, made, strict=True):
+        if dtype_of(tensor) != wanted:
+            raise GraphError(f"operator {operator.name!r} makes {tensor!r} in {wanted}, not in {dtype_of(tensor)}")
 
 
 def _check_attributes(operator: Operator, kind: Kind) -> None:

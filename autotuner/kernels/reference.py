@@ -1,6 +1,7 @@
 """Reference of every operator kind in plain torch: what all kernels are verified against.
 
-It computes in the dtype of its inputs, so a caller that wants more digits upcasts first. Every function is made of
+It computes in the dtype of its inputs, so a caller that wants more digits upcasts first: a cast leaves float64 as it
+is. Every function is made of
 functional aten operators, so that a subgraph can be traced and compiled.
 """
 
@@ -48,7 +49,8 @@ def evaluate(
 def _blank(wanted: TensorType, known: Mapping[int, Tensor | None]) -> Tensor:
     """Return an empty tensor that says shape, dtype and device to a node without inputs."""
     like = next((t for t in known.values() if t is not None and t.is_floating_point()), None)
-    dtype = getattr(torch, wanted.dtype) if like is None else like.dtype
+    wide = like is not None and like.dtype == torch.float64
+    dtype = torch.float64 if wide else getattr(torch, wanted.dtype)
     return torch.empty(wanted.extents, dtype=dtype, device=None if like is None else like.device)
 
 
@@ -106,6 +108,11 @@ def _bias_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def _scale(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (tensors[0] * _number(node, "factor"),)
+
+
+def _cast(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (x,) = tensors
+    return (x if x.dtype == torch.float64 else x.to(getattr(torch, str(_attribute(node, "dtype")))),)
 
 
 def _causal_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -269,6 +276,7 @@ REFERENCE: Mapping[str, Function] = {
     "bias": _bias,
     "bias_grad": _bias_grad,
     "scale": _scale,
+    "cast": _cast,
     "mask": _bias,
     "causal_mask": _causal_mask,
     "softmax": _softmax,

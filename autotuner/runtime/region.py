@@ -6,7 +6,7 @@ and parameters, and only their shapes, types and devices are checked.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, mak
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundParameters
 from autotuner.runtime.cuda import Switch
+from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
@@ -147,7 +148,13 @@ class TunedRegion:
     operator = staticmethod(torch.ops.autotuner.tuned_region.default)
 
     def __init__(
-        self, configuration: Configuration, ports: RegionPorts, *, graphs: bool = True, label: str = ""
+        self,
+        configuration: Configuration,
+        ports: RegionPorts,
+        *,
+        graphs: bool = True,
+        in_place: bool = False,
+        label: str = "",
     ) -> None:
         """Plan memory, or take the plan of another place.
 
@@ -155,6 +162,7 @@ class TunedRegion:
             configuration: of a model of any definition.
             ports: how the caller sees the model's tensors.
             graphs: whether calls become CUDA graphs.
+            in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are.
             label: of the place, for messages.
 
         Raises:
@@ -165,7 +173,8 @@ class TunedRegion:
         self.label = label or f"tuned region {self.number}"
         self.calls = 0
         self._bound = BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, Switch(graphs))
-        self._results = self.plan.results.text()
+        self._in_place = in_place
+        self._results = replace(self.plan.results, in_place=in_place).text()
 
     def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[int, Any, list[Any], list[Any], str]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
@@ -196,4 +205,5 @@ class TunedRegion:
             self._bound.bind(parameters, device)
         self.calls += 1
         lease = Lease(self._bound.pool)
-        return lease.workspace.forward(*inputs, current=parameters), lease
+        in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
+        return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

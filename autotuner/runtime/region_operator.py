@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
+from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.opaque import TAGS
 from autotuner.runtime.pool import Lease
@@ -43,11 +44,14 @@ class RegionResults:
         outputs: as forward returns them.
         gradients: of the inputs, as backward returns them; None for an input that no gradient reaches.
         stacks: of the gradients of parameters; see `gradient_stacks`.
+        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. The inputs
+            are saved for backward then.
     """
 
     outputs: tuple[Strided, ...]
     gradients: tuple[Strided | None, ...]
     stacks: tuple[int, ...]
+    in_place: bool = False
 
     def text(self) -> str:
         """Return the text that `parse` reads."""
@@ -61,7 +65,7 @@ class RegionResults:
             tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
             for name in ("outputs", "gradients")
         )
-        return RegionResults(outputs, gradients, tuple(value["stacks"]))  # type: ignore[arg-type]
+        return RegionResults(outputs, gradients, tuple(value["stacks"]), value["in_place"])  # type: ignore[arg-type]
 
     def wanted(self, inputs: Sequence[bool], parameters: Sequence[bool]) -> list[bool]:
         """Return for each input that a gradient reaches and each parameter whether its gradient is wanted."""
@@ -134,6 +138,7 @@ def _(
 def tuned_region_backward(
     ticket: Tensor,
     grads: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],  # noqa: ARG001
     parameters: Sequence[Tensor],
     results: str,
     wanted: Sequence[bool],
@@ -143,6 +148,7 @@ def tuned_region_backward(
     Args:
         ticket: of the forward.
         grads: of the outputs, of which one at least is there; None stands for zeros.
+        inputs: those of the forward, where it may have read them in place, so that they stay as they are until here.
         parameters: those of the forward, so that torch notices one that was changed in place since.
         results: as forward got it.
         wanted: for each input that a gradient reaches and each parameter, whether its gradient is.
@@ -157,7 +163,8 @@ def tuned_region_backward(
     lease = Ticket.of(ticket).lease
     assert lease is not None
     keeps = _get_current_graph_task_keep_graph()
-    found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters)
+    in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
+    found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
     count = len(wanted) - len(parameters)
     of_inputs = [gradient for gradient in found[:count] if gradient is not None]
     return without_shared_memory([*of_inputs, *stacked(found[count:], parameters, known.stacks, wanted[count:])])
@@ -167,6 +174,7 @@ def tuned_region_backward(
 def _(
     ticket: Tensor,  # noqa: ARG001
     grads: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],  # noqa: ARG001
     parameters: Sequence[Tensor],
     results: str,
     wanted: Sequence[bool],
@@ -180,19 +188,22 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
-    _, _, _, parameters, ctx.results = inputs
+    _, _, of_inputs, parameters, ctx.results = inputs
+    read_again = of_inputs if RegionResults.parse(ctx.results).in_place else []
+    ctx.ahead = len(read_again)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], *parameters)
+    ctx.save_for_backward(output[1], *read_again, *parameters)
 
 
 def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[Any, ...]:
-    ticket, *parameters = ctx.saved_tensors
+    ticket, *saved = ctx.saved_tensors
+    inputs, parameters = saved[: ctx.ahead], saved[ctx.ahead :]
     known = RegionResults.parse(ctx.results)
     _, _, of_inputs, of_parameters, _ = ctx.needs_input_grad
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
         return None, None, [None] * len(of_inputs), [None] * len(parameters), None
-    found = iter(torch.ops.autotuner.tuned_region_backward(ticket, grads, parameters, ctx.results, wanted))
+    found = iter(torch.ops.autotuner.tuned_region_backward(ticket, grads, inputs, parameters, ctx.results, wanted))
     gradients = [
         next(found) if want and gradient is not None else None
         for want, gradient in zip(of_inputs, known.gradients, strict=True)

@@ -14,7 +14,7 @@ def operator(kind: str, spec: str, **attributes: Scalar) -> Operator:
                     tuple(attributes.items()))  # fmt: skip
 
 
-VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k"}
+VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k", "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -168,6 +168,20 @@ def test_frozen_parameters_have_no_gradient(region: TunedRegion, frozen: tuple[i
     assert_same(found, step(shared, inputs, parameters))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_that_a_capture_would_read_in_place_are_kept_for_backward(backend: str) -> None:
+    region = TunedRegion(configuration(shared_model()), shared_ports(), in_place=True)
+    inputs, parameters = shared_operands()
+    wanted = step(shared, inputs, parameters)
+    assert_same(step(region.call, *copies((inputs, parameters))), wanted)
+    assert_same(step(compiled(region.call, backend), *copies((inputs, parameters))), wanted)
+    y, *_ = region.call(inputs, parameters)
+    with torch.no_grad():
+        inputs[0].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_only_parameters_want_gradients(region: TunedRegion, is_compiled: bool) -> None:
     inputs, parameters = shared_operands()

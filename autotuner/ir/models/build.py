@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autotuner.errors import GraphError, ModelError
 from autotuner.ir.graph import Graph, Operator, Role, Tensor
-from autotuner.ir.kinds import KINDS, check_operator
+from autotuner.ir.kinds import KINDS, check_operator, types_made
 from autotuner.ir.models.bounds import check_axes, check_count, check_extents
-from autotuner.ir.models.schema import Definition, InverseSqrt, OperatorEntry
+from autotuner.ir.models.schema import Definition, InverseSqrt, OperatorEntry, axes_of
 from autotuner.ir.records import Attributes, Scalar
 
 
@@ -55,9 +56,11 @@ class _Building:
         self._stands_for: dict[str, str] = {}
         for name, given in definition.inputs.items():
             if self._present(given.when, f"input {name!r}"):
-                self.tensors[name] = Tensor(name, given.axes, dtype, "input", constant=given.requires_grad is False)
-        for name, axes in definition.parameters.items():
-            self.tensors[name] = Tensor(name, axes, dtype, "parameter")
+                own = given.dtype or dtype
+                self.tensors[name] = Tensor(name, given.axes, own, "input", constant=given.requires_grad is False)
+        for name, entry in definition.parameters.items():
+            own = dtype if isinstance(entry, str) else entry.dtype
+            self.tensors[name] = Tensor(name, axes_of(entry), own, "parameter")
 
     def append(self, entry: OperatorEntry) -> None:
         """Add an operator and its outputs, or let it vanish."""
@@ -81,6 +84,7 @@ class _Building:
                                  "before it")  # fmt: skip
         if kind == "dropout":
             self._check_probability(operator)
+            self._give_type_to_mask(operator)
         self._infer_extents(operator)
         self._add_outputs(operator)
         self.operators.append(operator)
@@ -126,6 +130,12 @@ class _Building:
                 f"{drawn[0].attribute('p')}; they must be equal"
             )
 
+    def _give_type_to_mask(self, operator: Operator) -> None:
+        """Give a mask that is drawn the type of what it is multiplied with."""
+        x, mask = (self.tensors[tensor] for tensor in operator.inputs)
+        if mask.role == "auxiliary" and not any(mask.name in o.inputs for o in self.operators):
+            self.tensors[mask.name] = replace(mask, dtype=x.dtype)
+
     def _infer_extents(self, operator: Operator) -> None:
         """Give each axis that the operator's outputs introduce the extent that its inputs bind to it."""
         bound: dict[str, int] = {}
@@ -156,11 +166,11 @@ class _Building:
                 )
 
     def _add_outputs(self, operator: Operator) -> None:
-        statistic = "float64" if self.dtype == "float64" else "float32"
+        given = [self.tensors[tensor].dtype for tensor in operator.inputs]
+        dtypes = types_made(operator, given) if given else (self.dtype,) * len(operator.outputs)
         products = KINDS[operator.kind].makes
-        for tensor, axes, product in zip(operator.outputs, operator.output_axes, products, strict=True):
+        for tensor, axes, product, dtype in zip(operator.outputs, operator.output_axes, products, dtypes, strict=True):
             if tensor in self.tensors:
                 raise GraphError(f"operator {operator.name!r} makes {tensor!r}, which exists already")
             role: Role = "activation" if product == "value" else "auxiliary"
-            dtype = statistic if product.endswith("statistic") else self.dtype
             self.tensors[tensor] = Tensor(tensor, axes, dtype, role, optional=product.startswith("optional"))

@@ -23,7 +23,7 @@ class Model:
         preset: whose extents were the start, if any.
         extents: elements along each of the file's axes.
         options: a value for each of the file's options.
-        dtype: of inputs, parameters and activations.
+        dtype: of inputs and parameters that do not name their own; the types of what operators make follow.
         definition: the content of the model file, as JSON.
     """
 

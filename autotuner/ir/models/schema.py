@@ -15,6 +15,7 @@ Axes = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]
 NameOrReference = Annotated[str, StringConstraints(pattern=r"^\$?[A-Za-z_][A-Za-z0-9_]*$")]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Extent = Annotated[int, Field(ge=1, le=EXTENT_MAX)]
 
 
@@ -57,12 +58,20 @@ class Option(_Strict):
 class Input(_Strict):
     """A tensor that the caller gives; it is there only `when` an option is true.
 
-    With `requires_grad: false`, no gradient of it is computed.
+    With `requires_grad: false`, no gradient of it is computed. `dtype` is the model's where it is left out.
     """
 
     axes: Axes
+    dtype: Dtype | None = None
     when: Reference | None = None
     requires_grad: bool | None = None
+
+
+class Parameter(_Strict):
+    """A parameter of another dtype than the model's; the others are written as their axes alone."""
+
+    axes: Axes
+    dtype: Dtype
 
 
 class InverseSqrt(_Strict):
@@ -84,7 +93,10 @@ class OperatorEntry(_Strict):
 
 
 class Definition(_Strict):
-    """The content of a model file."""
+    """The content of a model file.
+
+    `dtype` is that of inputs and parameters which do not name another one; the types of what operators make follow.
+    """
 
     version: Literal[1]
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -93,7 +105,7 @@ class Definition(_Strict):
     options: dict[Name, Option] = {}
     presets: dict[str, dict[Axis, Extent]] = {}
     inputs: dict[Name, Input]
-    parameters: dict[Name, Axes] = {}
+    parameters: dict[Name, Axes | Parameter] = {}
     operators: Annotated[list[OperatorEntry], Field(min_length=1)]
     outputs: Annotated[list[Name], Field(min_length=1)]
 
@@ -105,7 +117,7 @@ class Definition(_Strict):
             foreign = [axis for axis in extents if axis not in self.axes]
             if foreign:
                 raise ValueError(f"preset {preset!r} has axis {foreign[0]!r}; the model's are {', '.join(self.axes)}")
-        given = {name: entry.axes for name, entry in self.inputs.items()} | self.parameters
+        given = {name: axes_of(entry) for name, entry in (*self.inputs.items(), *self.parameters.items())}
         for tensor, axes in given.items():
             foreign = [axis for axis in axes if axis not in self.axes]
             if foreign:
@@ -116,6 +128,11 @@ class Definition(_Strict):
         if both:
             raise ValueError(f"tensor {both[0]!r} is an input and a parameter; it can be one of them")
         return self
+
+
+def axes_of(entry: Input | Parameter | str) -> str:
+    """Return the axes of an input or a parameter."""
+    return entry if isinstance(entry, str) else entry.axes
 
 
 def parse_definition(content: Any, origin: str) -> Definition:

@@ -1,4 +1,4 @@
-"""Kernels that keep every full operand in one layout: bias, scale, masks, add, activations, dropout and reductions.
+"""Kernels that keep every full operand in one layout: bias, scale, cast, masks, add, activations, dropout, reductions.
 
 What counts is the memory order of the widest operand; narrower ones (statistics, say) follow it, and vectors that are
 parameters keep their declared order.
@@ -181,8 +181,8 @@ def _add(
     )
 
 
-for _kind in ("scale", "add", "multiply", "gelu_erf", "gelu_tanh", "silu", "relu", "gelu_erf_grad", "gelu_tanh_grad",
-              "silu_grad", "relu_grad", "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
+for _kind in ("scale", "cast", "add", "multiply", "gelu_erf", "gelu_tanh", "silu", "relu", "gelu_erf_grad",
+              "gelu_tanh_grad", "silu_grad", "relu_grad", "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
     _add(f"torch_{_kind}", _kind, _kind, pitched=True)
 for _kind in ("rotary", "rotary_grad"):
     _add(f"torch_{_kind}", _kind, _kind, halves_differ, module="rotary", pitched=True)

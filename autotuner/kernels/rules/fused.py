@@ -5,8 +5,9 @@ from itertools import permutations
 
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
-from autotuner.ir.records import Candidate, Subgraph
-from autotuner.kernels.geometry import operand_letters, operand_numbers
+from autotuner.ir.records import LETTERS, Candidate, Subgraph
+from autotuner.kernels.canonical import shared_axes
+from autotuner.kernels.geometry import operand_numbers
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
@@ -26,19 +27,18 @@ SETS = Connected(
 
 def global_letters(subgraph: Subgraph) -> dict[int, str]:
     """Return each tensor's axes written in letters shared by the whole subgraph: equal letter, same axis."""
-    named: dict[int, str] = {}
-    fresh = iter("abcdefghijklmnopqrstuvwxyz")
-    for node in subgraph.nodes:
-        bound: dict[str, str] = {}
-        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
-            for letter, known in zip(letters, named.get(number, ""), strict=False):
-                bound[letter] = known
-        for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
-            for letter in letters:
-                if letter not in bound:
-                    bound[letter] = next(fresh)
-            named[number] = "".join(bound[letter] for letter in letters)
-    return named
+    axes = shared_axes(subgraph)
+    read = (number for node in subgraph.nodes for number in operand_numbers(node))
+    return {number: "".join(LETTERS[axis] for axis in axes[number]) for number in read}
+
+
+def _kept_as_declared(subgraph: Subgraph) -> set[int]:
+    """Return the tensors that keep their declared order: vectors, and what casts make of them, or make them of."""
+    fixed = set[int]().union(*(vectors(node) for node in subgraph.nodes))
+    for node in (*subgraph.nodes, *reversed(subgraph.nodes)):
+        if node.kind == "cast" and fixed.intersection(operand_numbers(node)):
+            fixed.update(operand_numbers(node))
+    return fixed
 
 
 def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -46,7 +46,7 @@ def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     letters = global_letters(subgraph)
     lead = max(letters.values(), key=len)
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
-    fixed = set().union(*(vectors(node) for node in subgraph.nodes))
+    fixed = _kept_as_declared(subgraph)
     for order in permutations(lead):
         for storage in MASK_STORAGES if masks else ("raw",):
             row = []

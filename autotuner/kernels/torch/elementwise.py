@@ -49,6 +49,11 @@ def scale(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: torch.mul(x, factor, out=y)
 
 
+def cast(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    (x,), (y,) = inputs, outputs
+    return lambda: y.copy_(x)
+
+
 def add(call: Call, inputs: Operands, outputs: Operands) -> Run:
     first, second = (inputs[call.subgraph.inputs.index(number)] for number in _node(call).inputs)
     (out,) = outputs

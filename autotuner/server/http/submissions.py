@@ -12,7 +12,7 @@ from autotuner.errors import GraphError, ModelError, NotFoundError, ServiceError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, ModelFile, known_models, load_model, parse_reference, search_spaces_dir
 from autotuner.ir.models.bounds import EXTENT_MAX
-from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option
+from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option, Parameter
 from autotuner.ir.records import Scalar
 from autotuner.plan.request import Request
 from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, SubmittedJob, Text
@@ -139,7 +139,7 @@ class InlineModel(Definition):
     options: dict[TensorName, Option] = Field({}, max_length=OPTIONS_MAX)
     presets: dict[Text, dict[Axis, Extent]] = Field({}, max_length=PRESETS_MAX)
     inputs: Annotated[dict[TensorName, Input], Field(max_length=TENSORS_MAX)]
-    parameters: dict[TensorName, Axes] = Field({}, max_length=TENSORS_MAX)
+    parameters: dict[TensorName, Axes | Parameter] = Field({}, max_length=TENSORS_MAX)
     operators: Annotated[list[OperatorEntry], Field(min_length=1, max_length=OPERATORS_MAX)]
     outputs: Annotated[list[TensorName], Field(min_length=1, max_length=TENSORS_MAX)]
 

@@ -14,6 +14,7 @@ from autotuner.runtime.region import TunedRegion
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import CPU, HERE, times
+from tests.runtime.plans import configuration
 
 _LAYOUTS = {name: "all" if name == "torch_matmul" else "declared" for name in CPU.kernels if name.startswith("torch")}
 FEW = SpaceFile.model_validate(
@@ -33,8 +34,14 @@ class Known:
         self._names = None if names is None else frozenset(names)
         self.wanted: list[Model] = []
 
-    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:  # noqa: ARG002
-        return [planned(model) if self._names is None or model.name in self._names else None for model in models]
+    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
+        known = [self._names is None or model.name in self._names for model in models]
+        return [
+            (planned(model) if device_type == "cpu" else configuration(model, device_type=device_type))
+            if is_known
+            else None
+            for model, is_known in zip(models, known, strict=True)
+        ]
 
     def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
         self.wanted += models
@@ -44,8 +51,16 @@ class Known:
 class Compilation:
     """A compiled model, and what was found in it."""
 
-    def __init__(self, model: nn.Module, knowledge: Known | None = None, compiler: str = "eager", **given: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        knowledge: Known | None = None,
+        compiler: str = "eager",
+        in_place: bool = False,
+        **given: Any,
+    ) -> None:
         self.regions: list[TunedRegion] = []
+        self._in_place = in_place
         self._knowledge, self._begun = knowledge or Known(), len(COMPILED)
         self._compiler = torch._dynamo.lookup_backend(compiler)
         torch._dynamo.reset()
@@ -56,7 +71,7 @@ class Compilation:
         return COMPILED[self._begun :]
 
     def _compile(self, module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self.regions += rewrite(module, inputs, self._knowledge)
+        self.regions += rewrite(module, inputs, self._knowledge, in_place=self._in_place)
         found: Callable[..., Any] = self._compiler(module, inputs)
         return found
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.api.backend import checked, compile_graph, record
+from autotuner.api.backend import checked, compile_graph
+from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError
 from autotuner.plan.configuration import Configuration
@@ -220,7 +221,7 @@ def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
 
 def stored(model: nn.Module, x: Tensor, path: Path) -> Configuration:
     """Store a plan of a model's one region, and return it."""
-    (region,) = record(model, [x])
+    (region,) = region_calls(model, [x]).models.values()
     found = planned(region)
     with open_database(path) as database:
         from autotuner.measure.devices import environment
@@ -253,7 +254,8 @@ def test_the_backend_is_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has compiler, database, graphs"),
+        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has capture, compiler, database, graphs"),
+        ({"capture": "forward"}, "capture is 'forward': write \"step\", or leave it out"),
         ({"compiler": "nvcc"}, "compiler is 'nvcc': write one of inductor, aot_eager, eager"),
         ({"server": "http://127.0.0.1:1", "database": "x"}, "a server and a database"),
     ],
