@@ -8,7 +8,6 @@ which the interpreter multiplies; it does not multiply bfloat16.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -40,31 +39,27 @@ CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "odd bias": (ODD | {"q": 37, "k": 37}, {"p": 0.0, "model": "t5-block"}),
 }
 
-ADDED: Mapping[str, tuple[str, str, str, str]] = {
-    "bias with keys first": ("bias", "kqn", "bqnp", "float16"),
-    "bias of a batch entry": ("bias", "bnqk", "bqnp", "float16"),
-    "bias of all heads": ("bias", "qk", "bqnp", "float16"),
-    "bias of heads that share a key": ("bias", "nrqk", "bqnrp", "float16"),
-    "mask over rows": ("mask", "bqk", "bqnrp", "float16"),
-    "wide mask of each head": ("mask", "nrk", "bqnrp", "float32"),
+ADDED: Mapping[str, tuple[str, str, str]] = {
+    "bias with keys first": ("bias", "kqn", "bqnp"),
+    "bias of a batch entry": ("bias", "bnqk", "bqnp"),
+    "bias of all heads": ("bias", "qk", "bqnp"),
+    "bias of heads that share a key": ("bias", "nrqk", "bqnrp"),
+    "mask over rows": ("mask", "bqk", "bqnrp"),
+    "mask of each head": ("mask", "nrk", "bqnrp"),
 }
-"""Kind, axes and element type of what is added to the scores, and axes of the query."""
+"""Kind and axes of what is added to the scores, and axes of the query."""
 
 
-def adding(kind: str, axes: str, query: str, dtype: str) -> Graph:
+def adding(kind: str, axes: str, query: str) -> Graph:
     """Return attention that adds something to its scores, without a scale, with its gradients."""
     extents = {"b": 2, "n": 2, "r": 3, "q": 37, "k": 37, "p": 16}
     heads = "nr" if "r" in query else "n"
     scores, weights = f"b{heads}qk", f"b{heads}q"
-    tensors = {
-        name: Tensor(name, own, dtype if name == "added" else "float16", role)
-        for name, own, role in (
-            ("query", query, "input"), ("key", "bknp", "input"), ("value", "bknp", "input"), ("added", axes, "input"),
-            ("scores", scores, "activation"), ("moved", scores, "activation"), ("weights", scores, "activation"),
-            ("out", query, "activation"),
-        )
-    }  # fmt: skip
-    tensors["added"] = replace(tensors["added"], constant=kind == "mask")
+    given = {"query": query, "key": "bknp", "value": "bknp"}
+    made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
+    tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
+    tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
+    tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
     tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
     operators = (
         Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),

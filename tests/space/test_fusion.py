@@ -446,6 +446,13 @@ def test_a_bias_of_the_scores_gets_its_gradient_from_attention_as_one(p: float) 
     assert forward_of(t5(p), FORWARD) == forward_of(t5(p), BIASED_FORWARD) == []
     assert forward_of(t5(p), tuple("mask" if kind == "bias" else kind for kind in kinds)) == []
     assert backward_of(t5(p, read="grad_biased_scores"), kinds) == []
+    frozen = attention_grad(kinds, frozen=True)
+    assert list(matching.attention_grad(t5(p), frozen)) == []
+    without = [o for o in t5(p).operators if o.kind != "bias_grad"]
+    left = tuple(name for name in t5(p).outputs if name != "grad_position_bias")
+    constant = replace(t5(p), operators=tuple(without), outputs=left)
+    ((_, (_, made), _),) = matching.attention_grad(constant, frozen)
+    assert made == ("grad_query", "grad_key", "grad_value")
 
 
 def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:

@@ -1,7 +1,7 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import floor
 
 from autotuner.ir.form import GENERATOR_STATES
@@ -31,10 +31,17 @@ GRADIENTS = {"scale": "scale", "dropout": "dropout", "bias": "bias_grad"}
 """Backward kinds of what may stand between the two contractions, beside the softmax; masks have none."""
 
 
-def attention_grad(kinds: tuple[str, ...]) -> AttentionGrad:
-    """Return the pattern of the backward of attention of some kinds."""
+def attention_grad(kinds: tuple[str, ...], *, frozen: bool = False) -> AttentionGrad:
+    """Return the pattern of the backward of attention of some kinds; a bias that is frozen gets no gradient."""
     always = tuple(kind for kind in BACKWARD if kind != "scale")
-    return AttentionGrad((*always, *(GRADIENTS[kind] for kind in kinds if kind in GRADIENTS)), kinds)
+    other = (GRADIENTS[kind] for kind in kinds if kind in GRADIENTS and not (frozen and kind == "bias"))
+    return AttentionGrad((*always, *other), kinds)
+
+
+def attention_grads(forwards: Iterable[tuple[str, ...]]) -> tuple[AttentionGrad, ...]:
+    """Return the patterns of the backward of all these."""
+    found = (attention_grad(kinds, frozen=frozen) for kinds in forwards for frozen in (False, True))
+    return tuple(dict.fromkeys(found))
 
 
 def variants(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -294,7 +301,7 @@ for _name, _kinds in (("torch_flash_attention", FORWARD), ("torch_flash_attentio
     )  # fmt: skip
 for _name, _storage in LIBRARY.items():
     _forwards = tuple(Attention(kinds) for kinds in _library_kinds(_name))
-    _backwards = tuple(attention_grad(kinds) for kinds in _library_kinds(_name))
+    _backwards = attention_grads(_library_kinds(_name))
     for _suffix, _partner, _function, _consistent, _patterns in (
         ("", "_grad", "forward", "", _forwards),
         ("_grad", "", "backward", f"{_MASKS}:fill_in_{_storage}", _backwards),

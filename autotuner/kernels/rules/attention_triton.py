@@ -13,7 +13,7 @@ from autotuner.kernels.rules.attention import (
     FORWARD,
     MASKED_FORWARD,
     added_mask,
-    attention_grad,
+    attention_grads,
     backward_of,
     dropped_share,
     features_scattered,
@@ -154,7 +154,7 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
 _KINDS = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD)
 for _name, _partner, _function, _patterns in (
     ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),
-    ("triton_attention_grad", "triton_attention", "backward", tuple(attention_grad(kinds) for kinds in _KINDS)),
+    ("triton_attention_grad", "triton_attention", "backward", attention_grads(_KINDS)),
 ):
     KERNELS.add(
         Kernel(
