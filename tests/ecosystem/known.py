@@ -16,7 +16,7 @@ from autotuner.plan.request import family_key
 from tests.runtime.capture.known import planned
 from tests.runtime.capture.test_backend import blocks
 
-OPTIONS = {"compiler": "aot_eager"}
+OPTIONS: dict[str, Any] = {"compiler": "aot_eager"}
 LAYERS = 2
 
 

@@ -90,7 +90,7 @@ def losses(model: Any, called: Any, steps: int = 3) -> list[float]:
 
 def test_a_saved_model_is_loaded_and_computes_the_same(tmp_path: Path) -> None:
     model, tuned = bert(), Tuned()
-    called = torch.compile(model, backend="autotuner", options=OPTIONS)
+    called: Any = torch.compile(model, backend="autotuner", options=OPTIONS)
     losses(model, called)
     called.save_pretrained(tmp_path)
     loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path)

@@ -47,7 +47,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, first: int = 0, steps: i
         loss = model(batch(number))
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
@@ -64,7 +64,8 @@ def looped(model: Any, own: nn.Module) -> list[Tensor]:
     """Train as libraries do: clipping, accumulation over two batches, a closure, a schedule, an average, evaluation."""
     optimizer = adamw(own, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS + 1)
-    average = AveragedModel(own, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    ema: Any = get_ema_multi_avg_fn
+    average = AveragedModel(own, multi_avg_fn=ema(0.5))
     found = []
     for number in range(STEPS):
 
