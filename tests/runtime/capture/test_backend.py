@@ -83,6 +83,12 @@ def test_each_shape_is_a_graph_of_its_own() -> None:
     assert [region.calls for region in compilation.regions] == [2, 2, 1, 1]
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (5,)])
+def test_a_dimension_of_one_element_is_as_good_as_none(shape: tuple[int, ...]) -> None:
+    model = blocks()
+    check_equal(model, inputs(*shape), 2, Compilation(model))
+
+
 def test_frozen_parameters_get_no_gradients() -> None:
     model = blocks()
     for name, parameter in model.named_parameters():
