@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
     from autotuner.api import tune as tune
+    from autotuner.api.survey import regions as regions
+    from autotuner.api.training import training_step as training_step
     from autotuner.errors import AutotunerError as AutotunerError
     from autotuner.errors import TunedWarning as TunedWarning
     from autotuner.plan.configuration import Configuration as Configuration
@@ -44,9 +46,11 @@ _PLACES = {
     "check": "api",
     "load_configuration": "api",
     "optimize": "api",
+    "regions": "api.survey",
     "restore": "api",
     "save_configuration": "api",
     "summary": "api",
+    "training_step": "api.training",
     "tune": "api",
 }
 

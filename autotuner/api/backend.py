@@ -6,20 +6,23 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.errors import AutotunerError, InputError
-from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
 from autotuner.runtime.capture.additive import additive
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
+
+if TYPE_CHECKING:
+    from autotuner.server.client import Client
 
 log = logging.getLogger("autotuner.backend")
 
@@ -102,6 +105,18 @@ def compile_graph(
     return run
 
 
+def chosen(database: str | Path | None, server: "str | Client | None", compiler: str) -> dict[str, Any]:
+    """Return options of the backend, without those that are not given.
+
+    Raises:
+        InputError: as `checked`.
+    """
+    given = {"database": None if database is None else str(database), "server": server, "compiler": compiler}
+    options = {name: value for name, value in given.items() if value is not None}
+    checked(options)
+    return options
+
+
 def checked(options: Mapping[str, Any]) -> None:
     """Check the backend's options.
 
@@ -117,35 +132,6 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
     if options.get("server") is not None and options.get("database") is not None:
         raise InputError("the backend was given a server and a database: give one of them")
-
-
-def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) -> list[Model]:
-    """Call a module once, and return its regions as models, equal ones once.
-
-    Raises:
-        InputError: it has none; the message says why.
-    """
-    kinds: dict[str, Region] = {}
-    notes: list[str] = []
-
-    def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        captured = capture(module)
-        if isinstance(captured, str):
-            notes.append(captured)
-        else:
-            kinds.update({region.key: region for region in captured.regions})
-            notes.extend(captured.reasons)
-        return module.forward
-
-    compiled = torch.compile(model, backend=look, dynamic=False)
-    if isinstance(example_inputs, Mapping):
-        compiled(**example_inputs)
-    else:
-        compiled(*((example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs))
-    if not kinds:
-        why = "; ".join(dict.fromkeys(notes)) or "nothing in it repeats, and it has no attention"
-        raise InputError(f"no region of this {type(model).__name__} can be tuned: {why}")
-    return [region.model for region in kinds.values()]
 
 
 def rewrite(

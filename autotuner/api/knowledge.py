@@ -98,6 +98,16 @@ class OfService:
         return f"{url} tunes them ({'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))})"
 
 
+def device_type_of(model: "str | Model | nn.Module") -> str:
+    """Return the type of the device that a module is on, "cpu" where it has no memory yet, or is no module."""
+    if isinstance(model, str | Model):
+        return "cpu"
+    from torch import nn
+
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
+
+
 def asked(server: str | Client) -> AbstractContextManager[Client]:
     """Return a client for a few questions; one that was given is not closed behind them."""
     return Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server)

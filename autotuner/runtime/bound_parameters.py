@@ -1,7 +1,7 @@
 """Parameters of a caller, and workspaces over their memory that follow them where they move."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from autotuner.runtime.workspace import ParameterMemory, where
 # Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
 # to where they are. FSDP moves them every step, and a workspace over other memory takes milliseconds to build.
 MOVES = 3
+# Models of one class share compiled code, and so a region. As many of them keep a binding of their own.
+MODELS = 4
 
 
 class BoundParameters:
@@ -97,6 +99,42 @@ class BoundParameters:
             )
             found.append((member, view))
         return found
+
+
+class BoundInTurn:
+    """Bindings of one region to the parameters of each model that calls it.
+
+    A further binding is made only for parameters that were bound before and come back: those that have just moved
+    leave nothing behind.
+    """
+
+    def __init__(self, make: Callable[[], BoundParameters]) -> None:
+        self._make = make
+        self._bound = [make()]
+        self._left: deque[list[tuple[int, tuple[int, ...], torch.Size, torch.dtype]]] = deque(maxlen=MODELS)
+
+    @property
+    def last(self) -> BoundParameters:
+        """The binding of the last call."""
+        return self._bound[0]
+
+    def found(self, current: Sequence[Tensor], device: torch.device) -> BoundParameters | None:
+        """Return the binding of these parameters, as the last one from now on; None where there is none."""
+        for place, bound in enumerate(self._bound):
+            if bound.device == device and bound.are(current):
+                self._bound.insert(0, self._bound.pop(place))
+                return bound
+        return None
+
+    def bind(self, current: Sequence[Tensor], device: torch.device) -> BoundParameters:
+        """Bind parameters that have no binding, and return theirs."""
+        if self.last.is_bound:
+            if [where(parameter) for parameter in current] in self._left:
+                self._bound.insert(0, self._bound.pop() if len(self._bound) == MODELS else self._make())
+            else:
+                self._left.append(self.last.memory)
+        self.last.bind(current, device)
+        return self.last
 
 
 def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:

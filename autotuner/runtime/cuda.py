@@ -6,8 +6,8 @@ numbers, and the same as the calls one by one would. Where the current stream is
 one by one, into the caller's graph.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,22 @@ class Cuda:
         """Return memory that graphs share which never run at the same time."""
         return torch.cuda.graph_pool_handle()
 
+    def _side(self) -> torch.cuda.Stream:
+        """Return the stream that captures what is replayed on the current stream."""
+        key = (self.index, self.stream())
+        if key not in _SIDES:
+            _SIDES[key] = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
+        return _SIDES[key]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Queue work on the stream that captures, in order with what is queued on the current one before and after."""
+        side, current = self._side(), self.current()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        current.wait_stream(side)
+
     def captured(self, run: Run, pool: Any) -> Run:
         """Return the replay of what a function queues; it ran before, so that nothing is set up meanwhile.
 
@@ -79,10 +95,7 @@ class Cuda:
         Raises:
             Exception: whatever the function or CUDA says; generator and current stream are as before.
         """
-        key = (self.index, self.stream())
-        if key not in _SIDES:
-            _SIDES[key] = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
-        side = _SIDES[key]
+        side = self._side()
         graph = torch.cuda.CUDAGraph()
         try:
             # The outer one restores the current stream where the end of a capture fails.

@@ -17,7 +17,7 @@ from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.adapter import dtype_name
-from autotuner.runtime.bound_parameters import BoundParameters
+from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.cuda import Switch
 from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
@@ -137,7 +137,8 @@ class RegionPlan:
 class TunedRegion:
     """A tuned region at one place of a compiled model. Compiled code names it by a number, and does not hold it.
 
-    It binds to the memory of its parameters at its first call, and follows them where they move.
+    It binds to the memory of its parameters at its first call, and follows them where they move. Models that share
+    compiled code have a binding each.
 
     Attributes:
         number: by which the operator finds it.
@@ -172,7 +173,10 @@ class TunedRegion:
         self.number = number_of(self)
         self.label = label or f"tuned region {self.number}"
         self.calls = 0
-        self._bound = BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, Switch(graphs))
+        switch = Switch(graphs)
+        self._bound = BoundInTurn(
+            lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
+        )
         self._in_place = in_place
         self._results = replace(self.plan.results, in_place=in_place).text()
 
@@ -198,12 +202,10 @@ class TunedRegion:
                 f"inputs and {counts[1]} parameters"
             )
         device = (*inputs, *parameters)[0].device
-        if device == self._bound.device and self._bound.are(parameters):
-            self.plan.check(inputs, (), self.label, device)
-        else:
-            self.plan.check(inputs, parameters, self.label, device)
-            self._bound.bind(parameters, device)
+        bound = self._bound.found(parameters, device)
+        self.plan.check(inputs, () if bound else parameters, self.label, device)
+        bound = bound or self._bound.bind(parameters, device)
         self.calls += 1
-        lease = Lease(self._bound.pool)
+        lease = Lease(bound.pool)
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

@@ -142,7 +142,7 @@ class Enumeration:
                 LETTERS[: len(self.graph.tensors[name].axes)], self.graph.tensors[name].axes
             )
             if form.stack:
-                texts.append([self._member(name, form)])
+                texts.append(self._members(name, form))
             else:
                 texts.append([str(form), *(self.pitches.get((name, str(form)), ()) if kernel.pitched else ())])
         for forms in product(*texts):
@@ -166,10 +166,13 @@ class Enumeration:
         axes = self.graph.tensors[name].axes
         return axes, LETTERS[: len(axes)]
 
-    def _member(self, name: str, form: Form) -> str:
+    def _members(self, name: str, form: Form) -> list[str]:
+        """Return a slice with the names of its stack; none where what an operator reads is a slice of no stack."""
         assert form.stack is not None
-        family = next(f for f in self.families if len(f) == form.stack.count and f[form.stack.index] == name)
-        return f"{form.layout.axes}@{form.stack.index}/{form.stack.count}#{'+'.join(family)}"
+        families = (f for f in self.families if len(f) == form.stack.count and f[form.stack.index] == name)
+        family = next(families, None)
+        stack = f"@{form.stack.index}/{form.stack.count}#"
+        return [] if family is None else [f"{form.layout.axes}{stack}{'+'.join(family)}"]
 
     def _wanted(self, cover: Cover, forms: tuple[str, ...], domains: Mapping[str, set[str]]) -> bool:
         """Keep a row if some wide operand has a form that an anchor uses, or all are as declared."""

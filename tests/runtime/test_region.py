@@ -257,12 +257,27 @@ def test_parameters_that_move_each_step_are_followed(region: TunedRegion, is_com
         inputs, parameters = shared_operands(number)
         held.append(parameters)
         assert_same(step(run, inputs, parameters), step(shared, inputs, parameters))
-    made = region._bound.pool.made
+    made = region._bound.last.pool.made
     for number in range(STEPS):
         inputs, parameters = shared_operands(number)
         held.append(parameters)
         assert_same(step(run, inputs, parameters), step(shared, inputs, parameters))
-    assert region._bound.pool.made == made
+    assert region._bound.last.pool.made == made
+
+
+def test_models_that_share_compiled_code_have_bindings_of_their_own(region: TunedRegion) -> None:
+    models = [shared_operands(number)[1] for number in range(3)]
+    pools = []
+    for number in range(3 * STEPS):
+        inputs, _ = shared_operands(number)
+        parameters = models[number % 3]
+        for parameter in parameters:
+            parameter.grad = None
+        assert_same(step(region.call, inputs, parameters), step(shared, inputs, parameters))
+        pools.append(region._bound.last.pool)
+    assert len(set(pools[3:])) == 3
+    assert pools[-3:] == pools[-6:-3]
+    assert all(pool.made == 1 for pool in pools[-3:])
 
 
 def test_parameters_that_move_between_forward_and_backward_are_followed(region: TunedRegion) -> None:
@@ -304,7 +319,7 @@ def test_without_autograd_a_workspace_is_given_back_at_once(region: TunedRegion,
     outputs = run(*frozen)
     assert not TICKETS
     assert not any(y.requires_grad for y in outputs)
-    assert region._bound.pool.made == 1
+    assert region._bound.last.pool.made == 1
 
 
 def test_backward_twice_keeps_or_says_what_is_gone(region: TunedRegion) -> None:

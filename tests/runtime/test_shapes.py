@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autotuner
-from autotuner import api
+from autotuner.api.tuning import as_model
 from autotuner.errors import ConfigurationError, InputError
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration, save_configuration
@@ -164,7 +164,7 @@ def test_train_and_eval_mode_each_run_their_own_configuration() -> None:
 
 def test_a_module_is_tuned_for_eval_mode_without_dropout() -> None:
     layer = encoder_layer(model(p=WITH_DROPOUT))
-    found = {mode: api._as_model(layer, {"b": 2, "l": 6}, None, None, mode).options for mode in ("train", "eval")}
+    found = {mode: as_model(layer, {"b": 2, "l": 6}, None, None, mode).options for mode in ("train", "eval")}
     assert {found["train"][site] for site in SITES} == {WITH_DROPOUT}
     assert {found["eval"][site] for site in SITES} == {0.0}
     with pytest.raises(InputError, match='mode is \'test\': give "train" or "eval"'):

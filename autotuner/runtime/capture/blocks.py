@@ -174,7 +174,7 @@ def signature(operations: Sequence[Operation], uses: Uses) -> Any:
         return tuple((axes.setdefault(axis, len(axes)), axis.extent) for axis in some)
 
     def dims_of(tensor: TensorValue) -> Any:
-        return tuple(numbered(whole(dim)) for dim in tensor.dims)
+        return tuple(numbered(whole(dim)) for dim in tensor.dims if dim)  # extents of 1 are nothing to a kernel
 
     made = {tensor for operation in operations for tensor in operation.outputs}
     found = []

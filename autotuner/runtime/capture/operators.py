@@ -250,6 +250,8 @@ def _attention(
     factor = 1 / math.sqrt(extent(whole(query.dims[-1]))) if scale is None else float(scale)
     if factor != 1.0:
         scores = reader.mapped("scale", scores, factor=factor)
+    if attn_mask is not None and reader.hides_nothing(attn_mask):
+        attn_mask = None
     causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask))
     if causal:
         if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):

@@ -4,7 +4,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -94,6 +94,17 @@ class GraphReading:
         elif node.target is AUTOCAST[1]:
             self._autocast.pop(node.args[0])  # type: ignore[arg-type]
         return node.target in AUTOCAST
+
+    def split_alike(self) -> None:
+        """Split axes alike that operators bind to each other, wherever one of them was split later on."""
+        axes = self._reader.axes
+        mark = -1
+        while axes.mark() > mark:
+            mark = axes.mark()
+            for operation in self._reader.operations:
+                for one, other in (pair for operand in operation.inputs for pair in operand.renamed):
+                    with suppress(UnknownError):
+                        axes.pairs([one], [other])
 
     def _value(self, node: fx.Node) -> Any:
         if node.target in NO_OPERATORS:

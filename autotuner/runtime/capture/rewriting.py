@@ -28,6 +28,7 @@ class Captured:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self._reading = GraphReading(graph)
+        self._reading.split_alike()
         self._roots = [
             node for node in graph.nodes
             if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)

@@ -18,6 +18,7 @@ from autotuner.errors import (
     stacklevel,
 )
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.device import has_graphs
 from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.devices import environment
@@ -186,13 +187,16 @@ def _tuned(
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     ) as measurer:
-        timed = request.options.end_to_end and _has_peers(request.model)
+        samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
+        timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
         tuned = tuner.tune(
             request, file, database, measurer, watch=reporter, spent=spent, provisional=timed, policy=policy
         )
-    if not timed or tuned.configuration.measured is not None:
+    found = tuned.configuration
+    is_known = found.measured is not None if samples else database.configurations.get(tuned.id).complete
+    if not timed or is_known:
         return tuned
-    reporter.stage("end_to_end", END_TO_END_SAMPLES)
+    reporter.stage("end_to_end", samples or 1)
     limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
     waited_s = 0.0
 
@@ -203,12 +207,12 @@ def _tuned(
 
     try:
         with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            found = time_apart(tuned.configuration, END_TO_END_SAMPLES, settings.threads, waiting)
+            found = time_apart(found, samples, settings.threads, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
         )
-        number = tuner.save(database, tuned.configuration, tuner.request_key(request, file), complete=tuned.complete)
+        number = tuner.save(database, found, tuner.request_key(request, file), complete=tuned.complete)
         return replace(tuned, id=number)
     complete = tuned.complete and not found.doubts
     return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)

@@ -35,12 +35,13 @@ def time_apart(
 ) -> Configuration:
     """Measure a configuration's whole plan in another process, and return it with what was found.
 
-    Its overlap is chosen, as by `autotuner.runtime.with_measured_overlap`; then it is timed against its peers, as by
-    `autotuner.runtime.time_peers`.
+    Its overlap is chosen, as by `autotuner.runtime.with_measured_overlap`; then it is timed against its peers, if it
+    has any, as by `autotuner.runtime.time_peers`.
 
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
 
     Args:
+        samples: turns of each peer; 0 for a model that has none.
         waiting: told while the lock is waited for, as by `locked`.
 
     Raises:
@@ -113,8 +114,9 @@ def _timed(configuration: Configuration, samples: int, threads: int | None, wait
     try:
         with locked(lock_path(configuration.environment["device_type"]), alone=True, waiting=waiting):
             chosen = with_measured_overlap(configuration)
-            measured = time_peers(chosen, samples, threads=threads)
-            return {"configuration": chosen.with_measured(measured).to_json()}
+            if samples:
+                chosen = chosen.with_measured(time_peers(chosen, samples, threads=threads))
+            return {"configuration": chosen.to_json()}
     except AutotunerError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except Exception as error:

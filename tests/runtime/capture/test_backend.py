@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.api.backend import checked, compile_graph, record
+from autotuner.api.backend import checked, compile_graph
+from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError
 from autotuner.plan.configuration import Configuration
@@ -80,6 +81,12 @@ def test_each_shape_is_a_graph_of_its_own() -> None:
         assert_equal(gradients(model, loss_on(inputs(*shape)), compilation.model), wanted, 2e-6)
     assert len(compilation.compiled) == 2
     assert [region.calls for region in compilation.regions] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (5,)])
+def test_a_dimension_of_one_element_is_as_good_as_none(shape: tuple[int, ...]) -> None:
+    model = blocks()
+    check_equal(model, inputs(*shape), 2, Compilation(model))
 
 
 def test_frozen_parameters_get_no_gradients() -> None:
@@ -210,7 +217,7 @@ def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
 
 def stored(model: nn.Module, x: Tensor, path: Path) -> Configuration:
     """Store a plan of a model's one region, and return it."""
-    (region,) = record(model, [x])
+    (region,) = region_calls(model, [x]).models.values()
     found = planned(region)
     with open_database(path) as database:
         from autotuner.measure.devices import environment

@@ -55,6 +55,15 @@ def causal_mask() -> Tensor:
     return torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
 
 
+def open_mask() -> Tensor:
+    """Return a mask that follows from positions and hides nothing, as models build where nothing is padded."""
+    return (torch.arange(LENGTH)[:, None] >= 0).expand(2, 1, LENGTH, LENGTH)
+
+
+def nearly_open_mask() -> Tensor:
+    return torch.arange(LENGTH)[:, None].add(torch.arange(LENGTH)).lt(2 * LENGTH - 2).expand(2, 1, LENGTH, LENGTH)
+
+
 def norm(layer: Any, x: Tensor) -> Tensor:
     found: Tensor = layer.norm(x)
     return found
@@ -105,6 +114,14 @@ def test_a_mask_is_causal_only_if_nothing_changes_it(mask: Callable[[], Tensor],
     assert compilation.regions
     kinds = {o.kind for region in compilation.regions for o in region.plan.configuration.model.graph().operators}
     assert ("causal_mask" in kinds) == causal
+
+
+@pytest.mark.parametrize(("mask", "is_open"), [(open_mask, True), (nearly_open_mask, False)])
+def test_a_mask_is_left_out_only_if_it_hides_nothing(mask: Callable[[], Tensor], is_open: bool) -> None:
+    compilation = check(norm, mask)
+    kinds = {o.kind for each in compilation.regions for o in each.plan.configuration.model.graph().operators}
+    assert "mask" not in kinds
+    assert ("softmax" in kinds) == is_open
 
 
 def test_a_query_that_sees_nothing_gets_zeros_as_from_torch() -> None:

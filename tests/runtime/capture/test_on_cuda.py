@@ -56,7 +56,7 @@ def test_a_whole_step_is_one_graph_that_reads_in_place(make: Make) -> None:
         value = loss(compilation.model)
         value.backward()  # type: ignore[no-untyped-call]
     made = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    workspaces = [workspace for region in compilation.regions for workspace in region._bound.pool._in_capture]
+    workspaces = [workspace for region in compilation.regions for workspace in region._bound.last.pool._in_capture]
     assert len(workspaces) == len(compilation.regions)
     for number in range(STEPS):
         torch.manual_seed(number)

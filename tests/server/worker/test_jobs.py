@@ -1,7 +1,9 @@
 """Jobs from the queue to their end, with a replay in the place of the device."""
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ from autotuner.database import Database, Filter
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
+from autotuner.plan.configuration import Configuration, Overlap
 from autotuner.plan.request import Request
 from autotuner.server.worker import attending, loop, reporting, run, tune_attended
 from autotuner.settings import Limits, Settings
 from autotuner.tuner import Progress
 from tests.made_up import CPU, HERE, space_of, times
 from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken, timed
+
+MADE_UP = Overlap(((1,),), 2.0, 1.0, 3.0)
 
 
 @pytest.mark.slow
@@ -60,6 +65,26 @@ def test_timing_end_to_end_keeps_what_the_run_found(
     assert (job.progress["stage"], job.progress["best_us"]) == ("end_to_end", stored.total_us)
     assert job.progress["measured"] == job.counts["measured"] > 0
     assert stored.measured_us == 50.0
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_plan_without_peers_gets_its_overlap_where_the_device_has_graphs(
+    small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def with_overlap(configuration: Configuration, samples: int, *_: Any) -> Configuration:
+        asked.append(samples)
+        return replace(configuration, overlap=MADE_UP)
+
+    monkeypatch.setattr(attending, "has_graphs", lambda _: True)
+    monkeypatch.setattr(attending, "time_apart", with_overlap)
+    numbers = [enqueue(database, small).id, enqueue(database, small).id]
+    run(path, once=True)
+    found = {database.queue.job(number).configuration_id for number in numbers}
+    stored = [database.configurations.get(number).text for number in found if number is not None]
+    assert {Configuration.from_json(json.loads(text), "").overlap for text in stored} == {MADE_UP}
+    assert asked == [0]
 
 
 @pytest.mark.usefixtures("measured")

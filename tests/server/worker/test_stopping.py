@@ -277,3 +277,8 @@ def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
 
     with pytest.raises(ConfigurationError, match="no framework layer for model 'small'"):
         timing.time_apart(made_up_configuration(small), 3, 1)
+
+
+def test_a_plan_without_peers_is_returned_untimed_where_it_can_have_no_overlap(small: Model) -> None:
+    made = made_up_configuration(small)
+    assert timing.time_apart(made, 0, 1) == made

@@ -1,0 +1,169 @@
+"""Survey of a model's regions over many batches: which shapes occur, and how often."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from autotuner.api.backend import capture
+from autotuner.api.knowledge import OfDatabase, device_type_of
+from autotuner.errors import InputError
+from autotuner.ir.cost import operator_flop
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration
+from autotuner.runtime.ticket import new_number
+from autotuner.settings import Settings
+
+
+@dataclass(frozen=True)
+class RegionCount:
+    """A region of one shape and mode, and how often it ran.
+
+    Args:
+        model: the region.
+        runs: in all batches, each place of the model counted.
+        flop: of one forward.
+        known: its configuration, where the database has one.
+    """
+
+    model: Model
+    runs: int
+    flop: int
+    known: Configuration | None = None
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """The regions in a model's calls, the most work first; `str` gives a table.
+
+    Args:
+        regions: each shape and mode by itself.
+        batches: how many there were.
+        reasons: why other parts of the model cannot be tuned.
+    """
+
+    regions: tuple[RegionCount, ...]
+    batches: int
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        total = sum(each.flop * each.runs for each in self.regions)
+        lines = [f"{self.batches} batches, {len(self.regions)} regions that differ in kind, shape or mode"]
+        for each in self.regions:
+            sizes = " ".join(f"{axis}={extent}" for axis, extent in each.model.extents.items())
+            share = each.flop * each.runs / total if total else 0.0
+            known = "not tuned" if each.known is None else "tuned"
+            lines.append(f"{share:6.1%} of their flop  {each.runs:6,} runs  {known:9}  {each.model.name} {sizes}")
+        return "\n".join(lines)
+
+
+@dataclass
+class RegionCalls:
+    """Regions in graphs of dynamo's, and how often each ran.
+
+    Args:
+        models: each region by its key.
+        runs: how often it ran, by its key.
+        batches: how many batches there were.
+        notes: why nodes, or whole graphs, are in no region.
+    """
+
+    models: dict[str, Model] = field(default_factory=dict)
+    runs: Counter[str] = field(default_factory=Counter)
+    batches: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def regions(
+    model: nn.Module, batches: Iterable[Any], *, database: str | Path | None = None, device: str | None = None
+) -> RegionReport:
+    """Call a module with batches, and return which regions it has: their shapes, how often they run, which are tuned.
+
+    Forward runs, in the mode that the module is in; nothing is measured. `autotuner.tune(model, batches=batches)` tunes
+    them.
+
+    Args:
+        batches: each is what the module is called with: a mapping of keyword arguments, a tuple or list of positional
+            ones, or a tensor.
+        database: where configurations are looked up; by default `AUTOTUNER_DATABASE`.
+        device: device type; by default where the module's parameters are.
+    """
+    calls = region_calls(model, batches)
+    models = sorted_by_work(calls)
+    where = database if database is not None else Settings.from_environment().database_url
+    known = OfDatabase(where).find(models.values(), device or device_type_of(model))
+    counts = [
+        RegionCount(each, calls.runs[key], flop_of(each), found)
+        for (key, each), found in zip(models.items(), known, strict=True)
+    ]
+    return RegionReport(tuple(counts), calls.batches, tuple(dict.fromkeys(calls.notes)))
+
+
+def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCalls:
+    """Call a module or function with each batch, and return the regions in its graphs."""
+    calls = RegionCalls()
+
+    def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        captured = capture(module)
+        if isinstance(captured, str):
+            calls.notes.append(captured)
+            return module.forward
+        counts = Counter(region.key for region in captured.regions)
+        calls.models.update({region.key: region.model for region in captured.regions})
+        calls.notes.extend(captured.reasons)
+
+        def run(*arguments: Any) -> Any:
+            calls.runs.update(counts)
+            return module.forward(*arguments)
+
+        return run
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return called(*arguments, **named)
+
+    compiled = torch.compile(with_own_code(call), backend=look, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=max(torch._dynamo.config.recompile_limit, 256)):
+        for batch in batches:
+            calls.batches += 1
+            if isinstance(batch, Mapping):
+                compiled(**batch)
+            else:
+                compiled(*((batch,) if isinstance(batch, Tensor) else batch))
+    return calls
+
+
+def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:
+    """Return the regions of a module's calls, the most work first.
+
+    Raises:
+        InputError: there are none; the message says why.
+    """
+    if not calls.models:
+        why = "; ".join(dict.fromkeys(calls.notes)) or "nothing in it repeats, and it has no attention"
+        name = type(called).__name__ if isinstance(called, nn.Module) else "function"
+        raise InputError(f"no region of this {name} can be tuned: {why}")
+    return list(sorted_by_work(calls).values())
+
+
+def sorted_by_work(calls: RegionCalls) -> dict[str, Model]:
+    """Return regions by key, those that compute most in all calls first."""
+    work = {key: calls.runs[key] * flop_of(model) for key, model in calls.models.items()}
+    return {key: calls.models[key] for key in sorted(work, key=lambda key: -work[key])}
+
+
+def flop_of(model: Model) -> int:
+    """Return the flop of a region's forward."""
+    graph = model.graph()
+    return sum(operator_flop(graph, operator) for operator in graph.operators)
+
+
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose code no other one has: dynamo keeps what it compiles with the code, up to a limit."""
+    name = f"{function.__name__}_{new_number()}"
+    code = function.__code__.replace(co_name=name)
+    return FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)

@@ -1,0 +1,106 @@
+"""Training steps of whole models: compiled, tuned, and on CUDA captured as one CUDA graph."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from autotuner.api.backend import chosen, compile_graph
+from autotuner.api.survey import with_own_code
+from autotuner.api.tuning import tune_function
+from autotuner.errors import InputError
+from autotuner.ir.device import has_graphs
+from autotuner.runtime.cuda import Cuda
+from autotuner.runtime.whole_step import Loss, WholeStep
+from autotuner.settings import TuneKeywords
+from autotuner.tuner import Watch
+
+if TYPE_CHECKING:
+    from autotuner.server.client import Client
+
+
+def training_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    example_inputs: Any = None,
+    max_norm: float | None = None,
+    capture: bool = True,
+    max_graphs: int = 4,
+    database: str | Path | None = None,
+    server: "str | Client | None" = None,
+    compiler: str = "inductor",
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> WholeStep:
+    """Return a function that runs a training step: forward, loss, backward, clipping, the optimizer's step.
+
+    On CUDA the step becomes one CUDA graph at its third call with batches of one shape. Each call is one training step,
+    also those before. What cannot be captured runs as a plain compiled step, and a `TunedWarning` says why. On the CPU
+    all steps are plain. Gradients are None before and after a step.
+
+    Args:
+        model: whose parameters the optimizer moves. One that torch.compile has compiled stays as it is; any other is
+            compiled with this package's backend.
+        optimizer: on CUDA one of torch's with an option `capturable`, which is switched on, or SGD.
+        loss: returns the loss of a model and a batch. By default, the model is called with the batch (a mapping as
+            keyword arguments, a tuple or list as positional ones), and returns the loss, alone or as `.loss`.
+        example_inputs: a batch; the regions in its step are tuned here and now, unless the database knows them.
+        max_norm: gradients are scaled down where the norm of all of them is larger.
+        capture: whether steps become CUDA graphs.
+        max_graphs: so many shapes (and modes, and hyperparameters) have a graph each; steps of further ones are plain.
+        database: as in `optimize`; so are server, compiler, watch and tuning.
+
+    Raises:
+        InputError: a database and a server; example inputs with a server; an unknown compiler.
+    """
+    if example_inputs is not None and server is not None:
+        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
+    options = chosen(database, server, compiler)
+    objective = _objective(model, loss or called)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
+    if example_inputs is not None:
+        tune_function(objective, example_inputs, device.type, database, watch, tuning)
+
+    def compiled(graphs: bool) -> Loss:
+        if is_compiled:
+            return objective
+        made: Loss = torch.compile(
+            objective, backend=compile_graph, options={**options, "graphs": graphs}, dynamic=False
+        )
+        return made
+
+    captures = capture and has_graphs(device.type)
+    return WholeStep(
+        model, optimizer, compiled(not captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
+        max_graphs=max_graphs, uncaptured=lambda: compiled(True),
+    )  # fmt: skip
+
+
+def called(model: Any, batch: Any) -> Tensor:
+    """Call a model with a batch, and return the loss that it computes.
+
+    Raises:
+        InputError: it computes none.
+    """
+    if isinstance(batch, Mapping):
+        found = model(**batch)
+    else:
+        found = model(*batch) if isinstance(batch, list | tuple) else model(batch)
+    loss = found if isinstance(found, Tensor) else getattr(found, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise InputError(f"the model returns a {type(found).__name__} without a loss: give training_step a loss")
+    return loss
+
+
+def _objective(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:
+    """Return the function of a batch that is compiled."""
+
+    def objective(batch: Any) -> Tensor:
+        return loss(model, batch)
+
+    return with_own_code(objective)

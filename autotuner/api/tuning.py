@@ -1,0 +1,203 @@
+"""Tuning from Python: named models, layers, and the regions in calls of any module."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from autotuner.api.knowledge import device_type_of
+from autotuner.database import open_database
+from autotuner.errors import InputError, ModelError, TunedWarning, stacklevel
+from autotuner.ir.models import Model, load_model, named_model
+from autotuner.ir.records import Scalar
+from autotuner.measure.devices import environment
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
+from autotuner.server.worker import tune_attended
+from autotuner.settings import Settings, TuneKeywords, TuneOptions
+from autotuner.space import space_file
+from autotuner.tuner import Watch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@overload
+def tune(
+    model: "str | Model | nn.Module",
+    example_inputs: None = None,
+    *,
+    extents: Mapping[str, int] | None = None,
+    options: Mapping[str, Scalar] | None = None,
+    dtype: str | None = None,
+    mode: str = "train",
+    database: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> Configuration: ...
+
+
+@overload
+def tune(
+    model: "nn.Module",
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    batches: Iterable[Any] = ...,
+    database: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> list[Configuration]: ...
+
+
+def tune(
+    model: "str | Model | nn.Module",
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    batches: Iterable[Any] | None = None,
+    extents: Mapping[str, int] | None = None,
+    options: Mapping[str, Scalar] | None = None,
+    dtype: str | None = None,
+    mode: str = "train",
+    database: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch = lambda _: None,
+    **tuning: Unpack[TuneKeywords],
+) -> Configuration | list[Configuration]:
+    """Tune a model on this machine and return the best configuration found.
+
+    With example inputs, `model` may be any module: it is called once, the regions that can be tuned are found in what
+    it does, and the configurations of these are returned. `torch.compile(model, backend="autotuner")` then runs them.
+
+    Args:
+        model: "bert-encoder:tiny", a `Model`, or a module that `apply` takes (`extents` must then give `b` and `l`).
+        example_inputs: positional arguments of a module's call, or a mapping of keyword arguments. A configuration is
+            for their shapes, and for the mode that the module is in; `extents`, `options`, `dtype` and `mode` do not
+            go with them.
+        batches: many example inputs, in place of one: the module is called with each, and all shapes that occur are
+            tuned, the most work first. `autotuner.regions` says which these are.
+        extents: elements along axes, in place of the preset's.
+        options: of the model file, in place of its defaults.
+        dtype: of inputs, parameters and activations.
+        mode: "train", or "eval" for a module's calls in eval mode, in which nothing is dropped.
+        database: URL or path of an SQLite file; by default `AUTOTUNER_DATABASE` or ./autotuner.sqlite.
+        device: device type: "cpu" or "cuda"; by default where the module's parameters are, of a named model "cpu".
+        threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
+        space: path of a search space file; by default that of the device type.
+        watch: called with the progress.
+        tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
+
+    Raises:
+        InputError: example inputs for what is no module, or beside arguments that do not go with them.
+        AutotunerError: the tree in `autotuner.errors` says what.
+    """
+    if example_inputs is None and batches is None:
+        return _tune_one(model, extents, options, dtype, mode, database, device, threads, space, watch, tuning)
+    if isinstance(model, str | Model):
+        raise InputError(f"example inputs are for a module's call, and {model!r} is none: leave them out")
+    if (extents, options, dtype, mode) != (None, None, None, "train"):
+        raise InputError("extents, options, dtype and mode follow from the example inputs: leave them out")
+    if example_inputs is not None and batches is not None:
+        raise InputError("example_inputs are one batch, and batches are many: give one of the two")
+    from autotuner.api.survey import found_in, region_calls
+
+    device = device or device_type_of(model)
+    calls = region_calls(model, [example_inputs] if batches is None else batches)
+    return [
+        _tune_one(region, None, None, None, "train", database, device, threads, space, watch, tuning)
+        for region in found_in(calls, model)
+    ]
+
+
+def tune_function(
+    function: Callable[[Any], Any],
+    batch: Any,
+    device: str,
+    database: str | Path | None,
+    watch: Watch,
+    tuning: TuneKeywords,
+) -> list[Configuration]:
+    """Tune the regions in a function of a batch; the rest is as in `tune`."""
+    from autotuner.api.survey import found_in, region_calls
+
+    return [
+        _tune_one(region, None, None, None, "train", database, device, None, None, watch, tuning)
+        for region in found_in(region_calls(function, [(batch,)]), function)
+    ]
+
+
+def _tune_one(
+    model: "str | Model | nn.Module",
+    extents: Mapping[str, int] | None,
+    options: Mapping[str, Scalar] | None,
+    dtype: str | None,
+    mode: str,
+    database: str | Path | None,
+    device: str | None,
+    threads: int | None,
+    space: str | Path | None,
+    watch: Watch,
+    tuning: TuneKeywords,
+) -> Configuration:
+    device = device or device_type_of(model)
+    environment(device)  # before anything else, since without the device there is nothing to do
+    wanted = as_model(model, extents, options, dtype, mode)
+    request = Request(wanted, device, options=TuneOptions.of(**tuning))
+    settings = Settings.from_environment()
+    settings = replace(settings, threads=threads if threads is not None else settings.threads)
+    file = space_file(device, space)
+    with open_database(database if database is not None else settings.database_url) as opened:
+        found = tune_attended(request, opened, file, settings, watch=watch)
+    if found.doubts:
+        reasons = " ".join(doubt.sentence for doubt in found.doubts)
+        warnings.warn(
+            f"the configuration is doubtful, and the next tuning measures again what is: {reasons}",
+            TunedWarning,
+            stacklevel=stacklevel(),
+        )
+    return found
+
+
+def as_model(
+    model: "str | Model | nn.Module",
+    extents: Mapping[str, int] | None,
+    options: Mapping[str, Scalar] | None,
+    dtype: str | None,
+    mode: str = "train",
+) -> Model:
+    """Return a model by its name, as it is, or of a layer whose class is known.
+
+    Raises:
+        ModelError: the layer is of another class, or the extents do not fit it.
+        InputError: the mode is unknown.
+    """
+    if mode not in ("train", "eval"):
+        raise InputError(f'mode is {mode!r}: give "train" or "eval"')
+    if mode == "eval" and isinstance(model, str | Model):
+        raise InputError(f"{model!r} has no mode: set the options of its dropout to 0, or give a module")
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, str):
+        return named_model(model, extents=extents, options=options, dtype=dtype)
+    from autotuner.runtime import DROPOUTS, describe
+
+    name, found, read, own_dtype = describe(model)
+    if mode == "eval":
+        read = {option: 0.0 if option in DROPOUTS else value for option, value in read.items()}
+    missing = [axis for axis in ("b", "l") if axis not in (extents or {})]
+    if missing:
+        raise ModelError(f"a module does not say how large its batches are: give extents for {' and '.join(missing)}")
+    for axis, extent in (extents or {}).items():
+        if axis in found and extent != found[axis]:
+            raise ModelError(f"extents give {axis}={extent}, and the module's own is {found[axis]}: leave it out")
+    return load_model(name).instantiate(
+        None, extents={**found, **(extents or {})}, options={**read, **(options or {})}, dtype=dtype or own_dtype
+    )

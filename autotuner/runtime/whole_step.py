@@ -1,0 +1,312 @@
+"""A whole training step: forward, loss, backward, clipping and the optimizer's step; on CUDA as one CUDA graph.
+
+A captured step runs no Python. So a graph is for one structure of batches, and for all that Python has decided: modes
+of modules, frozen parameters, hyperparameters, autocast. Each combination has a graph of its own. Where parameters,
+buffers or the optimizer's state have moved to other memory, all graphs are made anew.
+"""
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
+
+from autotuner.errors import InputError
+from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
+from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
+from autotuner.runtime.cuda import Run
+from autotuner.runtime.fallbacks import warn
+
+Loss = Callable[[Any], Tensor]
+"""Computes the loss of a batch, a tensor of one element."""
+WARM_UP = 2
+"""Steps that run before a graph is captured: they compile the model and make the optimizer's state."""
+
+
+COMBINATIONS = 64
+"""Combinations of which the steps are counted."""
+
+
+class Recorder(Protocol):
+    """The part of `Cuda` that is needed here."""
+
+    def pool(self) -> Any: ...
+    def captured(self, run: Run, pool: Any) -> Run: ...
+    def aside(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(eq=False)
+class Recorded:
+    """Steps of one combination: how many ran before, and the graph, once there is one."""
+
+    runs: int = 0
+    replay: Run | None = None
+    inputs: list[Tensor] = field(default_factory=list)
+    results: list[Tensor | None] = field(default_factory=list)
+
+
+class WholeStep:
+    """A training step of a model: `loss = step(batch)`; gradients are None before and after it.
+
+    Attributes:
+        replays: how many steps were replayed.
+        plain: how many ran operator by operator.
+        note: why steps are not captured, if they are not.
+        gradient_norm: the norm of all gradients before clipping, in the last step, where `max_norm` is given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        max_norm: float | None = None,
+        recorder: Recorder | None = None,
+        max_graphs: int = 4,
+        uncaptured: Callable[[], Loss] | None = None,
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            model: whose parameters the optimizer moves.
+            optimizer: of these.
+            loss: forward and loss of a batch.
+            max_norm: gradients are scaled down where their norm is larger.
+            recorder: captures steps; None for no CUDA graphs.
+            max_graphs: so many combinations are captured; steps of any other run operator by operator.
+            uncaptured: makes the loss anew for steps that turn out not to be captured.
+        """
+        self._model, self._optimizer, self._loss, self._max_norm = model, optimizer, loss, max_norm
+        self._modules = list(model.modules())
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._limit, self._uncaptured = max_graphs, uncaptured
+        self._rates = RateTensors(optimizer, self._device)
+        self._known: dict[Hashable, Recorded] = {}
+        self._pool: Any = None
+        self._places: Any = None
+        self._told_of_limit = False
+        self.replays = self.plain = 0
+        self.note = ""
+        self.gradient_norm: Tensor | None = None
+        self._recorder = recorder
+        if recorder is not None:
+            reason = _not_captured() or refusal(optimizer)
+            if reason is not None:
+                self._give_up(reason)
+
+    def __call__(self, *batches: Any) -> Tensor:
+        """Run one training step, and return its loss, detached.
+
+        Args:
+            batches: one batch, or several micro-batches: then the loss is the mean of theirs, and gradients are those
+                of the mean. Tensors are moved to the model's device.
+
+        Raises:
+            InputError: no batch, or a loss that has not one element.
+        """
+        if not batches:
+            raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
+        tensors: list[Tensor] = []
+        try:
+            structure = structure_of(batches, tensors)
+        except UnknownBatchError as error:
+            self._give_up(str(error))
+            return self._run_plainly(batches)
+        if self._recorder is None:
+            return self._run_plainly(self._moved(structure, tensors))
+        return self._run_captured(self._recorder, structure, tensors)
+
+    def __str__(self) -> str:
+        captured = sum(each.replay is not None for each in self._known.values())
+        said = f"{self.replays:,} of {self.replays + self.plain:,} steps were replayed, from {captured} CUDA graphs"
+        return f"{said}; {self.note}" if self.note else said
+
+    def _run_captured(self, recorder: Recorder, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
+        places = self._where()
+        if self._places is None or places != self._places:
+            self._forget()
+            make_capturable(self._optimizer, self._device)
+            self._places = self._where()
+        key = (structure, self._decided())
+        recorded = self._recorded(key)
+        if recorded.replay is None and recorded.runs >= WARM_UP and self._is_free():
+            self._capture(recorder, recorded, structure, tensors)
+        if recorded.replay is None:
+            return self._run_aside(recorded, self._moved(structure, tensors))
+        with torch.no_grad():
+            for own, given in zip(recorded.inputs, tensors, strict=True):
+                own.copy_(given, non_blocking=True)
+        self._rates.follow()
+        recorded.replay()
+        self.replays += 1
+        loss, norm = (None if each is None else each.clone() for each in recorded.results)  # replays write to their own
+        self.gradient_norm = norm
+        assert loss is not None
+        return loss
+
+    def _run_aside(self, recorded: Recorded, batches: Sequence[Any]) -> Tensor:
+        """Run a step on the stream that captures: torch's advice for what comes before a capture."""
+        if self._recorder is None:
+            return self._run_plainly(batches)
+        recorded.runs += 1
+        with self._recorder.aside(), self._rates.in_groups():
+            loss, self.gradient_norm = self._run(batches)
+        self._places = self._where()
+        self.plain += 1
+        return loss.clone()
+
+    def _run_plainly(self, batches: Sequence[Any]) -> Tensor:
+        self.plain += 1
+        loss, self.gradient_norm = self._run(batches)
+        return loss
+
+    def _run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        """Run a step operator by operator, and return loss and norm."""
+        self._clear_gradients()
+        total: Tensor | None = None
+        with torch.enable_grad():
+            for batch in batches:
+                loss = self._loss(batch)
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                    raise InputError(f"the loss is {given}: return a tensor of one element")
+                if len(batches) > 1:
+                    loss = loss / len(batches)
+                torch.autograd.backward(loss)
+                total = loss.detach() if total is None else total + loss.detach()
+        norm = None
+        if self._max_norm is not None:
+            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+            norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
+        self._optimizer.step()
+        self._clear_gradients()
+        assert total is not None
+        return total, norm
+
+    def _capture(self, recorder: Recorder, recorded: Recorded, structure: Hashable, tensors: Sequence[Tensor]) -> None:
+        inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
+        batches = batch_of(structure, iter(inputs))
+
+        def run() -> None:
+            recorded.results[:] = self._run(batches)
+
+        if self._pool is None:
+            self._pool = recorder.pool()
+        torch.clear_autocast_cache()
+        places, before = self._where(), _HostRandomness()
+        replay, reason = None, ""
+        try:
+            with self._rates.in_groups():
+                replay = recorder.captured(run, self._pool)
+        except Exception as error:
+            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = f"the step could not be captured ({words})"
+        self._clear_gradients()
+        if before.restore():
+            reason = reason or "the model draws random numbers on the host in each step"
+        if self._where() != places:
+            reason = reason or "the model replaces a parameter or a buffer in each step"
+        if reason:
+            self._give_up(reason)
+        else:
+            recorded.replay, recorded.inputs = replay, inputs
+
+    def _recorded(self, key: Hashable) -> Recorded:
+        """Return what is known of a combination. Of many, only those with a graph are remembered."""
+        if key not in self._known and len(self._known) >= COMBINATIONS:
+            self._known = {known: each for known, each in self._known.items() if each.replay is not None}
+        return self._known.setdefault(key, Recorded())
+
+    def _is_free(self) -> bool:
+        """Say whether one more graph may be captured."""
+        if sum(each.replay is not None for each in self._known.values()) < self._limit:
+            return True
+        if not self._told_of_limit:
+            self._told_of_limit = True
+            warn(
+                f"{self._limit} graphs of a training step are captured, and steps of any further shape, mode or "
+                "hyperparameter run operator by operator: pad batches to few shapes, or raise max_graphs"
+            )
+        return False
+
+    def _give_up(self, reason: str) -> None:
+        """Capture nothing from now on."""
+        if self._recorder is None:
+            return
+        warn(f"a training step is not captured as a CUDA graph: {reason}")
+        self.note = f"not captured: {reason}"
+        self._recorder = None
+        self._forget()
+        if self._uncaptured is not None:
+            self._loss = self._uncaptured()
+
+    def _forget(self) -> None:
+        if self._device.type == "cuda" and self._known:
+            torch.cuda.synchronize(self._device)  # a replay may still run
+        self._known = {}
+        self._pool = None  # memory whose graphs are all gone cannot be captured into again
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _moved(self, structure: Hashable, tensors: Sequence[Tensor]) -> Any:
+        return batch_of(structure, (tensor.to(self._device, non_blocking=True) for tensor in tensors))
+
+    def _where(self) -> Any:
+        """Return what graphs read and write without Python: modules, memory, and the optimizer's state."""
+        optimizer = self._optimizer
+        return [*self._memory(), id(optimizer.state), len(optimizer.state), id(optimizer.param_groups)]
+
+    def _memory(self) -> Iterator[Any]:
+        for module in self._modules:
+            yield from map(id, module._modules.values())
+            for tensors in (module._parameters, module._buffers):
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        yield id(tensor)
+                        yield tensor.data_ptr()
+
+    def _decided(self) -> Hashable:
+        """Return what Python decides in a step, beside what the batch says."""
+        kind = self._device.type
+        return (
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+            hyperparameters(self._optimizer),
+            tuple(module.training for module in self._modules),
+            tuple(p.requires_grad for module in self._modules for p in module._parameters.values() if p is not None),
+        )
+
+
+class _HostRandomness:
+    """States of the generators on the host, which a graph cannot advance."""
+
+    def __init__(self) -> None:
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+    def restore(self) -> bool:
+        """Put the states back, and say whether anything was drawn."""
+        numpy = np.random.get_state()
+        drawn = (
+            not torch.equal(self._torch, torch.get_rng_state())
+            or self._python != random.getstate()
+            or repr(numpy) != repr(self._numpy)
+        )
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        return drawn
+
+
+def _not_captured() -> str | None:
+    """Say why no step of this process is captured, or return None."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return "several processes train one model"
+    return None
