@@ -252,7 +252,7 @@ def _merged(operations: Sequence[Operation]) -> dict[Axis, Axis]:
     """Return axes that can have one letter, each with the one that stands for it.
 
     These are axes that some operator binds to each other, such as the features that go into a layer and those that come
-    out of it and are added, unless an operator or a tensor has both. So can be axes at one place of the weights that one
+    out of it and are added, unless an operator or a tensor has both. So can be axes at one place of weights that one
     tensor is multiplied with, such as the features of a query's head and of a value's: the products are siblings.
     """
     together: list[set[Axis]] = []
