@@ -66,19 +66,22 @@ def training_step(
     if example_inputs is not None:
         tune_function(objective, example_inputs, device.type, database, watch, tuning)
 
-    def compiled(graphs: bool) -> Loss:
+    def compiled(**how: Any) -> Loss:
         if is_compiled:
             return objective
-        made: Loss = torch.compile(
-            objective, backend=compile_graph, options={**options, "graphs": graphs}, dynamic=False
-        )
+        made: Loss = torch.compile(objective, backend=compile_graph, options={**options, **how}, dynamic=False)
         return made
 
     captures = capture and has_graphs(device.type)
     return WholeStep(
-        model, optimizer, compiled(not captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
-        max_graphs=max_graphs, uncaptured=lambda: compiled(True),
-    )  # fmt: skip
+        model,
+        optimizer,
+        compiled(graphs=False, capture="step") if captures else compiled(),
+        max_norm=max_norm,
+        recorder=Cuda(device) if captures else None,
+        max_graphs=max_graphs,
+        uncaptured=compiled,
+    )
 
 
 def called(model: Any, batch: Any) -> Tensor:
