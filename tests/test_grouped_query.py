@@ -1,5 +1,6 @@
 """Grouped-query attention as a model file: heads that share a key, up to a training step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autotuner.ir.models import Model, load_model
 from autotuner.runtime import TrainingStep
 from autotuner.space import build_space, load_space, space_file
 from autotuner.tuner import TuningPolicy
+from tests.kernels.calls import faults
 from tests.made_up import times, without_compilers
 from tests.tuner.asking import Asking, tune
 
@@ -78,12 +80,32 @@ def values(model: Model) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_heads_that_share_a_key_are_left_to_kernels_of_single_operators(model: Model, device_type: str) -> None:
-    space = build_space(training_graph(model.graph()), space_file(device_type))
+@pytest.mark.parametrize(
+    ("device_type", "dtype", "expected"),
+    [
+        ("cpu", "float64", {"torch_flash_attention"}),
+        ("cuda", "float64", set()),
+        ("cuda", "bfloat16", {"cuda_flash_attention", "cudnn_attention", "triton_attention"}),
+    ],
+)
+def test_attention_as_one_takes_heads_that_share_a_key(
+    model: Model, device_type: str, dtype: str, expected: set[str]
+) -> None:
+    wide = replace(model, extents={**model.extents, "p": 16}, dtype=dtype)
+    space = build_space(training_graph(wide.graph()), space_file(device_type))
     kernels = {choice.candidate.kernel for choice in space.choices}
     assert "torch_softmax" in kernels
-    assert not {kernel for kernel in kernels if "attention" in kernel}
+    assert {kernel for kernel in kernels if "attention" in kernel} == {
+        *expected,
+        *(f"{name}_grad" for name in expected),
+    }
+
+
+def test_attention_as_one_of_heads_that_share_a_key_equals_the_reference(model: Model) -> None:
+    space = build_space(training_graph(model.graph()), space_file("cpu"))
+    found = [call for call in space.calls.values() if "flash" in call.candidate.kernel]
+    assert len(found) > 3
+    assert faults(found) == {}
 
 
 def test_grouped_query_attention_is_tuned_and_trains_as_autograd_does(model: Model, tmp_path: Path) -> None:

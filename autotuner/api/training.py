@@ -66,22 +66,18 @@ def training_step(
     if example_inputs is not None:
         tune_function(objective, example_inputs, device.type, database, watch, tuning)
 
-    def compiled(**how: Any) -> Loss:
+    def compiled(whole: bool) -> Loss:
         if is_compiled:
             return objective
-        made: Loss = torch.compile(objective, backend=compile_graph, options={**options, **how}, dynamic=False)
+        given = {**options, "capture": "step"} if whole else options
+        made: Loss = torch.compile(objective, backend=compile_graph, options=given, dynamic=False)
         return made
 
     captures = capture and has_graphs(device.type)
     return WholeStep(
-        model,
-        optimizer,
-        compiled(graphs=False, capture="step") if captures else compiled(),
-        max_norm=max_norm,
-        recorder=Cuda(device) if captures else None,
-        max_graphs=max_graphs,
-        uncaptured=compiled,
-    )
+        model, optimizer, compiled(captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
+        max_graphs=max_graphs, uncaptured=lambda: compiled(False),
+    )  # fmt: skip
 
 
 def called(model: Any, batch: Any) -> Tensor:

@@ -21,7 +21,8 @@ class Operators:
 class Attention:
     """Scores, what is done to them, softmax and context, in one; `kinds` in graph order.
 
-    Query, key and value have batch, heads, rows and features each, as libraries take them.
+    Query, key and value have batch, heads, rows and features each, as libraries take them. Where several heads of
+    queries share one of keys, the query has an axis more.
     """
 
     kinds: tuple[str, ...]
@@ -31,7 +32,7 @@ class Attention:
 class AttentionGrad:
     """The backward operators of an `Attention` of kinds `forward`; the kernel makes the weights again.
 
-    It reads the forward output, the log-sum-exp, a mask of dropped weights and an added one.
+    It reads the forward output, the log-sum-exp, a mask of dropped weights and an added one, or a bias of the scores.
     """
 
     kinds: tuple[str, ...]

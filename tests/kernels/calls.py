@@ -44,8 +44,9 @@ def layer(
     **options: Scalar,
 ) -> Graph:
     """Return the training graph of a model's layer whose dropouts all have the same p."""
-    chosen = dict.fromkeys(SITES, p) | options
-    return training_graph(load_model(model).instantiate(None, extents, chosen, dtype).graph())
+    file = load_model(model)
+    chosen = {site: p for site in SITES if site in file.definition.options} | options
+    return training_graph(file.instantiate(None, extents, chosen, dtype).graph())
 
 
 def subgraphs(graph: Graph) -> Iterator[tuple[str, Subgraph]]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.records import Call, Candidate, Scalar
 from autotuner.kernels import KERNELS
 from autotuner.kernels.rules.attention_triton import BACKWARD_PARAMS, FORWARD_PARAMS
@@ -22,6 +24,7 @@ STACKED = "ab*cd"
 WORDS = {"b": 2, "l": 96, "h": 32, "n": 2, "p": 16, "f": 32}
 """Rows and keys that tiles do not divide, and whole words of bits."""
 ODD = WORDS | {"l": 37}
+GROUPED = {"b": 2, "l": 96, "h": 32, "g": 2, "r": 3, "p": 16, "f": 32}
 CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "dropout": (WORDS, {"p": 0.25}),
     "causal": (WORDS, {"p": 0.25, "model": "gpt-block"}),
@@ -30,7 +33,43 @@ CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "odd and causal": (ODD, {"p": 0.0, "model": "gpt-block"}),
     "odd and key padding": (ODD, {"p": 0.0, "attention_mask": True}),
     "whole tiles": (WORDS | {"b": 1, "l": 128}, {"p": 0.1}),
+    "heads that share a key": (GROUPED, {"model": "llama-block"}),
+    "odd heads that share a key": (GROUPED | {"l": 37}, {"model": "llama-block"}),
+    "bias": (WORDS | {"q": 96, "k": 96}, {"p": 0.25, "model": "t5-block"}),
+    "odd bias": (ODD | {"q": 37, "k": 37}, {"p": 0.0, "model": "t5-block"}),
 }
+
+ADDED: Mapping[str, tuple[str, str, str]] = {
+    "bias with keys first": ("bias", "kqn", "bqnp"),
+    "bias of a batch entry": ("bias", "bnqk", "bqnp"),
+    "bias of all heads": ("bias", "qk", "bqnp"),
+    "bias of heads that share a key": ("bias", "nrqk", "bqnrp"),
+    "mask over rows": ("mask", "bqk", "bqnrp"),
+    "mask of each head": ("mask", "nrk", "bqnrp"),
+}
+"""Kind and axes of what is added to the scores, and axes of the query."""
+
+
+def adding(kind: str, axes: str, query: str) -> Graph:
+    """Return attention that adds something to its scores, without a scale, with its gradients."""
+    extents = {"b": 2, "n": 2, "r": 3, "q": 37, "k": 37, "p": 16}
+    heads = "nr" if "r" in query else "n"
+    scores, weights = f"b{heads}qk", f"b{heads}q"
+    given = {"query": query, "key": "bknp", "value": "bknp"}
+    made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
+    tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
+    tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
+    tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
+    tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
+    operators = (
+        Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),
+        Operator("moved", kind, f"{scores},{axes}->{scores}", ("scores", "added"), ("moved",)),
+        Operator(
+            "weights", "softmax", f"{scores}->{scores},{weights}", ("moved",), ("weights", "sums"), (("axis", "k"),)
+        ),
+        Operator("out", "contraction", f"{scores},bknp->{query}", ("weights", "value"), ("out",)),
+    )  # fmt: skip
+    return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
 
 
 def calls(extents: Mapping[str, int], dtype: str, *, wide: bool = False, **options: Scalar) -> dict[str, list[Call]]:
@@ -38,7 +77,11 @@ def calls(extents: Mapping[str, int], dtype: str, *, wide: bool = False, **optio
 
     They have its last layouts, and its first with query, key and value in one stack.
     """
-    graph = layer(extents, dtype, **options)  # type: ignore[arg-type]
+    return calls_in(layer(extents, dtype, **options), wide=wide)  # type: ignore[arg-type]
+
+
+def calls_in(graph: Graph, *, wide: bool = False) -> dict[str, list[Call]]:
+    """Return the same in any graph."""
     named = {operator.name: operator for operator in graph.operators}
     found: dict[str, list[Call]] = {}
     for cover in covers(graph, tuple(NAMES), 8):
@@ -49,9 +92,13 @@ def calls(extents: Mapping[str, int], dtype: str, *, wide: bool = False, **optio
                 (name, {"rows": 64, "columns": 128 if wide else 64, "warps": 4, "stages": 2}[name.split("_")[-1]])
                 for name in NAMES[kernel]
             )
-            first, last = list(KERNELS[kernel].layouts(subgraph))
+            first, *_, last = list(KERNELS[kernel].layouts(subgraph))
             place = 0 if kernel == "triton_attention" else 1
-            sliced = [f"{STACKED}@{index}/3" for index in range(3)]
+            alike = [len(text) == len(STACKED) - 1 for text in first[place : place + 3]]
+            sliced = [
+                f"{STACKED}@{sum(alike[:index])}/{sum(alike)}" if alike[index] else first[place + index]
+                for index in range(3)
+            ]
             rows = (last, (*first[:place], *sliced, *first[place + 3 :]))
             candidates = (Candidate(kernel, row, params) for row in rows)
             found[kernel] = [Call(subgraph, c) for c in candidates if KERNELS[kernel].refuses(subgraph, c) is None]
@@ -79,6 +126,7 @@ if __name__ == "__main__":
         case: calls(extents, "float16", **options)  # type: ignore[arg-type]
         for case, (extents, options) in CASES.items()
     }
+    made |= {case: calls_in(adding(*given)) for case, given in ADDED.items()}
     assert all(len(own) == 2 for case in made.values() for own in case.values())
     made["wide tiles"] = calls(WORDS | {"b": 1, "l": 128}, "float16", wide=True, p=0.25)
     found = {f"{case}: {kernel}": faults(own) for case, known in made.items() for kernel, own in known.items()}

@@ -22,7 +22,7 @@ from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import layer
-from tests.kernels.interpreted import CASES, calls
+from tests.kernels.interpreted import ADDED, CASES, calls
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
 FORWARD, BACKWARD = "triton_attention", "triton_attention_grad"
@@ -89,7 +89,7 @@ def test_programs_equal_the_reference_in_the_interpreter() -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     expected: dict[str, object] = {
-        f"{case}: {kernel}": {} for case in (*CASES, "wide tiles") for kernel in (FORWARD, BACKWARD)
+        f"{case}: {kernel}": {} for case in (*CASES, *ADDED, "wide tiles") for kernel in (FORWARD, BACKWARD)
     }
     assert found == expected | {"all keys hidden": {}}
 

@@ -13,7 +13,15 @@ from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.models import load_model
 from autotuner.kernels import KERNELS
 from autotuner.kernels.patterns import Attention
-from autotuner.kernels.rules.attention import CAUSAL_FORWARD, DROPPING, FORWARD, LIBRARY, MASKED_FORWARD, attention_grad
+from autotuner.kernels.rules.attention import (
+    BIASED_FORWARD,
+    CAUSAL_FORWARD,
+    DROPPING,
+    FORWARD,
+    LIBRARY,
+    MASKED_FORWARD,
+    attention_grad,
+)
 from autotuner.kernels.rules.fused import FUSIBLE
 from autotuner.space.fusion import (
     Cover,
@@ -29,6 +37,7 @@ from autotuner.space.fusion.cover import Boundary
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 ALL = tuple(kernel.name for kernel in KERNELS)
 ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
+GROUPED = {"b": 3, "l": 5, "h": 6, "g": 2, "r": 2, "p": 4, "f": 7}
 PROJECTIONS = ("query_projection", "key_projection", "value_projection")
 
 
@@ -357,7 +366,7 @@ def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
 def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int = 4, v: int = 4) -> Graph:
     """Return scores, scale, softmax over `k` and context of inputs with these axes; `v` is a feature of values."""
     rest = scores.replace("k", "")
-    extents = {"b": 2, "n": 3, "q": 5, "k": 5, "p": p, "v": v}
+    extents = {"b": 2, "n": 3, "r": 2, "q": 5, "k": 5, "p": p, "v": v}
     tensors = {
         name: Tensor(name, axes, "float32", "input" if name in ("query", "key", "value") else "activation")
         for name, axes in {
@@ -386,6 +395,12 @@ def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int
         (("bqnp", "knp", "bnqk", "knv", "bqnv"), 0, 0),  # one key for the batch
         (("bqnp", "bknp", "nbqk", "bknv", "bqnv"), 0, 0),  # the log-sum-exp would lie otherwise
         (("bqp", "bkp", "bqk", "bkv", "bqv"), 0, 0),  # no heads
+        (("bqnrp", "bknp", "bnrqk", "bknv", "bqnrv"), 1, 1),  # one key for two heads
+        (("bnrqp", "bnkp", "bnrqk", "bnkv", "bnrqv"), 1, 0),
+        (("bqrnp", "bknp", "bnrqk", "bknv", "bqrnv"), 0, 0),  # heads that share a key lie apart
+        (("bqnrp", "bknp", "bnrqk", "bknv", "bqrnv"), 0, 0),
+        (("bqnrp", "bknp", "brnqk", "bknv", "bqnrv"), 0, 0),  # the log-sum-exp would lie otherwise
+        (("bqnrp", "bknrp", "bnrqk", "bknrv", "bqnrv"), 0, 0),  # three axes of a batch
     ],
 )
 def test_attention_is_taken_as_one_where_it_runs_over_batch_and_heads(
@@ -393,6 +408,51 @@ def test_attention_is_taken_as_one_where_it_runs_over_batch_and_heads(
 ) -> None:
     layer = training_graph(attention(*axes))
     assert (len(forward_of(layer)), len(backward_of(layer))) == (forward, backward)
+
+
+def test_rows_of_grouped_heads_are_those_that_a_causal_mask_names() -> None:
+    grouped = training_graph(load_model("llama-block").instantiate(None, GROUPED, {}).graph())
+    ((_, (inputs, outputs)),) = forward_of(grouped, CAUSAL_FORWARD)
+    assert (inputs, outputs) == (("query", "key", "value"), ("context", "attention_logsumexp"))
+    assert len(backward_of(grouped, CAUSAL_FORWARD)) == 1
+    turned = (("key_axis", "k"), ("query_axis", "r"))
+    moved = tuple(replace(o, attributes=turned) if o.kind == "causal_mask" else o for o in grouped.operators)
+    assert forward_of(replace(grouped, operators=moved), CAUSAL_FORWARD) == []
+
+
+def t5(p: float, read: str = "") -> Graph:
+    """Return T5's block; with the name of a gradient, which another operator reads as well."""
+    block = training_graph(
+        load_model("t5-block").instantiate(None, ODD | {"q": 5, "k": 5}, dict.fromkeys(SITES, p)).graph()
+    )
+    if not read:
+        return block
+    axes = block.tensors[read].axes
+    reading = Operator("reading", "relu", f"{axes}->{axes}", (read,), ("seen",), (), "backward")
+    tensors = {**block.tensors, "seen": replace(block.tensors[read], name="seen")}
+    return replace(block, tensors=tensors, operators=(*block.operators, reading))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_a_bias_of_the_scores_gets_its_gradient_from_attention_as_one(p: float) -> None:
+    kinds = ("contraction", "bias", "softmax", *(DROPPING if p else ()), "contraction")
+    ((operators, (inputs, outputs)),) = forward_of(t5(p), kinds)
+    assert [o.kind for o in operators] == list(kinds)
+    assert inputs == ("query", "key", "value", "position_bias")
+    (members, (read, made), _) = backward_of(t5(p), kinds)[0]
+    assert read == ("grad_context", "query", "key", "value", *outputs, "position_bias")
+    assert made == ("grad_query", "grad_key", "grad_value", "grad_position_bias")
+    assert members[-1].kind == "bias_grad"
+    assert forward_of(t5(p), FORWARD) == forward_of(t5(p), BIASED_FORWARD) == []
+    assert forward_of(t5(p), tuple("mask" if kind == "bias" else kind for kind in kinds)) == []
+    assert backward_of(t5(p, read="grad_biased_scores"), kinds) == []
+    frozen = attention_grad(kinds, frozen=True)
+    assert list(matching.attention_grad(t5(p), frozen)) == []
+    without = [o for o in t5(p).operators if o.kind != "bias_grad"]
+    left = tuple(name for name in t5(p).outputs if name != "grad_position_bias")
+    constant = replace(t5(p), operators=tuple(without), outputs=left)
+    ((_, (_, made), _),) = matching.attention_grad(constant, frozen)
+    assert made == ("grad_query", "grad_key", "grad_value")
 
 
 def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:

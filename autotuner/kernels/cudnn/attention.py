@@ -17,7 +17,7 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import back, causal, factor, forward_operands
+from autotuner.kernels.torch.attention import causal, factor, forward_operands, forward_output, rows_first
 
 Run = Callable[[], Any]
 
@@ -56,10 +56,10 @@ class Wanted:
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T), dropped or not, times value; the log-sum-exp, and the seed of the mask."""
     subgraph = call.subgraph
-    (query, key, value), returned = forward_operands(subgraph, inputs)
-    operands = {"q": query, "k": key, "v": value, "o": outputs[0].permute(back(returned))}
+    query, key, value = forward_operands(subgraph, inputs)
+    operands = {"q": query, "k": key, "v": value, "o": forward_output(subgraph, outputs[0])}
     if len(outputs) > 1:
-        operands["stats"] = outputs[1].unsqueeze(-1)
+        operands["stats"] = outputs[1].view(*query.shape[:3], 1)
     seed = outputs[2] if len(outputs) > 2 else None
     return _launched(subgraph, operands, seed, backward=False, draws=seed is not None)
 
@@ -67,9 +67,9 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Gradients of query, key and value; the boundary is that of `attention_flash.backward`."""
     names = ("dO", "q", "k", "v", "o")
-    operands = {name: tensor.permute(0, 2, 1, 3) for name, tensor in zip(names, inputs[:5], strict=True)}
-    operands["stats"] = inputs[5].unsqueeze(-1)
-    operands |= {name: t.permute(0, 2, 1, 3) for name, t in zip(("dQ", "dK", "dV"), outputs, strict=True)}
+    operands = {name: rows_first(tensor) for name, tensor in zip(names, inputs[:5], strict=True)}
+    operands["stats"] = inputs[5].view(*operands["q"].shape[:3], 1)
+    operands |= {name: rows_first(tensor) for name, tensor in zip(("dQ", "dK", "dV"), outputs, strict=True)}
     return _launched(call.subgraph, operands, inputs[6] if len(inputs) > 6 else None, backward=True, draws=False)
 
 

@@ -1,12 +1,13 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import floor
 
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
+from autotuner.kernels.heads import context_axes, score_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
@@ -22,28 +23,50 @@ _MASKS = "autotuner.kernels.torch.attention_masks"
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
 MASKED_FORWARD = ("contraction", "scale", "mask", "softmax", "contraction")
+BIASED_FORWARD = ("contraction", "scale", "bias", "softmax", "contraction")
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
+GRADIENTS = {"scale": "scale", "dropout": "dropout", "bias": "bias_grad"}
+"""Backward kinds of what may stand between the two contractions, beside the softmax; masks have none."""
 
 
-def attention_grad(kinds: tuple[str, ...]) -> AttentionGrad:
-    """Return the pattern of the backward of attention of some kinds."""
-    return AttentionGrad((*BACKWARD, *("dropout" for kind in kinds if kind == "dropout")), kinds)
+def attention_grad(kinds: tuple[str, ...], *, frozen: bool = False) -> AttentionGrad:
+    """Return the pattern of the backward of attention of some kinds; a bias that is frozen gets no gradient."""
+    always = tuple(kind for kind in BACKWARD if kind != "scale")
+    other = (GRADIENTS[kind] for kind in kinds if kind in GRADIENTS and not (frozen and kind == "bias"))
+    return AttentionGrad((*always, *other), kinds)
+
+
+def attention_grads(forwards: Iterable[tuple[str, ...]]) -> tuple[AttentionGrad, ...]:
+    """Return the patterns of the backward of all these."""
+    found = (attention_grad(kinds, frozen=frozen) for kinds in forwards for frozen in (False, True))
+    return tuple(dict.fromkeys(found))
+
+
+def variants(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return kinds of attention with a scale and without, with dropped weights and without."""
+    return tuple(
+        (*(kind for kind in kinds[:-1] if scaled or kind != "scale"), *drop, kinds[-1])
+        for scaled in (True, False)
+        for kinds in forwards
+        for drop in ((), DROPPING)
+    )
 
 
 LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
 """The storage format in which a kernel, or its backward, has the mask of dropped weights."""
 GENERATOR_STATES.update(flash=2, cudnn=1, efficient=2)
 
+ADDED = ("mask", "bias")
+"""Kinds that add something to the scores."""
 ADDS = ("cuda_efficient_attention",)
-"""Kernels that also add a mask to the scores; backward reads it again."""
+"""Kernels that also add a mask or a bias to the scores; backward reads it again."""
 
 
 def _library_kinds(name: str) -> tuple[tuple[str, ...], ...]:
     """Return the kinds of each attention that a CUDA library's kernel computes."""
-    forwards = (FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD] if name in ADDS else ()))
-    return tuple((*kinds[:-1], *drop, kinds[-1]) for kinds in forwards for drop in ((), DROPPING))
+    return variants(FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD, BIASED_FORWARD] if name in ADDS else ()))
 
 
 MOST_FEATURES = 128
@@ -76,23 +99,40 @@ def _single(number: float) -> float:
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-def attention_letters(subgraph: Subgraph) -> str:
-    """Return the axes of a head-wise operand in the order that the library wants: batch, heads, rows, features."""
-    query, key, scores = operand_letters(subgraph.nodes[0])
-    batch = [letter for letter in query if letter in key and letter in scores]
-    rows = next(letter for letter in query if letter not in key)
-    features = next(letter for letter in query if letter not in scores)
-    return "".join((*batch, rows, features))
-
-
 def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate what a library's attention reads as it lies: query, key and value with rows or heads first.
 
-    What it writes, and what backward reads of that, is as declared: batch, rows, heads, features.
+    What is added to the scores has its keys last, or is as declared. What attention writes, and what backward reads of
+    that, is as declared: batch, rows, heads, features.
     """
     projected = subgraph.inputs[1:4] if backward_of(subgraph) else subgraph.inputs[:3]
-    for layout in ("abcd", "acbd"):
-        yield tuple(layout if n in projected else subgraph.tensors[n].axes for n in subgraph.boundary)
+    rows_first = operand_letters(subgraph.nodes[0])[0][1] == score_axes(subgraph).rows
+    for order in _orders_of_added(subgraph):
+        for turned in (False, True):
+            yield tuple(
+                _turned(subgraph.tensors[number].axes, rows_first=rows_first) if turned and number in projected
+                else order.get(number, subgraph.tensors[number].axes)
+                for number in subgraph.boundary
+            )  # fmt: skip
+
+
+def _turned(axes: str, *, rows_first: bool) -> str:
+    """Return the axes of an operand that is declared with rows first, heads first; or the other way round."""
+    batch, between, features = axes[0], axes[1:-1], axes[-1]
+    turned = [*between[1:], between[0]] if rows_first else [between[-1], *between[:-1]]
+    return "".join((batch, *turned, features))
+
+
+def _orders_of_added(subgraph: Subgraph) -> list[dict[int, str]]:
+    """Return the orders of what is added to the scores, and of its gradient: as the scores lie, and as declared."""
+    number, places = added_mask(subgraph)
+    if number is None:
+        return [{}]
+    declared = subgraph.tensors[number].axes
+    along = "".join(declared[place] for place in places if place is not None)
+    slopes = (n for node in subgraph.nodes if node.kind == "bias_grad" for n in node.outputs)
+    alike = (number, *slopes)
+    return [dict.fromkeys(alike, order) for order in dict.fromkeys((along, declared))]
 
 
 def library_layouts(storage: str) -> Callable[[Subgraph], Iterator[tuple[str, ...]]]:
@@ -157,6 +197,8 @@ def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
     step = VECTOR_ELEMENTS[query.dtype]
     if query.extents[-1] % step:
         return f"it takes heads of a multiple of {step} features in {query.dtype}; these have {query.extents[-1]}"
+    if score_axes(subgraph).group:
+        return "it takes as many heads of keys as of queries"
     forms = forms_by_number(subgraph, candidate)
     if backward_of(subgraph):
         out = subgraph.inputs[4]
@@ -178,18 +220,16 @@ def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def added_mask(subgraph: Subgraph) -> tuple[int | None, tuple[int | None, ...]]:
-    """Return the number of the mask that attention adds, and its axis along batch, heads, rows and keys of the scores.
+    """Return the number of the mask or bias that attention adds, and its axis along each of the scores': batch, heads
+    (one axis, or two), rows and keys.
 
     None stands for no mask, and for an axis that it does not have.
     """
-    node = next((node for node in subgraph.nodes if node.kind == "mask"), None)
+    node = next((node for node in subgraph.nodes if node.kind in ADDED), None)
     if node is None:
         return None, ()
-    scores = operand_letters(subgraph.nodes[0])[2]
-    known = attention_letters(subgraph)[:-1]
-    wanted = known + next(letter for letter in scores if letter not in known)
     whole, own = operand_letters(node)[:2]
-    places = (own.find(whole[scores.index(letter)]) for letter in wanted)
+    places = (own.find(letter) for letter in whole)
     return node.inputs[1], tuple(None if place < 0 else place for place in places)
 
 
@@ -201,17 +241,35 @@ def backward_of(subgraph: Subgraph) -> bool:
 def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why a library's attention would copy an operand, or None if it takes all as they lie."""
     forms = forms_by_number(subgraph, candidate)
-    for node in subgraph.nodes:
-        for number in node.inputs:
-            if number in forms and len(subgraph.tensors[number].axes) == 4 and not forms[number].is_flat:
-                tensor = subgraph.tensors[number]
-                strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
-                if strides[-1] != 1:
-                    return f"the library copies tensor {number}: features are not contiguous in {forms[number]}"
+    for number, heads, features in _heads_and_features(subgraph):
+        if number not in forms:
+            continue
+        tensor = subgraph.tensors[number]
+        strides, _, _ = forms[number].placed(tensor.axes, tensor.extents)
+        if strides[features] != 1:
+            return f"the library copies tensor {number}: features are not contiguous in {forms[number]}"
+        if len(heads) > 1 and strides[heads[0]] != strides[heads[1]] * tensor.extents[heads[1]]:
+            return f"heads of tensor {number} do not act as one axis in {forms[number]}"
     gradient = subgraph.inputs[0]
     if backward_of(subgraph) and str(forms[gradient]) != subgraph.tensors[gradient].axes:
         return f"the library copies its output's gradient: it lies as {forms[gradient]}, not as it is declared"
     return None
+
+
+def _heads_and_features(subgraph: Subgraph) -> Iterator[tuple[int, list[int], int]]:
+    """Yield query, key, value and output, in backward the output's gradient too: number, and where it has its heads and
+    its features."""
+    if backward_of(subgraph):  # each is declared as batch, rows, heads, features
+        for number in subgraph.inputs[:5]:
+            last = len(subgraph.tensors[number].axes) - 1
+            yield number, list(range(2, last)), last
+        return
+    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
+    first, second = score_axes(subgraph), context_axes(context)
+    numbers = (*scores.inputs, context.inputs[1], *context.outputs)
+    letters = (*operand_letters(scores)[:2], *operand_letters(context)[1:])
+    for number, own, axes in zip(numbers, letters, (first, first, second, second), strict=True):
+        yield number, [own.index(letter) for letter in axes.heads if letter in own], own.index(axes.features)
 
 
 def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -243,7 +301,7 @@ for _name, _kinds in (("torch_flash_attention", FORWARD), ("torch_flash_attentio
     )  # fmt: skip
 for _name, _storage in LIBRARY.items():
     _forwards = tuple(Attention(kinds) for kinds in _library_kinds(_name))
-    _backwards = tuple(attention_grad(kinds) for kinds in _library_kinds(_name))
+    _backwards = attention_grads(_library_kinds(_name))
     for _suffix, _partner, _function, _consistent, _patterns in (
         ("", "_grad", "forward", "", _forwards),
         ("_grad", "", "backward", f"{_MASKS}:fill_in_{_storage}", _backwards),

@@ -3,22 +3,23 @@
 from math import log2, prod
 
 from autotuner.ir.records import Candidate, Subgraph
-from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents, operand_letters
+from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents
+from autotuner.kernels.heads import score_axes
 from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
+    BIASED_FORWARD,
     CAUSAL_FORWARD,
-    DROPPING,
     FORWARD,
     MASKED_FORWARD,
     added_mask,
-    attention_grad,
-    attention_letters,
+    attention_grads,
     backward_of,
     dropped_share,
     features_scattered,
     library_layouts,
     query_of,
+    variants,
 )
 from autotuner.kernels.rules.elementwise import dropout_masks
 
@@ -33,6 +34,8 @@ TILES = (16, 32, 64, 128, 256)
 MOST_WORDS = (1 << 31) - 1
 MOST_HEADS = (1 << 16) - 1
 """Of a batch, along one axis of a grid."""
+MOST_ADDED = (1 << 31) - 1
+"""Elements of what is added to the scores."""
 WORD_TILES = (64, 128)
 """Keys of a tile whose bits are read."""
 
@@ -70,16 +73,16 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
         return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
     if query.extents[-1] not in FEATURES:
         return f"it takes heads of {', '.join(map(str, FEATURES))} features; these have {query.extents[-1]}"
-    extents = letter_extents(subgraph, subgraph.nodes[0])
-    heads = prod(extents[letter] for letter in attention_letters(subgraph)[:2])
+    extents, axes = letter_extents(subgraph, subgraph.nodes[0]), score_axes(subgraph)
+    heads = prod(extents[letter] for letter in axes.batch + axes.heads)
     if heads > MOST_HEADS:
         return f"it launches at most {MOST_HEADS:,} heads over a whole batch; these are {heads:,}"
-    factor = next(float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale")
+    factor = next((float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale"), 1.0)
     if factor <= 0:
         return f"it takes a positive factor of the scores; this one is {factor:g}"
     return (
         _not_by_words(subgraph, candidate)
-        or _not_over_keys(subgraph)
+        or _not_added(subgraph, candidate)
         or _not_these_tiles(subgraph, candidate)
         or features_scattered(subgraph, candidate)
     )
@@ -103,17 +106,29 @@ def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
     p = dropped_share(subgraph)
     if not 0 < kept_levels(p) < LEVELS:
         return f"it keeps whole {LEVELS}ths of the weights: none or all of them where p is {p:g}"
-    scores, known = operand_letters(subgraph.nodes[0])[2], attention_letters(subgraph)
-    return None if scores[:3] == known[:3] else "its mask is of batch, heads, rows and columns, in this order"
+    return None
 
 
-def _not_over_keys(subgraph: Subgraph) -> str | None:
-    """Say that a mask which is added to the scores has other axes than batch and keys; None if it has not."""
+def _not_added(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why it does not add this mask or bias to the scores, or None if it does, or there is none."""
     number, places = added_mask(subgraph)
     if number is None:
         return None
-    _, heads, rows, _ = places
-    return None if heads is None and rows is None else "it adds a mask over keys, one for each batch entry"
+    _, *heads, rows, keys = places
+    if keys is None:
+        return "it adds what has an axis of keys"
+    if len({place is None for place in heads}) > 1:
+        return "it adds what each head has of its own, or all heads together"
+    tensor, form = subgraph.tensors[number], forms_by_number(subgraph, candidate)[number]
+    if prod(tensor.extents) > MOST_ADDED:
+        return f"it adds at most {MOST_ADDED:,} elements to the scores; these are {prod(tensor.extents):,}"
+    strides, _, _ = form.placed(tensor.axes, tensor.extents)
+    own = [(strides[place], tensor.extents[place]) for place in heads if place is not None]
+    if len(own) > 1 and own[0][0] != own[1][0] * own[1][1]:
+        return f"heads of tensor {number} do not act as one axis in {form}"
+    if "bias_grad" in subgraph.kinds and rows is None:
+        return "it makes the gradient of a bias over rows and keys; this one has no axis of rows"
+    return None
 
 
 def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -136,14 +151,10 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
-_KINDS = tuple(
-    (*kinds[:-1], *drop, kinds[-1])
-    for kinds in (FORWARD, CAUSAL_FORWARD, MASKED_FORWARD)
-    for drop in ((), DROPPING)
-)  # fmt: skip
+_KINDS = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD)
 for _name, _partner, _function, _patterns in (
     ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),
-    ("triton_attention_grad", "triton_attention", "backward", tuple(attention_grad(kinds) for kinds in _KINDS)),
+    ("triton_attention_grad", "triton_attention", "backward", attention_grads(_KINDS)),
 ):
     KERNELS.add(
         Kernel(

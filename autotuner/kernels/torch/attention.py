@@ -4,30 +4,41 @@ It offers no out-variants; copying what it made into the given outputs is part o
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotuner.ir.records import Call, Node, Subgraph
+from autotuner.ir.records import LETTERS, Call, Subgraph
 from autotuner.kernels.geometry import operand_letters
-from autotuner.kernels.rules.attention import added_mask, attention_letters
+from autotuner.kernels.heads import context_axes, score_axes
+from autotuner.kernels.rules.attention import added_mask
 
 aten = torch.ops.aten
 
 
-def turn(letters: str, node: Node, operand: int) -> list[int]:
-    """Return the permutation that brings an operand into (batch, heads, rows, features)."""
-    own = operand_letters(node)[operand]
-    wanted = [letter for letter in letters if letter in own]
-    if len(wanted) < len(own):  # keys and values have columns where queries have rows
-        wanted = [letter if letter in own else next(x for x in own if x not in letters) for letter in letters]
-    return [own.index(letter) for letter in wanted]
+def heads_first(tensor: Tensor, letters: str, wanted: str) -> Tensor:
+    """View an operand as batch, heads, rows and features; of heads that share a key, each is one of its own.
+
+    Args:
+        letters: of the operand's axes.
+        wanted: the same letters in the order batch, heads (one axis, or two), rows, features.
+    """
+    turned = tensor.permute([letters.index(letter) for letter in wanted])
+    batch, *heads, rows, features = turned.shape
+    return turned if len(heads) == 1 else turned.view(batch, prod(heads), rows, features)
+
+
+def rows_first(tensor: Tensor) -> Tensor:
+    """View an operand that is declared as batch, rows, heads, features as batch, heads, rows and features."""
+    letters = LETTERS[: tensor.dim()]
+    return heads_first(tensor, letters, f"{letters[0]}{letters[2:-1]}{letters[1]}{letters[-1]}")
 
 
 def factor(subgraph: Subgraph) -> float:
-    """Return what scores are multiplied with."""
-    return float(dict(next(node for node in subgraph.nodes if node.kind == "scale").attributes)["factor"])
+    """Return what scores are multiplied with; 1 where they are not."""
+    return next((float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale"), 1.0)
 
 
 def causal(subgraph: Subgraph) -> bool:
@@ -35,75 +46,90 @@ def causal(subgraph: Subgraph) -> bool:
     return "causal_mask" in subgraph.kinds
 
 
-def back(order: Sequence[int]) -> list[int]:
-    """Return the permutation that undoes one."""
-    return [list(order).index(axis) for axis in range(len(order))]
-
-
-def forward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """Return query, key and value as (batch, heads, rows, features), and the permutation that brings an output back."""
+def forward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return query, key and value as (batch, heads, rows, features)."""
     by_number = dict(zip(subgraph.inputs, inputs, strict=True))
     scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    letters, second = attention_letters(subgraph), value_letters(context)
-    turns = (turn(letters, scores, 0), turn(letters, scores, 1), turn(second, context, 1))
-    numbers = (*scores.inputs, context.inputs[1])
-    found = [by_number[number].permute(order) for number, order in zip(numbers, turns, strict=True)]
-    return found, back(turn(second, context, 2))
+    (query, key, _), (_, value, _) = operand_letters(scores), operand_letters(context)
+    first, second = score_axes(subgraph), context_axes(context)
+    return [
+        heads_first(by_number[scores.inputs[0]], query, first.query),
+        heads_first(by_number[scores.inputs[1]], key, first.key),
+        heads_first(by_number[context.inputs[1]], value, second.key),
+    ]
+
+
+def forward_output(subgraph: Subgraph, output: Tensor) -> Tensor:
+    """View attention's output as (batch, heads, rows, features)."""
+    context = subgraph.nodes[-1]
+    return heads_first(output, operand_letters(context)[2], context_axes(context).query)
 
 
 def added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
-    """Return what is added to the scores, or None: (batch, heads, rows, columns), stride 0 where the mask has no axis.
+    """Return what is added to the scores, or None: (batch, heads, rows, columns), stride 0 where it has no axis.
 
     Args:
         inputs: of attention, forward or backward.
         query: (batch, heads, rows, features).
-        key: (batch, heads, columns, features).
+        key: (batch, heads of keys, columns, features).
     """
     number, places = added_mask(subgraph)
     if number is None:
         return None
-    mask = inputs[subgraph.inputs.index(number)].permute([place for place in places if place is not None])
-    spread = mask[tuple(None if place is None else slice(None) for place in places)]
-    return spread.expand(*query.shape[:3], key.shape[2])
+    return _along_scores(inputs[subgraph.inputs.index(number)], places, query, key)
+
+
+def bias_gradient(subgraph: Subgraph, outputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
+    """Return where the gradient of a bias of the scores goes, as `added` returns the bias, or None."""
+    node = next((node for node in subgraph.nodes if node.kind == "bias_grad"), None)
+    if node is None:
+        return None
+    whole, own = operand_letters(node)
+    places = (own.find(letter) for letter in whole)
+    return _along_scores(
+        outputs[subgraph.outputs.index(node.outputs[0])], [None if p < 0 else p for p in places], query, key
+    )
+
+
+def _along_scores(tensor: Tensor, places: Sequence[int | None], query: Tensor, key: Tensor) -> Tensor:
+    """View a tensor along scores, with stride 0 where it has no axis."""
+    turned = tensor.permute([place for place in places if place is not None])
+    spread = turned[tuple(None if place is None else slice(None) for place in places)]
+    batch, heads, rows, _ = query.shape
+    shared = (heads,) if len(places) == len(query.shape) else (key.shape[1], heads // key.shape[1])
+    return spread.expand(batch, *shared, rows, key.shape[2]).view(batch, heads, rows, key.shape[2])
 
 
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """softmax(factor * query key^T) value, causal or not, and the log-sum-exp that backward needs."""
     subgraph = call.subgraph
-    (query, key, value), returned = forward_operands(subgraph, inputs)
+    query, key, value = forward_operands(subgraph, inputs)
+    into = forward_output(subgraph, outputs[0])
     scale, is_causal = factor(subgraph), causal(subgraph)
 
     def run() -> None:
         out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, is_causal=is_causal, scale=scale
         )
-        outputs[0].copy_(out.permute(returned))
+        into.copy_(out)
         if len(outputs) > 1:
-            outputs[1].copy_(log_sum_exp)
+            outputs[1].view(log_sum_exp.shape).copy_(log_sum_exp)
 
     return run
-
-
-def value_letters(context: Node) -> str:
-    """Return batch, heads, rows, features in the letters of the second contraction."""
-    weights, value, out = operand_letters(context)
-    batch = [letter for letter in weights if letter in value and letter in out]
-    rows = next(letter for letter in weights if letter not in value)
-    features = next(letter for letter in value if letter not in weights)
-    return "".join((*batch, rows, features))
 
 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside."""
     grad, query, key, value, out, log_sum_exp = _backward_operands(inputs)
     scale, is_causal = factor(call.subgraph), causal(call.subgraph)
+    into = [rows_first(tensor) for tensor in outputs]
 
     def run() -> None:
         made = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, query, key, value, out, log_sum_exp, 0.0, is_causal, scale=scale
         )
-        for target, gradient in zip(outputs, made, strict=True):
-            target.copy_(gradient.permute(0, 2, 1, 3))
+        for target, gradient in zip(into, made, strict=True):
+            target.copy_(gradient)
 
     return run
 
@@ -113,7 +139,8 @@ def _backward_operands(inputs: Sequence[Tensor]) -> list[Tensor]:
 
     The boundary's inputs are in that order, and each is declared as batch, rows, heads, features.
     """
-    return [*(tensor.permute(0, 2, 1, 3) for tensor in inputs[:5]), inputs[5]]
+    first = [rows_first(tensor) for tensor in inputs[:5]]
+    return [*first, inputs[5].view(first[0].shape[:3])]
 
 
 def fill_in_statistics(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import added, causal, factor, forward_operands
+from autotuner.kernels.torch.attention import (
+    added,
+    bias_gradient,
+    causal,
+    factor,
+    forward_operands,
+    forward_output,
+    rows_first,
+)
 
 Run = Callable[[], Any]
 aten = torch.ops.aten
@@ -31,7 +39,8 @@ LOG_SUM_EXP_ROWS = 32
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T + mask), dropped or not, times value; the log-sum-exp, and the state of the mask."""
     subgraph = call.subgraph
-    (query, key, value), returned = forward_operands(subgraph, inputs)
+    query, key, value = forward_operands(subgraph, inputs)
+    into = forward_output(subgraph, outputs[0])
     addend = added(subgraph, inputs, query, key)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     saves, rows = len(outputs) > 1, query.shape[2]
@@ -40,7 +49,7 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
         out, log_sum_exp, seed, offset = aten._scaled_dot_product_efficient_attention(
             query, key, value, addend, saves, dropped, is_causal, scale=scale
         )
-        outputs[0].copy_(out.permute(returned))
+        into.copy_(out)
         if saves:
             outputs[1].copy_(log_sum_exp[..., :rows])
         if len(outputs) > 2:
@@ -50,10 +59,12 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 
 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    """Gradients of query, key and value; the boundary is that of `attention_flash.backward`, and an added mask."""
+    """Gradients of query, key and value, and of a bias; the boundary is that of `attention_flash.backward`, and what
+    is added to the scores. The library's gradient of a bias is as large as the scores, and is summed behind it."""
     subgraph = call.subgraph
-    grad, query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[:5])
-    addend = added(subgraph, inputs, query, key)
+    grad, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
+    addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
+    into = [rows_first(tensor) for tensor in outputs[:3]]
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     state = inputs[6] if dropped else torch.zeros(2, dtype=torch.int64)
     missing = -query.shape[2] % LOG_SUM_EXP_ROWS
@@ -62,12 +73,24 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         padded = torch.nn.functional.pad(inputs[5], (0, missing), value=float("inf")) if missing else inputs[5]
         seed, offset = _readable(state)
         made = aten._scaled_dot_product_efficient_attention_backward(
-            grad, query, key, value, addend, out, padded, seed, offset, dropped, [True, True, True, False], is_causal,
-            scale=scale,
+            grad, query, key, value, addend, out, padded, seed, offset, dropped,
+            [True, True, True, into_bias is not None], is_causal, scale=scale,
         )  # fmt: skip
-        torch._foreach_copy_(list(outputs), [gradient.permute(0, 2, 1, 3) for gradient in made[:3]])
+        torch._foreach_copy_(into, list(made[:3]))
+        if into_bias is not None:
+            _sum_into(made[3], into_bias)
 
     return run
+
+
+def _sum_into(gradient: Tensor, into: Tensor) -> None:
+    """Write the sum along the axes that a bias does not have, where the view of its gradient has stride 0."""
+    summed = [axis for axis, stride in enumerate(into.stride()) if stride == 0]
+    first = into[tuple(slice(1) if axis in summed else slice(None) for axis in range(into.dim()))]
+    if summed:
+        torch.sum(gradient, summed, keepdim=True, out=first)
+    else:
+        first.copy_(gradient)
 
 
 def _keep(seed: Tensor, offset: Tensor, state: Tensor) -> None:

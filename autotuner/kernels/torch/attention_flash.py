@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import causal, factor, forward_operands
+from autotuner.kernels.torch.attention import causal, factor, forward_operands, forward_output, rows_first
 
 Run = Callable[[], Any]
 aten = torch.ops.aten
@@ -20,16 +20,17 @@ aten = torch.ops.aten
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T), dropped or not, times value; the log-sum-exp, and seed and offset of the mask."""
     subgraph = call.subgraph
-    (query, key, value), returned = forward_operands(subgraph, inputs)
+    query, key, value = forward_operands(subgraph, inputs)
+    into = forward_output(subgraph, outputs[0])
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
 
     def run() -> None:
         out, log_sum_exp, _, _, _, _, state, _, _ = aten._scaled_dot_product_flash_attention(
             query, key, value, dropped, is_causal, False, scale=scale
         )
-        outputs[0].copy_(out.permute(returned))
+        into.copy_(out)
         if len(outputs) > 1:
-            outputs[1].copy_(log_sum_exp)
+            outputs[1].view(log_sum_exp.shape).copy_(log_sum_exp)
         if len(outputs) > 2:
             outputs[2].copy_(state.view(torch.int64))
 
@@ -43,8 +44,9 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     log-sum-exp, and the state of the mask's generator where weights are dropped.
     """
     subgraph = call.subgraph
-    grad, query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[:5])
-    log_sum_exp = inputs[5]
+    grad, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
+    into = [rows_first(tensor) for tensor in outputs]
+    log_sum_exp = inputs[5].view(query.shape[:3])
     state = inputs[6] if len(inputs) > 6 else torch.zeros(2, dtype=torch.int64, device=grad.device)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     rows, columns, unused = query.shape[2], key.shape[2], state[:0]
@@ -54,6 +56,6 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
             grad, query, key, value, out, log_sum_exp, None, None, rows, columns, dropped, is_causal,
             state.view(torch.uint64), unused, scale=scale,
         )  # fmt: skip
-        torch._foreach_copy_(list(outputs), [gradient.permute(0, 2, 1, 3) for gradient in made])
+        torch._foreach_copy_(into, list(made))
 
     return run

@@ -16,7 +16,7 @@ from torch import Tensor
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Subgraph
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import added, causal, factor
+from autotuner.kernels.torch.attention import added, causal, factor, rows_first
 
 FEATURES = 64
 """Of a head with which masks are read; what is drawn does not depend on it."""
@@ -79,8 +79,9 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
         inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
             are dropped, and the one that is added to the scores where one is.
     """
-    query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[1:5])
-    scores = (query.float() @ key.float().transpose(-1, -2)) * factor(subgraph)
+    query, key, value, out = (rows_first(tensor) for tensor in inputs[1:5])
+    wide_key, wide_value = (each.float().repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
+    scores = (query.float() @ wide_key.transpose(-1, -2)) * factor(subgraph)
     addend = added(subgraph, inputs, query, key)
     if addend is not None:
         scores += addend
@@ -88,15 +89,16 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
         rows, columns = scores.shape[-2:]
         later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)
         scores.masked_fill_(later, float("-inf"))
-    inputs[5].copy_(scores.logsumexp(-1))
+    inputs[5].view(scores.shape[:3]).copy_(scores.logsumexp(-1))
     weights = scores.softmax(-1)
     share = dropped_share(subgraph)
     if share:
+        kept = inputs[6].view(scores.shape)
         if library is not None:
             state = library_seed(library, subgraph, subgraph.inputs[6]).to(query.device)
-            inputs[6].copy_(library_mask(library, state, tuple(inputs[6].shape), share))
-        weights = weights * inputs[6] / (1 - share)
-    out.copy_(weights @ value.float())
+            kept.copy_(library_mask(library, state, tuple(kept.shape), share))
+        weights = weights * kept / (1 - share)
+    out.copy_(weights @ wide_value)
 
 
 fill_in_bits = partial(_fill_in, None)

@@ -4,16 +4,25 @@ The mask of dropped weights is drawn from a seed of torch's generator, and left 
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.ir.records import Call, Subgraph
+from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.rules.attention_triton import WORD_BITS, kept_levels, params_of
-from autotuner.kernels.torch.attention import added, back, causal, factor, forward_operands
+from autotuner.kernels.torch.attention import (
+    added,
+    bias_gradient,
+    causal,
+    factor,
+    forward_operands,
+    forward_output,
+    rows_first,
+)
 
 Run = Callable[[], Any]
 
@@ -41,10 +50,10 @@ class Program:
 
 def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """softmax(factor * query key^T + mask), dropped or not, times value; the log-sum-exp, and the mask's bits."""
-    program, _, _ = _programs()
+    program = _programs()[0]
     subgraph, params = call.subgraph, params_of(call.candidate)
-    (query, key, value), returned = forward_operands(subgraph, inputs)
-    out = outputs[0].permute(back(returned))
+    query, key, value = forward_operands(subgraph, inputs)
+    out = forward_output(subgraph, outputs[0])
     batch, heads, rows, features = query.shape
     p = dropped_share(subgraph)
     seed = torch.empty(1, dtype=torch.int64, device=query.device)
@@ -52,18 +61,20 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     words = outputs[2].view(torch.int32) if len(outputs) > 2 else seed
     if p and len(outputs) < 3:  # nothing else reads the mask
         words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
-    addend, added_strides = _added(subgraph, inputs, query, key)
+    addend = added(subgraph, inputs, query, key)
     launch = Program(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
             query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend, seed,
-            *_strides(query, key, value, out), *added_strides, heads, rows, key.shape[2], factor(subgraph), 1 / (1 - p),
+            *_strides(query, key, value, out), *_steps(addend), heads, rows, key.shape[2], factor(subgraph),
+            1 / (1 - p),
         ),
         {
             "FEATURES": features, "ROWS": params["rows"], "COLUMNS": params["columns"],
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
-            "ADDS": addend is not None, "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
+            "GROUP": heads // key.shape[1], "ADDS": addend is not None, "OVER_ROWS": _over_rows(addend),
+            "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
             "PACKS": query.is_cuda, "num_warps": params["warps"], "num_stages": params["stages"],
         },
     )  # fmt: skip
@@ -77,20 +88,22 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 
 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    """Gradients of query, key and value; the boundary is that of `attention_flash.backward`, the mask as bits."""
-    _, of_queries, of_keys = _programs()
+    """Gradients of query, key and value, and of a bias; the boundary is that of `attention_flash.backward`, the mask as
+    bits, and what is added to the scores."""
+    _, of_queries, of_keys, of_bias = _programs()
     subgraph, params = call.subgraph, params_of(call.candidate)
-    gradient, query, key, value, out = (tensor.permute(0, 2, 1, 3) for tensor in inputs[:5])
-    into = [tensor.permute(0, 2, 1, 3) for tensor in outputs]
+    gradient, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
+    into = [rows_first(tensor) for tensor in outputs[:3]]
     batch, heads, rows, features = query.shape
-    columns = key.shape[2]
+    shared_heads, columns = key.shape[1:3]
     p = dropped_share(subgraph)
     statistics = torch.empty(batch * heads * rows * 2, dtype=torch.float32, device=query.device)
     words = inputs[6].view(torch.int32) if p else statistics
-    addend, added_strides = _added(subgraph, inputs, query, key)
-    last = (*added_strides, heads, rows, columns, factor(subgraph), 1 - p)
+    addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
+    last = (*_steps(addend), heads, rows, columns, factor(subgraph), 1 - p)
     mask = (words, statistics if addend is None else addend)
-    flags = {"FEATURES": features, "CAUSAL": causal(subgraph), "ADDS": addend is not None, "DROPS": p > 0}
+    flags = {"FEATURES": features, "GROUP": heads // shared_heads, "DROPS": p > 0}
+    adds = {"CAUSAL": causal(subgraph), "ADDS": addend is not None, "OVER_ROWS": _over_rows(addend)}
     tiles = {side: {"ROWS": params[f"{side}_rows"], "COLUMNS": params[f"{side}_columns"]} for side in ("query", "key")}
     options = {
         side: flags | tile | {
@@ -99,34 +112,50 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         }
         for side, tile in tiles.items()
     }  # fmt: skip
-    first = Program(
-        of_queries,
-        (-(-rows // tiles["query"]["ROWS"]), batch * heads),
-        (
-            query, key, value, out, gradient, into[0], inputs[5], statistics, *mask,
-            *_strides(query, key, value, out, gradient, into[0]), *last,
+    row_tiles, column_tiles = -(-rows // tiles["query"]["ROWS"]), -(-columns // tiles["key"]["COLUMNS"])
+    launches = [
+        Program(
+            of_queries,
+            (row_tiles, batch * heads),
+            (
+                query, key, value, out, gradient, into[0], inputs[5], statistics, *mask,
+                *_strides(query, key, value, out, gradient, into[0]), *last,
+            ),
+            options["query"] | adds,
         ),
-        options["query"],
-    )  # fmt: skip
-    second = Program(
-        of_keys,
-        (-(-columns // tiles["key"]["COLUMNS"]), batch * heads),
-        (
-            query, key, value, gradient, into[1], into[2], statistics, *mask,
-            *_strides(query, key, value, gradient, into[1], into[2]), *last,
+        Program(
+            of_keys,
+            (column_tiles, batch * shared_heads),
+            (
+                query, key, value, gradient, into[1], into[2], statistics, *mask,
+                *_strides(query, key, value, gradient, into[1], into[2]), *last,
+            ),
+            options["key"] | adds,
         ),
-        options["key"],
-    )  # fmt: skip
+    ]  # fmt: skip
+    if into_bias is not None:
+        alike = {"BATCHES": batch if _shared(into_bias, 0) else 1, "HEADS": heads if _shared(into_bias, 1) else 1}
+        launches.append(
+            Program(
+                of_bias,
+                (row_tiles * -(-columns // tiles["query"]["COLUMNS"]), batch * heads // prod(alike.values())),
+                (
+                    query, key, value, gradient, into_bias, statistics, *mask,
+                    *_strides(query, key, value, gradient), *into_bias.stride(), *last,
+                ),
+                options["query"] | alike,
+            )
+        )  # fmt: skip
 
     def run() -> None:
-        first()
-        second()
+        for launch in launches:
+            launch()
 
     return run
 
 
-def _programs() -> tuple[Any, Any, Any]:
-    """Import the programs: of forward, and of queries and of keys and values in backward.
+def _programs() -> tuple[Any, Any, Any, Any]:
+    """Import the programs: of forward, and of queries, of keys and values and of a bias in backward.
 
     Raises:
         KernelError: Triton is not installed.
@@ -135,7 +164,8 @@ def _programs() -> tuple[Any, Any, Any]:
         from autotuner.kernels.triton import attention_backward, attention_forward
     except ImportError as error:
         raise KernelError(f"attention's own programs need triton, which cannot be imported: {error}") from None
-    return attention_forward.forward, attention_backward.query_gradient, attention_backward.key_value_gradient
+    backward = attention_backward
+    return attention_forward.forward, backward.query_gradient, backward.key_value_gradient, backward.bias_gradient
 
 
 def _strides(*operands: Tensor) -> list[int]:
@@ -143,7 +173,16 @@ def _strides(*operands: Tensor) -> list[int]:
     return [stride for operand in operands for stride in operand.stride()[:3]]
 
 
-def _added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Tensor | None, list[int]]:
-    """Return what is added to the scores of a batch entry and a key, or None, and its strides along these."""
-    spread = added(subgraph, inputs, query, key)
-    return spread, [0, 0] if spread is None else [spread.stride(0), spread.stride(3)]
+def _steps(addend: Tensor | None) -> tuple[int, ...]:
+    """Return the strides of what is added to the scores, along these."""
+    return (0, 0, 0, 0) if addend is None else addend.stride()
+
+
+def _over_rows(addend: Tensor | None) -> bool:
+    """Tell whether what is added to the scores differs from row to row, or from head to head."""
+    return addend is not None and not (_shared(addend, 1) and _shared(addend, 2))
+
+
+def _shared(view: Tensor, axis: int) -> bool:
+    """Tell whether all that lies along an axis is one."""
+    return view.stride(axis) == 0

@@ -1,13 +1,14 @@
 """Attention's backward as two Triton programs (FlashAttention-2): of queries first, then of keys and values.
 
-The first also leaves for the second, per row, the log-sum-exp in base 2 and the sum of gradient times output. Neither
-adds to memory that another program writes, so results do not depend on the order in which programs run.
+The first also leaves for the second, per row, the log-sum-exp in base 2 and the sum of gradient times output. A third
+program makes the gradient of a bias of the scores. None adds to memory that another one writes, so results do not
+depend on the order in which programs run.
 """
 
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.attention_forward import hiding
+from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows
 from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
@@ -16,10 +17,10 @@ def query_gradient(
     query, key, value, out, gradient, into_query, log_sum_exp, statistics, words, added,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     out_batch, out_head, out_row, gradient_batch, gradient_head, gradient_row,
-    into_query_batch, into_query_head, into_query_row, added_batch, added_key,
+    into_query_batch, into_query_head, into_query_row, added_batch, added_head, added_row, added_key,
     heads, rows, columns, factor, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    ADDS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of its rows.
 
@@ -36,8 +37,9 @@ def query_gradient(
     ok = row < rows
     feature = tl.arange(0, FEATURES)
     query += batch * query_batch + head * query_head
-    key += batch * key_batch + head * key_head
-    value += batch * value_batch + head * value_head
+    key += batch * key_batch + head // GROUP * key_head
+    value += batch * value_batch + head // GROUP * value_head
+    added += batch * added_batch + head.to(tl.int64) * added_head
     out += batch * out_batch + head * out_head
     gradient += batch * gradient_batch + head * gradient_head
     into_query += batch * into_query_batch + head * into_query_head
@@ -66,8 +68,7 @@ def query_gradient(
         scores = tl.dot(queries, tl.trans(keys)) * in_base_2
         above = tl.dot(gradients, tl.trans(values))
         if ADDS:
-            addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
-            scores += hiding(addend)[None, :]
+            scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
         weights = tl.exp2(scores - exponents[:, None])
         if not EVEN:
             weights = tl.where((column < columns)[None, :], weights, 0.0)
@@ -90,40 +91,50 @@ def key_value_gradient(
     query, key, value, gradient, into_key, into_value, statistics, words, added,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, into_key_batch, into_key_head, into_key_row,
-    into_value_batch, into_value_head, into_value_row, added_batch, added_key,
+    into_value_batch, into_value_head, into_value_row, added_batch, added_head, added_row, added_key,
     heads, rows, columns, factor, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    ADDS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped."""
+    """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped.
+
+    Args:
+        heads: of queries.
+        GROUP: of these share a key; the gradients are sums over them.
+    """
     LOG2_E: tl.constexpr = 1.4426950408889634
-    head_of_all = tl.program_id(1)
-    batch, head = (head_of_all // heads).to(tl.int64), head_of_all % heads
+    shared_heads = heads // GROUP
+    batch, shared = (tl.program_id(1) // shared_heads).to(tl.int64), tl.program_id(1) % shared_heads
     tile = tl.program_id(0) * COLUMNS
     column = tile + tl.arange(0, COLUMNS)
     inside = column < columns
     feature = tl.arange(0, FEATURES)
-    query += batch * query_batch + head * query_head
-    key += batch * key_batch + head * key_head
-    value += batch * value_batch + head * value_head
-    gradient += batch * gradient_batch + head * gradient_head
-    into_key += batch * into_key_batch + head * into_key_head
-    into_value += batch * into_value_batch + head * into_value_head
+    query += batch * query_batch
+    key += batch * key_batch + shared * key_head
+    value += batch * value_batch + shared * value_head
+    gradient += batch * gradient_batch
+    into_key += batch * into_key_batch + shared * into_key_head
+    into_value += batch * into_value_batch + shared * into_value_head
+    added += batch * added_batch
     words_per_row = columns // 32
     keys = tl.load(key + column[:, None] * key_row + feature[None, :], mask=inside[:, None], other=0.0)
     values = tl.load(value + column[:, None] * value_row + feature[None, :], mask=inside[:, None], other=0.0)
     in_base_2 = factor * LOG2_E
-    if ADDS:
-        addend = tl.load(added + batch * added_batch + column * added_key, mask=inside, other=0.0)
-        addend = hiding(addend)
+    if ADDS and not OVER_ROWS:
+        addend = added_along_columns(added, column, column, 0, added_key, rows, columns, EVEN, False)
     key_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
     value_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
     begin = tile // ROWS * ROWS if CAUSAL else 0
-    for first in range(begin, rows, ROWS):
+    steps = tl.cdiv(rows - begin, ROWS)
+    for step in range(steps * GROUP):
+        member = step // steps if GROUP > 1 else 0
+        first = begin + (step - member * steps) * ROWS
+        head = shared * GROUP + member
+        head_of_all = tl.program_id(1) * GROUP + member
         row = first + tl.arange(0, ROWS)
         ok = row < rows
-        query_at = query + row[:, None] * query_row + feature[None, :]
-        gradient_at = gradient + row[:, None] * gradient_row + feature[None, :]
+        query_at = query + head * query_head + row[:, None] * query_row + feature[None, :]
+        gradient_at = gradient + head * gradient_head + row[:, None] * gradient_row + feature[None, :]
         place = statistics + 2 * (head_of_all * rows + row)[:, None] + tl.arange(0, 2)[None, :]
         if EVEN:
             queries, gradients, both = tl.load(query_at), tl.load(gradient_at), tl.load(place)
@@ -133,8 +144,11 @@ def key_value_gradient(
             both = tl.load(place, mask=ok[:, None], other=0.0)
         exponents, mean = tl.split(both)
         scores = tl.dot(keys, tl.trans(queries)) * in_base_2
+        if OVER_ROWS:
+            own = added + head.to(tl.int64) * added_head
+            addend = added_along_columns(own, row, column, added_row, added_key, rows, columns, EVEN, True)
         if ADDS:
-            scores += addend[:, None]
+            scores += addend
         weights = tl.exp2(scores - exponents[None, :])
         if not EVEN:
             weights = tl.where(ok[None, :], weights, 0.0)
@@ -160,3 +174,71 @@ def key_value_gradient(
         into_value + column[:, None] * into_value_row + feature[None, :],
         value_sums.to(into_value.dtype.element_ty), mask=inside[:, None],
     )  # fmt: skip
+
+
+@triton.jit
+def bias_gradient(
+    query, key, value, gradient, into, statistics, words, added,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    gradient_batch, gradient_head, gradient_row, into_batch, into_head, into_row, into_column,
+    added_batch, added_head, added_row, added_key,
+    heads, rows, columns, factor, kept,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+    GROUP: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of a bias of the scores, for a tile of rows and keys: of the scores, summed over what shares the bias.
+
+    Args:
+        into: the gradient, by batch entry, head, row and key.
+        BATCHES: entries of the batch that share a bias: 1, or all of them.
+        HEADS: heads that share a bias: 1, or all of them.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    own_heads = heads // HEADS
+    of_batch, of_head = (tl.program_id(1) // own_heads).to(tl.int64), (tl.program_id(1) % own_heads).to(tl.int64)
+    tiles = tl.cdiv(columns, COLUMNS)
+    tile, first = tl.program_id(0) // tiles * ROWS, tl.program_id(0) % tiles * COLUMNS
+    row, column = tile + tl.arange(0, ROWS), first + tl.arange(0, COLUMNS)
+    ok, inside = row < rows, column < columns
+    feature = tl.arange(0, FEATURES)
+    words_per_row = columns // 32
+    in_base_2 = factor * LOG2_E
+    added += of_batch * added_batch + of_head * added_head
+    addend = added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, True)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for step in range(BATCHES * HEADS):
+        batch, head = of_batch + step // HEADS, of_head + step % HEADS
+        query_at = query + batch * query_batch + head * query_head + row[:, None] * query_row + feature[None, :]
+        gradient_at = (
+            gradient + batch * gradient_batch + head * gradient_head + row[:, None] * gradient_row + feature[None, :]
+        )
+        key_at = key + batch * key_batch + head // GROUP * key_head + column[:, None] * key_row + feature[None, :]
+        value_at = (
+            value + batch * value_batch + head // GROUP * value_head + column[:, None] * value_row + feature[None, :]
+        )
+        head_of_all = (batch * heads + head).to(tl.int32)
+        place = statistics + 2 * (head_of_all * rows + row)
+        if EVEN:
+            queries, gradients, keys, values = (
+                tl.load(query_at),
+                tl.load(gradient_at),
+                tl.load(key_at),
+                tl.load(value_at),
+            )
+            exponents, mean = tl.load(place), tl.load(place + 1)
+        else:
+            queries = tl.load(query_at, mask=ok[:, None], other=0.0)
+            gradients = tl.load(gradient_at, mask=ok[:, None], other=0.0)
+            keys = tl.load(key_at, mask=inside[:, None], other=0.0)
+            values = tl.load(value_at, mask=inside[:, None], other=0.0)
+            exponents, mean = tl.load(place, mask=ok, other=0.0), tl.load(place + 1, mask=ok, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys)) * in_base_2 + addend
+        above = tl.dot(gradients, tl.trans(values))
+        weights = tl.exp2(scores - exponents[:, None])
+        if DROPS:
+            row_starts = (head_of_all * rows + row) * words_per_row
+            spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)
+            above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
+        sums += weights * (above - mean[:, None])
+    at = into + of_batch * into_batch + of_head * into_head + row[:, None] * into_row + column[None, :] * into_column
+    tl.store(at, (sums / kept).to(into.dtype.element_ty), mask=ok[:, None] & inside[None, :])

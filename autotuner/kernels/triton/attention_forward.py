@@ -25,23 +25,59 @@ def hiding(addend):
 
 
 @triton.jit
+def added_along_rows(
+    added, row, column, added_row, added_key, rows, columns, EVEN: tl.constexpr, OVER_ROWS: tl.constexpr
+):
+    """Return what is added to scores in base 2, of a tile: (rows, columns), or (1, columns) where all rows agree."""
+    if OVER_ROWS:
+        at = added + row[:, None] * added_row + column[None, :] * added_key
+        if EVEN:
+            addend = tl.load(at)
+        else:
+            addend = tl.load(at, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
+    else:
+        addend = tl.load(added + column * added_key, mask=column < columns, other=0.0)[None, :]
+    return hiding(addend)
+
+
+@triton.jit
+def added_along_columns(
+    added, row, column, added_row, added_key, rows, columns, EVEN: tl.constexpr, OVER_ROWS: tl.constexpr
+):
+    """Return the same of a tile (columns, rows), or (columns, 1)."""
+    if OVER_ROWS:
+        at = added + column[:, None] * added_key + row[None, :] * added_row
+        if EVEN:
+            addend = tl.load(at)
+        else:
+            addend = tl.load(at, mask=(column < columns)[:, None] & (row < rows)[None, :], other=0.0)
+    else:
+        addend = tl.load(added + column * added_key, mask=column < columns, other=0.0)[:, None]
+    return hiding(addend)
+
+
+@triton.jit
 def forward(
     query, key, value, out, log_sum_exp, words, added, seed,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
-    out_batch, out_head, out_row, added_batch, added_key,
+    out_batch, out_head, out_row, added_batch, added_head, added_row, added_key,
     heads, rows, columns, factor, kept_inverse,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    ADDS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
+    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr,
+    KEPT: tl.constexpr, PACKS: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T + added), dropped by bits, times value.
 
     Args:
         query: with key, value and out: of a batch entry, a head and a row by their strides; features are contiguous.
         words: of the mask, drawn and written here.
-        added: to the scores, by batch entry and key.
+        added: to the scores, by batch entry, head, row and key; stride 0 where it has no such axis.
+        heads: of queries.
         kept_inverse: what weights that are kept are multiplied with.
         ROWS: of a tile; COLUMNS: keys of a tile.
         EVEN: tiles divide rows and columns.
+        GROUP: heads of queries that share a key.
+        OVER_ROWS: what is added differs from row to row, or from head to head.
         KEPT: so many 65536ths of the weights are kept.
         PACKS: two weights are dropped at once, by PTX.
     """
@@ -53,9 +89,10 @@ def forward(
     ok = row < rows
     feature = tl.arange(0, FEATURES)
     query += batch * query_batch + head * query_head
-    key += batch * key_batch + head * key_head
-    value += batch * value_batch + head * value_head
+    key += batch * key_batch + head // GROUP * key_head
+    value += batch * value_batch + head // GROUP * value_head
     out += batch * out_batch + head * out_head
+    added += batch * added_batch + head.to(tl.int64) * added_head
     words_per_row = columns // 32
     row_starts = (head_of_all * rows + row) * words_per_row
     if DROPS:
@@ -84,8 +121,8 @@ def forward(
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
         scores = tl.dot(queries, keys)
         if ADDS:
-            addend = tl.load(added + batch * added_batch + column * added_key, mask=column < columns, other=0.0)
-            scores = scores * in_base_2 + hiding(addend)[None, :]
+            addend = added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
+            scores = scores * in_base_2 + addend
         if not EVEN:
             scores = tl.where((column < columns)[None, :], scores, float("-inf"))
         if CAUSAL:
