@@ -29,7 +29,6 @@ log = logging.getLogger("autotuner.backend")
 
 OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
-AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def rewrite(
     in_place: bool = False,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
-    captured = capture(module, example_inputs)
+    captured = capture(module)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
         COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=_held(example_inputs)))
@@ -190,12 +189,8 @@ def rewrite(
     return [tuned for region, tuned in made.items() if region in placed]
 
 
-def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured | str:
+def capture(module: fx.GraphModule) -> Captured | str:
     """Return a graph with its regions, or why it has none."""
-    device_type = _device_type(example_inputs)
-    casts = any(getattr(node.target, "__name__", "") in AUTOCAST for node in module.graph.nodes)
-    if casts or torch.is_autocast_enabled(device_type):
-        return "autocast is on, and configurations are for one dtype: convert the model, model.to(torch.bfloat16)"
     try:
         return Captured(module.graph)
     except UnknownError as error:
@@ -204,11 +199,12 @@ def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured |
 
 def _writer(tuned: TunedRegion, region: Region) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
-        dtype = getattr(torch, region.model.dtype)
+        tensors = region.model.graph().tensors
         given = [
-            graph.call_function(additive, (node, dtype)) if source.tensor.dtype == "bool" else node
-            for node, source in zip(inputs, region.sources, strict=False)  # those of parameters come behind
-        ]
+            graph.call_function(additive, (node, getattr(torch, tensors[port.name].dtype)))
+            if source.tensor.dtype == "bool" else node
+            for node, port, source in zip(inputs, region.inputs, region.sources, strict=False)  # parameters come behind
+        ]  # fmt: skip
         made = graph.call_function(tuned.operator, tuned.arguments(given, parameters))
         outputs = graph.call_function(operator.getitem, (made, 0))
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
