@@ -81,8 +81,8 @@ def compile_graph(
         options: "database", path or URL, or "server", URL of a service or a client: where configurations are known
             (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
             "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
-            "capture": "step" where the caller captures whole steps, and regions are to read their inputs in place
-            there; "inductor": Inductor's own options.
+            "capture": "step" where the caller captures whole steps: regions make no graphs of their own then, and read
+            their inputs in place; "inductor": Inductor's own options.
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -93,7 +93,8 @@ def compile_graph(
     knowledge = _knowledge(given)
     regions = rewrite(
         module, example_inputs, knowledge,
-        graphs=bool(given.get("graphs", True)), in_place=given.get("capture") == "step",
+        graphs=bool(given.get("graphs", True)) and given.get("capture") is None,
+        in_place=given.get("capture") == "step",
     )  # fmt: skip
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:

@@ -66,18 +66,17 @@ def training_step(
     if example_inputs is not None:
         tune_function(objective, example_inputs, device.type, database, watch, tuning)
 
-    def compiled(graphs: bool) -> Loss:
+    def compiled(whole: bool) -> Loss:
         if is_compiled:
             return objective
-        made: Loss = torch.compile(
-            objective, backend=compile_graph, options={**options, "graphs": graphs}, dynamic=False
-        )
+        given = {**options, "capture": "step"} if whole else options
+        made: Loss = torch.compile(objective, backend=compile_graph, options=given, dynamic=False)
         return made
 
     captures = capture and has_graphs(device.type)
     return WholeStep(
-        model, optimizer, compiled(not captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
-        max_graphs=max_graphs, uncaptured=lambda: compiled(True),
+        model, optimizer, compiled(captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
+        max_graphs=max_graphs, uncaptured=lambda: compiled(False),
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Ports
-from autotuner.runtime.cuda import Switch
+from autotuner.runtime.cuda import Cuda, Switch
 from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
 
 IDLE_WORKSPACES = 2
@@ -15,7 +16,8 @@ IDLE_WORKSPACES = 2
 class Pool:
     """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over.
 
-    Those that a caller's graph writes to are kept, and not taken again.
+    A forward that a caller captures gets a new workspace. What that one allocates belongs to the memory of the caller's
+    graph, and is there for as long as the graph is, whatever becomes of the workspace. It is kept, and not taken again.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Pool:
         graphs: Switch | None = None,
     ) -> None:
         self._arguments = (plan, ports, parameters, device, graphs)
+        self._cuda = Cuda(device) if has_graphs(device.type) else None
         self._read = (device, parameters.apart, parameters.moving)
         self._where = None if parameters.moving else [where(tensor) for tensor in parameters.current]
         self._idle: list[Workspace] = []
@@ -42,11 +45,19 @@ class Pool:
     def take(self) -> Workspace:
         for workspace in self._in_capture:
             workspace.tidy()
-        try:
+        if self._is_captured():
+            self._idle = [workspace for workspace in self._idle if workspace.has_graphs]
+        elif self._idle:
             return self._idle.pop()
-        except IndexError:
-            self.made += 1
-            return Workspace(*self._arguments)
+        self.made += 1
+        return Workspace(*self._arguments)
+
+    def _is_captured(self) -> bool:
+        cuda = self._cuda
+        if cuda is None:
+            return False
+        with cuda.guard():
+            return cuda.is_capturing()
 
     def give_back(self, workspace: Workspace) -> None:
         if workspace.in_capture:

@@ -112,6 +112,12 @@ class Workspace:
         self._consumed = True
         self.skips_kernels = False  # for timing what a step costs beside them
 
+    @property
+    def has_graphs(self) -> bool:
+        """True where its calls have become CUDA graphs, which must not be destroyed while something is captured."""
+        sets = (*self._sets["forward"], *self._sets["backward"], *self._spare.values())
+        return any(sequence.graphs for made in sets for sequence in made.sequences)
+
     def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = (), in_place: bool = False) -> list[Tensor]:
         """Run forward on inputs, in the order of the ports; None stands for zeros.
 
@@ -474,6 +480,11 @@ class OutputSet:
         """Say whether nobody outside holds a storage of this set: its use count is what it was when it was made."""
         count = torch._C._storage_Use_Count
         return all(count(storage) == holders for storage, holders in self._holders)
+
+    @property
+    def sequences(self) -> list[CallSequence]:
+        """The calls of the phase, and those of each choice of gradients."""
+        return [self.sequence, *self._chosen.values()]
 
     def _over_streams(self, calls: Mapping[int, Run]) -> Iterable[Run]:
         """Return what runs calls of this phase's steps, by number: on CUDA with the plan's branches."""

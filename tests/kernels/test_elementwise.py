@@ -211,6 +211,13 @@ def test_a_sum_of_16_bits_over_scattered_axes_is_refused(dtype: str) -> None:
     )
 
 
+@pytest.mark.parametrize("forms", [("abc", "abc"), ("cab", "abc"), ("abc", "bca")])
+def test_a_bias_gradient_that_sums_nothing_is_a_copy(forms: tuple[str, str]) -> None:
+    grad = subgraph("bias_grad", "abc->cab", (2, 3, 4), (4, 2, 3))
+    assert refusal("torch_bias_grad", grad, *forms) is None
+    assert faults([Call(grad, Candidate("torch_bias_grad", forms))]) == {}
+
+
 def test_a_bias_gradient_that_is_no_matrix_is_refused_as_a_product_with_ones() -> None:
     grad = subgraph("bias_grad", "abc->c", (2, 3, 4), (4,))
     assert refusal("torch_bias_grad_ones", grad, "abc", "a") is None

@@ -194,6 +194,8 @@ def bias_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
     summed = [axis for axis, letter in enumerate(source) if letter not in kept]
     (grad,), (out,) = inputs, outputs
     target = out.permute([kept.index(letter) for letter in source if letter in kept])
+    if not summed:  # torch sums over all axes where it is given none
+        return lambda: target.copy_(grad)
     return lambda: torch.sum(grad, summed, out=target)
 
 
