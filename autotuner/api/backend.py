@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.errors import AutotunerError, InputError
@@ -28,7 +29,6 @@ log = logging.getLogger("autotuner.backend")
 
 OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
-AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class CompiledGraph:
         nodes: calls in the graph.
         reasons: how many of its nodes are left to the other compiler, by why.
         note: what is done about those that are not known, or why nothing is.
+        parameters: those that the graph was compiled with, as long as they are there.
     """
 
     regions: Mapping[str, int]
@@ -48,6 +49,12 @@ class CompiledGraph:
     nodes: int
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    parameters: tuple["ref[Tensor]", ...] = field(default=(), repr=False, compare=False)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Say whether the graph was compiled with a parameter of a model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return any(id(found) in own for found in (each() for each in self.parameters) if found is not None)
 
     @property
     def tuned_places(self) -> int:
@@ -145,10 +152,10 @@ def rewrite(
     in_place: bool = False,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
-    captured = capture(module, example_inputs)
+    captured = capture(module)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
-        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured))
+        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=_held(example_inputs)))
         log.info("%s", COMPILED[-1])
         return []
     kinds = {region.key: region for region in captured.regions}
@@ -177,17 +184,13 @@ def rewrite(
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note))
+    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note, _held(example_inputs)))
     log.info("%s", COMPILED[-1])
     return [tuned for region, tuned in made.items() if region in placed]
 
 
-def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured | str:
+def capture(module: fx.GraphModule) -> Captured | str:
     """Return a graph with its regions, or why it has none."""
-    device_type = _device_type(example_inputs)
-    casts = any(getattr(node.target, "__name__", "") in AUTOCAST for node in module.graph.nodes)
-    if casts or torch.is_autocast_enabled(device_type):
-        return "autocast is on, and configurations are for one dtype: convert the model, model.to(torch.bfloat16)"
     try:
         return Captured(module.graph)
     except UnknownError as error:
@@ -196,16 +199,21 @@ def capture(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured |
 
 def _writer(tuned: TunedRegion, region: Region) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
-        dtype = getattr(torch, region.model.dtype)
+        tensors = region.model.graph().tensors
         given = [
-            graph.call_function(additive, (node, dtype)) if source.tensor.dtype == "bool" else node
-            for node, source in zip(inputs, region.sources, strict=False)  # those of parameters come behind
-        ]
+            graph.call_function(additive, (node, getattr(torch, tensors[port.name].dtype)))
+            if source.tensor.dtype == "bool" else node
+            for node, port, source in zip(inputs, region.inputs, region.sources, strict=False)  # parameters come behind
+        ]  # fmt: skip
         made = graph.call_function(tuned.operator, tuned.arguments(given, parameters))
         outputs = graph.call_function(operator.getitem, (made, 0))
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 
     return write
+
+
+def _held(example_inputs: Sequence[Any]) -> tuple["ref[Tensor]", ...]:
+    return tuple(ref(each) for each in example_inputs if isinstance(each, nn.Parameter))
 
 
 def _device_type(example_inputs: Sequence[Any]) -> str:

@@ -108,8 +108,8 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
     """Call a module or function with each batch, and return the regions in its graphs."""
     calls = RegionCalls()
 
-    def look(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        captured = capture(module, inputs)
+    def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        captured = capture(module)
         if isinstance(captured, str):
             calls.notes.append(captured)
             return module.forward

@@ -119,7 +119,8 @@ def tuned_region(
             f"the tuned region {number} of this compiled model is gone: compile the model anew (torch.compiler.reset())"
         )
     ticket, token = Ticket.issue()
-    outputs, ticket.lease = region.forward(inputs, parameters)
+    with torch._C._DisableAutocast():  # kernels have the types that they were tuned for
+        outputs, ticket.lease = region.forward(inputs, parameters)
     return without_shared_memory(outputs), token
 
 
@@ -164,7 +165,8 @@ def tuned_region_backward(
     assert lease is not None
     keeps = _get_current_graph_task_keep_graph()
     in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
-    found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
+    with torch._C._DisableAutocast():
+        found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
     count = len(wanted) - len(parameters)
     of_inputs = [gradient for gradient in found[:count] if gradient is not None]
     return without_shared_memory([*of_inputs, *stacked(found[count:], parameters, known.stacks, wanted[count:])])

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
-from autotuner.runtime.capture.program import Operation, TensorValue, fixed_of
+from autotuner.runtime.capture.program import Operation, TensorValue, fixed_of, source_of
 
 PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""
@@ -110,8 +110,8 @@ def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
     first = set()
     for operation in operations:
         for number, operand in enumerate(operation.inputs):
-            tensor = operand.view.tensor
-            if tensor.made_by is None and not tensor.parameter:
+            tensor = source_of(operand.view.tensor)
+            if tensor.made_by is None and not tensor.parameter and operation.kind != "cast":
                 places.setdefault(tensor, set()).add(operation.place)
                 if number == 0:
                     first.add(tensor)

@@ -12,8 +12,8 @@ import torch
 
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
-from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, one_type, plain, rule
-from autotuner.runtime.capture.written_out import part_of_product, part_of_sum, rms_norm, uncast
+from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
+from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ def _product(
     Args:
         order: axes that come first in memory; by default, without a batch, as in the first operand's memory.
     """
-    one_type(a, b)
+    a, b = reader.typed(a), reader.typed(b)
     renamed: list[tuple[Axis, Axis]] = []
     of_second = {*held(b)}
     for mine, other in zip(a.dims[:batch], b.dims[:batch], strict=True):
@@ -90,7 +90,7 @@ def _matmul(reader: Reader, a: View, b: View) -> View:
 
 
 def _with_bias(reader: Reader, x: View, bias: View) -> View:
-    one_type(x, bias)
+    x, bias = reader.typed(x), reader.typed(bias)
     return reader.mapped("bias", x, reader.united(x.dims, bias))
 
 
@@ -107,7 +107,7 @@ def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
             return found
     if not isinstance(a, View) or not isinstance(b, View):
         raise UnknownError("a sum with a number")
-    one_type(a, b)
+    a, b = reader.typed(a), reader.typed(b)
     if _shape(a) == _shape(b) and _is_whole(a) and _is_whole(b):
         other = reader.united(a.dims, b)
         in_order(a, other)
@@ -137,11 +137,11 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
             return found
     for one, other in ((a, b), (b, a)):
         if isinstance(one, View) and isinstance(other, int | float):
-            return reader.mapped("scale", one, factor=float(other))
+            return reader.mapped("scale", reader.typed(one), factor=float(other))
     if not isinstance(a, View) or not isinstance(b, View):
         raise UnknownError("a product outside of what is known")
     if _shape(a) == _shape(b) and _is_whole(a) and _is_whole(b):
-        one_type(a, b)
+        a, b = reader.typed(a), reader.typed(b)
         other = reader.united(a.dims, b)
         in_order(a, other)
         return reader.mapped("multiply", a, other)
@@ -152,22 +152,22 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
 def _div(reader: Reader, x: Any, by: Any) -> View:
     if not isinstance(x, View) or not isinstance(by, int | float):
         raise UnknownError("a quotient of tensors")
-    return reader.mapped("scale", x, factor=1.0 / float(by))
+    return reader.mapped("scale", reader.typed(x), factor=1.0 / float(by))
 
 
 @rule(aten.gelu.default)
 def _gelu(reader: Reader, x: View, *, approximate: str = "none") -> View:
-    return reader.mapped("gelu_erf" if approximate == "none" else "gelu_tanh", x)
+    return reader.mapped("gelu_erf" if approximate == "none" else "gelu_tanh", reader.typed(x))
 
 
 @rule(aten.relu.default)
 def _relu(reader: Reader, x: View) -> View:
-    return reader.mapped("relu", x)
+    return reader.mapped("relu", reader.typed(x))
 
 
 @rule(aten.silu.default)
 def _silu(reader: Reader, x: View) -> View:
-    return reader.mapped("silu", x)
+    return reader.mapped("silu", reader.typed(x))
 
 
 @rule(aten.dropout.default)
@@ -195,12 +195,12 @@ def _layer_norm(
 ) -> View:
     if weight is None or bias is None or len(shape) != 1:
         raise UnknownError("a layer norm without scale and bias, or over several dimensions")
-    one_type(x, weight, bias)
+    x, weight, bias = in_widest_type(reader, x, weight, bias)
     operands = (x, reader.united(x.dims, weight), reader.united(x.dims, bias))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})
-    return View(made[0], x.dims)
+    return reader.typed(View(made[0], x.dims))
 
 
 @rule(aten.rms_norm.default)
@@ -213,17 +213,13 @@ def _rms_norm(
 
 
 @rule(aten.softmax.int)
-def _softmax_call(reader: Reader, x: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
-    inner = uncast(x)
-    if not isinstance(inner, View):
-        raise UnknownError("a softmax of what is no tensor that is known")
-    y = softmax(reader, inner, dim)
-    wanted = str(dtype).removeprefix("torch.") if dtype is not None else inner.dtype if inner is x else x.operands[1]
-    return y if wanted == inner.dtype else Expression("cast", (y, wanted))
+def _softmax_call(reader: Reader, x: View, dim: int, dtype: torch.dtype | None = None) -> View:  # noqa: ARG001
+    return softmax(reader, x, dim)
 
 
 def softmax(reader: Reader, x: View, dim: int) -> View:
     """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
+    x = reader.typed(x)
     place = dim % len(x.dims)
     axes = whole(x.dims[place])
     if len(axes) != 1:
@@ -264,10 +260,10 @@ def _attention(
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
         mask = plain(attn_mask, "an attention mask")
-        if mask.dtype not in (scores.dtype, "bool"):
-            raise UnknownError(f"an attention mask of {mask.dtype}")
         if mask.dtype == "bool" and set(whole(mask.dims[-2])) & set(held(mask)):
             raise UnknownError("a mask of its own for each query: where it hides every key, torch's attention gives 0")
-        scores = reader.mapped("bias" if learned(mask) else "mask", scores, reader.united(scores.dims, mask))
+        kind = "bias" if learned(mask) else "mask"
+        mask = mask if mask.dtype == "bool" else reader.typed(mask)
+        scores = reader.mapped(kind, scores, reader.united(scores.dims, mask))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     return _product(reader, weights, value, (-1, -2), batch, held(query))

@@ -67,6 +67,13 @@ class Operation:
     stage: int = 0
 
 
+def source_of(tensor: TensorValue) -> TensorValue:
+    """Return the tensor that others are only casts of."""
+    while tensor.made_by is not None and tensor.made_by.kind == "cast":
+        tensor = tensor.made_by.inputs[0].view.tensor
+    return tensor
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Expression:
     """A part of an operator of ours: some nodes compute it, and together with others they make the operator."""

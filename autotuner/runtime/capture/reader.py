@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axes, Axis, Dim, UnknownError, whole
-from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View
+from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View, source_of
 
 aten: Any = torch.ops.aten
 
@@ -26,7 +27,12 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
 
 
 class Reader:
-    """Makes operators; what one node of the program asked for can be taken back."""
+    """Makes operators; what one node of the program asked for can be taken back.
+
+    Attributes:
+        place: of the node that is read.
+        dtype: of the result of the ATen call that is read, as torch has it, autocast and promotion included.
+    """
 
     def __init__(self, is_causal: Callable[[Any], bool], hides_nothing: Callable[[Any], bool]) -> None:
         """Begin a program.
@@ -38,6 +44,7 @@ class Reader:
         self.axes = Axes()
         self.operations: list[Operation] = []
         self.place = 0
+        self.dtype = ""
         self.is_causal, self.hides_nothing = is_causal, hides_nothing
 
     def make(
@@ -55,7 +62,8 @@ class Reader:
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)
         for tensor in outputs:
             tensor.made_by = operation
-            self.axes.bind(tensor.dims)
+            if kind != "cast":  # the axes of a parameter stay as free as they are
+                self.axes.bind(tensor.dims)
         self.operations.append(operation)
         return outputs
 
@@ -63,6 +71,24 @@ class Reader:
         """Append an operator that makes one element of each of x's, and return a view like x of what it makes."""
         (made,) = self.make(kind, (x, *others), [memory(x)], attributes)
         return View(made, x.dims)
+
+    def cast(self, x: View, dtype: str) -> View:
+        """Append a cast to a type, or return the view itself if it has that type.
+
+        Raises:
+            UnknownError: it is no tensor of numbers.
+        """
+        if x.dtype == dtype:
+            return x
+        if not {x.dtype, dtype} <= ELEMENT_BYTES.keys():
+            raise UnknownError(f"a cast from {x.dtype} to {dtype}")
+        taken = {axis for axis, _ in x.fixed for axis in whole([axis])}
+        (made,) = self.make("cast", (x,), [[axis for axis in held(x) if axis not in taken]], {"dtype": dtype}, dtype)
+        return View(made, x.dims)
+
+    def typed(self, x: View) -> View:
+        """Return an operand in the type of the call's result: what autocast and promotion make of it."""
+        return self.cast(x, self.dtype) if self.dtype else x
 
     def united(self, dims: Sequence[Dim], view: View) -> BoundView:
         """Return a view as an operand that lies along the last of these dimensions; what it repeats is left out."""
@@ -117,17 +143,7 @@ def plain(value: Any, what: str) -> View:
     return value
 
 
-def one_type(*views: View) -> None:
-    """Check that operands have one type.
-
-    Raises:
-        UnknownError: they have not.
-    """
-    if len({view.dtype for view in views}) > 1:
-        raise UnknownError(f"operands of types {' and '.join(sorted({view.dtype for view in views}))}")
-
-
 def learned(view: View) -> bool:
     """Say whether a gradient may be wanted of a tensor."""
-    node = view.tensor.node
+    node = source_of(view.tensor).node
     return node is None or bool(node.meta["example_value"].requires_grad)

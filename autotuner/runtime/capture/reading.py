@@ -4,7 +4,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -17,15 +17,24 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.constants import Constants
-from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
+from autotuner.runtime.capture.program import Operation, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader
 from autotuner.runtime.capture.views import sliced
+from autotuner.runtime.capture.written_out import is_named
 
 EXAMPLE = "example_value"
 OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
+"""Calls whose rules know slices; others get a slice as a view."""
+OF_CASTS = (
+    torch.ops.aten.to.dtype, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other,
+    torch.ops.aten._to_copy.default, torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.mul.Tensor,
+    torch.ops.aten.add.Tensor,
+)  # fmt: skip
+"""Calls whose rules know casts; for others, a cast becomes an operator."""
 CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks", "_vmap_", "_grad_increment", "_jvp_",
             "_functorch", "_push_", "_pop_")  # fmt: skip
 """Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
+AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -46,6 +55,7 @@ class GraphReading:
         self._reader = Reader(self._is_causal, self._hides_nothing)
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments: dict[str, fx.GraphModule] = {}
+        self._autocast: dict[fx.Node, torch.autocast] = {}
         self._changed = _changed_in_place(graph)
         self._constants = Constants(self.order, lambda node: bool(_storages(node) & self._changed))
         self._read()
@@ -55,7 +65,8 @@ class GraphReading:
         return self._reader.operations
 
     def _read(self) -> None:
-        entered = next((_name(node) for node in self.graph.nodes if _name(node).startswith(CONTEXTS)), None)
+        named = (_name(node) for node in self.graph.nodes if node.target not in AUTOCAST)
+        entered = next((name for name in named if name.startswith(CONTEXTS)), None)
         if entered is not None:
             self.reasons[f"{entered}: the model computes in a context that is not known"] += 1
             return
@@ -63,7 +74,7 @@ class GraphReading:
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
                 recording = bool(node.args[0])
-            if node.op not in ("call_function", "call_method"):
+            if node.op not in ("call_function", "call_method") or self._is_autocast(node):
                 continue
             self._reader.place = self.order[node]
             mark, count = self._reader.axes.mark(), len(self._reader.operations)
@@ -75,6 +86,14 @@ class GraphReading:
                 self._reader.axes.take_back(mark)
                 del self._reader.operations[count:]
                 self.reasons[f"{_name(node)}: {str(error).partition(chr(10))[0]}"] += 1
+
+    def _is_autocast(self, node: fx.Node) -> bool:
+        """Say whether a node enters or leaves a context of autocast, and follow it there."""
+        if node.target is AUTOCAST[0]:
+            self._autocast[node] = torch.autocast(*node.args, **node.kwargs)  # type: ignore[arg-type]
+        elif node.target is AUTOCAST[1]:
+            self._autocast.pop(node.args[0])  # type: ignore[arg-type]
+        return node.target in AUTOCAST
 
     def split_alike(self) -> None:
         """Split axes alike that operators bind to each other, wherever one of them was split later on."""
@@ -150,13 +169,18 @@ class GraphReading:
         return bool(rows == columns and (value == torch.ones_like(value).tril()).all())
 
     def _fragment(self, node: fx.Node, given: Iterable[fx.Node]) -> fx.GraphModule | None:
-        """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given."""
+        """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given.
+
+        The calls have the results that they have under autocast, if it is on.
+        """
         examples = [each.meta.get(EXAMPLE) for each in given]
         places = iter(range(len(examples)))
         flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
         numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
-        key = repr((str(node.target), node.op, numbered, [p for p in flat if not isinstance(p, fx.Node)], tree,
-                    [_signature(example) for example in examples]))  # fmt: skip
+        contexts = [(each.device, each.fast_dtype, each._enabled) for each in self._autocast.values()]
+        given_as = [_signature(example) for example in examples]
+        constants = [part for part in flat if not isinstance(part, fx.Node)]
+        key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as))
         if key not in self._fragments:
             if not all(isinstance(example, Tensor) for example in examples):
                 return None
@@ -169,7 +193,10 @@ class GraphReading:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
 
             try:
-                with _constants_allowed(examples):
+                with ExitStack() as entered:
+                    entered.enter_context(_constants_allowed(examples))
+                    for context in self._autocast.values():
+                        entered.enter_context(context)
                     self._fragments[key] = make_fx(called, pre_dispatch=True)(*examples)
             except Exception:  # whatever a function does that cannot be traced
                 return None
@@ -188,22 +215,27 @@ class _Rules(fx.Interpreter):
         found = self.run(*given, enable_io_processing=False)
         return tuple(found) if isinstance(found, list) else found
 
+    def run_node(self, n: fx.Node) -> Any:
+        result = n.meta.get("val")
+        self._reader.dtype = str(result.dtype).removeprefix("torch.") if isinstance(result, Tensor) else ""
+        return super().run_node(n)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem:
             return args[0][args[1]]
         if target not in RULES:
             raise UnknownError(f"no rule for {target}")
         try:
-            if target not in OF_SLICES:
-                args = tuple(self._resolved(each) for each in args)
+            args = tuple(self._resolved(each, target) for each in args)
             return RULES[target](self._reader, *args, **kwargs)
         except (TypeError, AttributeError, ValueError, LookupError, ZeroDivisionError) as error:  # not what it is for
             raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}") from error
 
-    def _resolved(self, value: Any) -> Any:
-        """Return a slice as a view, where it is no part of anything."""
-        is_slice = isinstance(value, Expression) and value.name == "slice"
-        return sliced(self._reader, *value.operands) if is_slice else value
+    def _resolved(self, value: Any, target: Any) -> Any:
+        """Return a slice or a cast as a view, where it is no part of anything."""
+        if is_named(value, "slice") and target not in OF_SLICES:
+            return sliced(self._reader, *value.operands)
+        return self._reader.cast(*value.operands) if is_named(value, "cast") and target not in OF_CASTS else value
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
         raise UnknownError("it holds a constant")

@@ -1,5 +1,6 @@
 """A block as a model: the operators with letters for axes, and where its operands come from."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ STATISTICS = {
 }
 
 PLACEWISE = frozenset(
-    ("contraction", "bias", "add", "multiply", "scale", "mask", "gelu_erf", "gelu_tanh", "relu", "silu")
+    ("contraction", "bias", "cast", "add", "multiply", "scale", "mask", "gelu_erf", "gelu_tanh", "relu", "silu")
 )
 """Kinds of which one place of a result follows from the same place of the operands."""
 
@@ -102,6 +103,8 @@ class _Writing:
         self.letters = _Letters(_merged(block.operations))
         self.names: dict[Taken, str] = {}
         self.sources: dict[str, Source] = {}
+        self.dtypes: dict[str, str] = {}
+        self.casts: dict[tuple[str, str], str] = {}
         self.counts: dict[str, int] = {}
         self.wanted: dict[Operation, list[frozenset[tuple[Axis, int]]]] = {}
 
@@ -112,22 +115,23 @@ class _Writing:
             self._entry(operation, fixed)
             for operation in self.block.operations
             for fixed in self.wanted.get(operation, ())
+            if not self._is_made(operation, fixed)
         ]
         inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
         results = tuple(self.names[tensor, frozenset()] for tensor in self.block.results)
-        dtypes = {operand.view.dtype for o in self.block.operations for operand in o.inputs} - {"bool"}
-        if len(dtypes) != 1:
-            raise UnknownError(f"its tensors are of types {' and '.join(sorted(dtypes))}")
-        (dtype,) = dtypes
+        ((dtype, _),) = Counter(self.dtypes.values()).most_common(1)
         declared = {name: self._axes(source) for name, source in self.sources.items()}
+        other = {name: {"dtype": own} if own != dtype else {} for name, own in self.dtypes.items()}
         definition = {
             "version": 1,
             "name": "captured",
             "dtype": dtype,
             "axes": {letter: f"{axis.extent} elements" for axis, letter in self.letters.of.items()},
-            "inputs": {name: {"axes": declared[name]} for name in inputs},
-            "parameters": {name: declared[name] for name in parameters},
+            "inputs": {name: {"axes": declared[name], **other[name]} for name in inputs},
+            "parameters": {
+                name: {"axes": declared[name], **other[name]} if other[name] else declared[name] for name in parameters
+            },
             "operators": entries,
             "outputs": list(results),
         }
@@ -164,13 +168,25 @@ class _Writing:
         for operand in operation.inputs:
             self._want(operand.view.tensor, _fixed(operand, dict(fixed)))
 
+    def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
+        """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""
+        (tensor,) = operation.outputs[:1]
+        if operation.kind != "cast" or tensor in self.block.results:
+            return False
+        (operand,) = operation.inputs
+        read = self.names.get((operand.view.tensor, _fixed(operand, dict(fixed))))
+        made = self.casts.get((read or "", tensor.dtype))
+        if made is not None:
+            self.names[tensor, fixed] = made
+        return made is not None
+
     def _entry(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> dict[str, Any]:
         places = dict(fixed)
         stem = NAMES.get(operation.kind, operation.kind)
         count = self.counts[stem] = self.counts.get(stem, 0) + 1
         name = f"{stem}_{count}"
         given = [
-            (operand, self._operand(operand, places, f"{name}_{_ROLES.get(operation.kind, {}).get(number, 'input')}"))
+            (operand, self._operand(operation, operand, places, f"{name}_{self._role(operation, number)}"))
             for number, operand in enumerate(operation.inputs)
         ]
         read = [self.letters(_bound(operand, places)) for operand, _ in given]
@@ -182,6 +198,8 @@ class _Writing:
             if len(set(made[-1])) < len(made[-1]):
                 raise UnknownError(f"{name} would have one axis twice")
             self.names[tensor, fixed] = makes[number]
+        if operation.kind == "cast":
+            self.casts[given[0][1], operation.outputs[0].dtype] = name
         attributes = {
             key: self.letters(whole([value])) if isinstance(value, Axis) else value
             for key, value in operation.attributes.items()
@@ -195,7 +213,17 @@ class _Writing:
             "attributes": attributes,
         }
 
-    def _operand(self, operand: BoundView, places: Mapping[Axis, int], name: str) -> str:
+    def _role(self, operation: Operation, number: int) -> str:
+        """Return what an operator calls an operand; a cast, what the first reader of its result calls that."""
+        if operation.kind == "cast":
+            (made,) = operation.outputs
+            readers = (
+                (o, n) for o in self.block.operations for n, read in enumerate(o.inputs) if read.view.tensor is made
+            )
+            operation, number = next(readers, (operation, number))
+        return _ROLES.get(operation.kind, {}).get(number, "input")
+
+    def _operand(self, operation: Operation, operand: BoundView, places: Mapping[Axis, int], name: str) -> str:
         """Return the name of the tensor that an operator reads; one from outside gets a name here."""
         tensor = operand.view.tensor
         taken = tensor, _fixed(operand, places)
@@ -209,6 +237,7 @@ class _Writing:
             fixed = dict(taken[1])
             dims = tuple(tuple(axis for axis in whole(dim) if axis not in fixed) for dim in tensor.dims)
             self.names[taken] = name
+            self.dtypes[name] = tensor.dtype if tensor.dtype != "bool" else operation.outputs[0].dtype
             self.sources[name] = Source(tensor, fixed, tuple(dim for dim in dims if dim))
         return self.names[taken]
 

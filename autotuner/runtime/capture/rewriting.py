@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import blocks_of
+from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.program import Operation, TensorValue, View, fixed_of
 from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
@@ -32,6 +33,7 @@ class Captured:
             node for node in graph.nodes
             if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)
         ]  # fmt: skip
+        self._narrow()
         self._set_stages()
         _, demanded = self._live(frozenset(self._reading.operations))
         self.regions: list[Region] = []
@@ -47,6 +49,14 @@ class Captured:
                 self.regions.append(region_of(block))
             except UnknownError as error:
                 self.reasons[f"a block: {error}"] += 1
+
+    def _narrow(self) -> None:
+        """Have operators computed in 16 bits that are computed in float32 between casts."""
+        _, demanded = self._live(frozenset(self._reading.operations))
+        stands_for = narrow(self._reading.operations, demanded)
+        for node, value in self._reading.values.items():
+            if isinstance(value, View):
+                self._reading.values[node] = renamed(value, stands_for)
 
     def _set_stages(self) -> None:
         """Give each operator the number of strange parts that lie before it, at most, on any way to it."""

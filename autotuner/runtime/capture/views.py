@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
@@ -142,17 +140,16 @@ def _chunk(reader: Reader, x: View, count: int, dim: int = 0) -> tuple[View, ...
 
 @rule(aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.to.other)
 def _to(reader: Reader, x: Any, *given: Any, **named: Any) -> Any:  # noqa: ARG001
-    dtypes = [str(each).removeprefix("torch.") for each in (*given, *named.values()) if isinstance(each, torch.dtype)]
     inner = uncast(x)
     if is_named(inner, "normalised"):  # RMS norm has its mean in float32, whatever the type of its input
-        if dtypes in ([], [inner.operands[0].dtype], ["float32"]):
+        if reader.dtype in (inner.operands[0].dtype, "float32"):
             return inner
-        raise UnknownError(f"a cast of what is normalised to {dtypes[0]}")
+        raise UnknownError(f"a cast of what is normalised to {reader.dtype}")
+    if is_named(inner, "cast"):
+        inner = reader.cast(*inner.operands)
     if not isinstance(inner, View):
         raise UnknownError("a cast of what is no tensor that is known")
-    if dtypes in ([], [inner.dtype]):
-        return inner if dtypes or inner is x else x
-    return Expression("cast", (inner, dtypes[0]))
+    return inner if reader.dtype == inner.dtype else Expression("cast", (inner, reader.dtype))
 
 
 @rule(aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)

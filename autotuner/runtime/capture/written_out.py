@@ -8,9 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
 from autotuner.runtime.capture.program import Expression, View
-from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, one_type, rule
+from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, rule
 
 GELU_CUBIC = 0.044715
 
@@ -29,8 +30,9 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def uncast(value: Any) -> Any:
-    """Return what was cast to float32, in which norms and softmax are computed anyway, or the value itself."""
-    return value.operands[0] if is_named(value, "cast") and value.operands[1] == "float32" else value
+    """Return what was cast to float32 from 16 bits, in which norms are computed anyway, or the value itself."""
+    is_wider = is_named(value, "cast") and value.operands[1] == "float32" and value.operands[0].dtype in HALVES
+    return value.operands[0] if is_wider else value
 
 
 @rule(aten.pow.Tensor_Scalar)
@@ -99,7 +101,7 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
         (x,), half = one.operands, other.tensor.made_by
         halves = half is not None and half.kind == "scale" and is_close(half.attributes["factor"], 0.5)
         if halves and half is not None and is_same(x, half.inputs[0].view):
-            return reader.mapped("gelu_tanh", x)
+            return reader.mapped("gelu_tanh", reader.typed(x))
     if is_named(one, "reciprocal root") and is_same(uncast(other), one.operands[0]):
         return Expression("normalised", one.operands)
     if is_named(one, "normalised") and isinstance(other, View):
@@ -111,19 +113,28 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
 
 def rms_norm(reader: Reader, x: View, scale: View, epsilon: float) -> View:
     """Append an RMS norm over the last dimension."""
-    one_type(x, scale)
+    x, scale = in_widest_type(reader, x, scale)
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("rms_norm", (x, reader.united(x.dims, scale)), [axes, rest], {"epsilon": epsilon})
-    return View(made[0], x.dims)
+    return reader.typed(View(made[0], x.dims))
+
+
+def in_widest_type(reader: Reader, *operands: View) -> list[View]:
+    """Return the operands of a norm in the widest of their types and the result's, in which torch computes it."""
+    dtypes = {operand.dtype for operand in operands} | {reader.dtype}
+    if len(dtypes) == 1:
+        return list(operands)
+    wide = "float64" if "float64" in dtypes else "float32"
+    return [reader.cast(operand, wide) for operand in operands]
 
 
 def _rotary(reader: Reader, x: Any, cosine: Any, sine: View) -> View:
     if not isinstance(x, View) or not isinstance(cosine, View):
         raise UnknownError("a rotary embedding of what is no tensor that is known")
-    one_type(x, cosine, sine)
     if learned(cosine) or learned(sine):
         raise UnknownError("a rotary embedding that is learned")
+    x, cosine, sine = reader.typed(x), reader.typed(cosine), reader.typed(sine)
     axes = whole(x.dims[-1])
     if len(axes) != 1:
         raise UnknownError("a rotary embedding over a dimension of several axes")

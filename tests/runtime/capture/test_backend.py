@@ -205,16 +205,6 @@ def test_gradients_are_accumulated_and_the_optimizer_moves_the_parameters_that_r
         assert torch.allclose(own, other, atol=1e-4)
 
 
-def test_autocast_is_left_alone_and_the_reason_is_said() -> None:
-    model, x = blocks(), inputs(2, 3)
-    compilation = Compilation(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(compilation.model(x), model(x))
-    (compiled,) = compilation.compiled
-    assert str(compiled).startswith("none of ")
-    assert "autocast is on" in str(compiled)
-
-
 def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
     model, known = blocks(), Known([])
     compilation = Compilation(model, known)
