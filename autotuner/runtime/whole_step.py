@@ -90,7 +90,7 @@ class WholeStep:
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
-        self._told_of_limit = False
+        self._told_of_limit = self._told_of_changes = False
         self.replays = self.plain = 0
         self.note = ""
         self.gradient_norm: Tensor | None = None
@@ -219,8 +219,18 @@ class WholeStep:
     def _recorded(self, key: Hashable) -> Recorded:
         """Return what is known of a combination. Of many, only those with a graph are remembered."""
         if key not in self._known and len(self._known) >= COMBINATIONS:
+            self._tell_of_changes()
             self._known = {known: each for known, each in self._known.items() if each.replay is not None}
         return self._known.setdefault(key, Recorded())
+
+    def _tell_of_changes(self) -> None:
+        if not self._told_of_changes:
+            self._told_of_changes = True
+            warn(
+                f"{COMBINATIONS} shapes, modes and hyperparameters of a training step came up {WARM_UP} times at most, "
+                "and such steps run operator by operator: pad batches to few shapes, and for a learning rate that "
+                "changes give the optimizer fused=True, or take one with an option capturable"
+            )
 
     def _is_free(self) -> bool:
         """Say whether one more graph may be captured."""
