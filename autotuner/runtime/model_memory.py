@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 
 class ModelMemory:
-    """Where a model's tensors are, and whether they still are there; looked at before each step, so it is quick.
+    """Addresses of a model's tensors, noted once and compared before each step.
 
     Of the optimizer's state, only the containers are looked at: `load_state_dict` replaces them.
     """
