@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autotuner.api import apply as apply
     from autotuner.api import check as check
     from autotuner.api import load_configuration as load_configuration
+    from autotuner.api import module as module
     from autotuner.api import optimize as optimize
     from autotuner.api import restore as restore
     from autotuner.api import save_configuration as save_configuration
@@ -45,6 +46,7 @@ _PLACES = {
     "apply": "api",
     "check": "api",
     "load_configuration": "api",
+    "module": "api",
     "optimize": "api",
     "regions": "api.survey",
     "restore": "api",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from autotuner.server.client import Client
 
 __all__ = [
-    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "optimize", "restore",
-    "save_configuration", "summary", "tune",
+    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "module", "optimize",
+    "restore", "save_configuration", "summary", "tune",
 ]  # fmt: skip
 
 
@@ -139,6 +139,24 @@ def apply(
     return tuned
 
 
+def module(
+    configuration: Configuration | str | Path | Sequence[Configuration | str | Path], *, graphs: bool = True
+) -> "nn.Module":
+    """Return a module with a model file's parameters, which runs configurations of it; see `ModelModule`.
+
+    Args:
+        configuration: of a model of any definition, or the path of its file; several, each for other shapes of the
+            inputs, or without dropout for eval mode.
+        graphs: on CUDA, replay forward and backward as CUDA graphs; ignored on the CPU.
+
+    Raises:
+        ConfigurationError: several, of models that differ in more than extents and options.
+    """
+    from autotuner.runtime.model_module import ModelModule
+
+    return ModelModule(_loaded(configuration), graphs=graphs)
+
+
 def _loaded(configuration: Configuration | str | Path | Sequence[Configuration | str | Path]) -> list[Configuration]:
     """Return configurations as `apply` takes them; those given as paths are read."""
     loaded: list[Configuration] = []
@@ -179,12 +197,14 @@ def restore(module: "nn.Module") -> "nn.Module":
 def summary(module: "nn.Module | None" = None) -> "Summary":
     """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do.
 
-    Without a model, it also says which regions of compiled models run tuned.
+    It also says which regions of compiled models run tuned, of one model those of the graphs that were compiled for it.
+    A graph that torch shares among models of one class counts for the first of them.
     """
     from autotuner.runtime import summary as run
 
     found = run(module)
     backend = sys.modules.get("autotuner.api.backend")
-    if module is None and backend is not None:
-        found = replace(found, graphs=tuple(str(each) for each in backend.COMPILED))
+    if backend is not None:
+        told = [str(each) for each in backend.COMPILED if module is None or each.is_of(module)]
+        found = replace(found, graphs=tuple(told))
     return found

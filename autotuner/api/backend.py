@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.errors import AutotunerError, InputError
@@ -40,6 +41,7 @@ class CompiledGraph:
         nodes: calls in the graph.
         reasons: how many of its nodes are left to the other compiler, by why.
         note: what is done about those that are not known, or why nothing is.
+        parameters: those that the graph was compiled with, as long as they are there.
     """
 
     regions: Mapping[str, int]
@@ -47,6 +49,12 @@ class CompiledGraph:
     nodes: int
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    parameters: tuple["ref[Tensor]", ...] = field(default=(), repr=False, compare=False)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Say whether the graph was compiled with a parameter of a model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return any(id(found) in own for found in (each() for each in self.parameters) if found is not None)
 
     @property
     def tuned_places(self) -> int:
@@ -147,7 +155,7 @@ def rewrite(
     captured = capture(module)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
-        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured))
+        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=_held(example_inputs)))
         log.info("%s", COMPILED[-1])
         return []
     kinds = {region.key: region for region in captured.regions}
@@ -176,7 +184,7 @@ def rewrite(
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note))
+    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note, _held(example_inputs)))
     log.info("%s", COMPILED[-1])
     return [tuned for region, tuned in made.items() if region in placed]
 
@@ -202,6 +210,10 @@ def _writer(tuned: TunedRegion, region: Region) -> Call:
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 
     return write
+
+
+def _held(example_inputs: Sequence[Any]) -> tuple["ref[Tensor]", ...]:
+    return tuple(ref(each) for each in example_inputs if isinstance(each, nn.Parameter))
 
 
 def _device_type(example_inputs: Sequence[Any]) -> str:

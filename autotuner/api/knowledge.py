@@ -2,14 +2,16 @@
 
 import json
 import shlex
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from autotuner.database import open_database
-from autotuner.errors import NotFoundError
+from autotuner.errors import NotFoundError, ServiceError
 from autotuner.ir.models import Model, load_model
+from autotuner.ir.records import canonical_json
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
 
 ASKED_S = 5.0
 """A service that takes longer does not keep a compilation waiting, or `apply`."""
+SILENT_S = 60.0
+"""A service that did not answer is not asked again for so long."""
 USABLE = ("exact", "doubtful")
+
+_SUBMITTED: dict[tuple[str, str, str], int] = {}
+_SILENT_UNTIL: dict[str, float] = {}
 
 
 class Knowledge(Protocol):
@@ -66,7 +73,10 @@ class OfDatabase:
 
 
 class OfService:
-    """The knowledge of a service, whose workers tune what is not known."""
+    """The knowledge of a service, whose workers tune what is not known.
+
+    A process submits one job for each model. Of several processes that train one model, the first submits.
+    """
 
     def __init__(self, server: str | Client) -> None:
         self._server = server
@@ -74,7 +84,7 @@ class OfService:
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         here = environment(device_type)
         found: list[Configuration | None] = []
-        with asked(self._server) as client:
+        with self._asked() as client:
             for model in models:
                 view = client.best(
                     dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
@@ -87,15 +97,45 @@ class OfService:
 
     def want(self, models: Iterable[Model], device_type: str) -> str:
         here = environment(device_type)
-        with asked(self._server) as client:
-            jobs = [
-                client.submit(
-                    dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
-                    device_name=here.device_name,
-                ).id for model in models
-            ]  # fmt: skip
+        if _rank():
+            return "the first process asks the service"
+        jobs = []
+        with self._asked() as client:
+            for model in models:
+                key = (client.url, here.device_name, canonical_json(model.to_json()))
+                if key not in _SUBMITTED:
+                    _SUBMITTED[key] = client.submit(
+                        dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
+                        device_name=here.device_name,
+                    ).id  # fmt: skip
+                jobs.append(_SUBMITTED[key])
             url = client.url
         return f"{url} tunes them ({'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))})"
+
+    @contextmanager
+    def _asked(self) -> Iterator[Client]:
+        """Yield a client, unless the service did not answer a moment ago: one that is away is waited for once.
+
+        Raises:
+            ServiceError: it does not answer, or did not.
+        """
+        url = self._server if isinstance(self._server, str) else self._server.url
+        if monotonic() < _SILENT_UNTIL.get(url, 0.0):
+            raise ServiceError(f"{url} did not answer a moment ago; a later compilation asks again", passing=True)
+        try:
+            with asked(self._server) as client:
+                yield client
+        except ServiceError as error:
+            if error.passing:
+                _SILENT_UNTIL[url] = monotonic() + SILENT_S
+            raise
+
+
+def _rank() -> int:
+    """Return the number of this process among those that train together."""
+    from torch import distributed
+
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def device_type_of(model: "str | Model | nn.Module") -> str:

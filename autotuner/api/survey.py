@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import capture
 from autotuner.api.knowledge import OfDatabase, device_type_of
@@ -89,7 +90,7 @@ def regions(
 
     Args:
         batches: each is what the module is called with: a mapping of keyword arguments, a tuple or list of positional
-            ones, or a tensor.
+            ones, or a tensor. Tensors are moved to the module's device.
         database: where configurations are looked up; by default `AUTOTUNER_DATABASE`.
         device: device type; by default where the module's parameters are.
     """
@@ -131,10 +132,18 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
         for batch in batches:
             calls.batches += 1
             if isinstance(batch, Mapping):
-                compiled(**batch)
+                compiled(**_moved(dict(batch), called))
             else:
-                compiled(*((batch,) if isinstance(batch, Tensor) else batch))
+                compiled(*_moved((batch,) if isinstance(batch, Tensor) else tuple(batch), called))
     return calls
+
+
+def _moved(arguments: Any, called: Callable[..., Any]) -> Any:
+    """Return arguments with all tensors on a module's device."""
+    parameter = next(called.parameters(), None) if isinstance(called, nn.Module) else None
+    if parameter is None:
+        return arguments
+    return tree_map_only(Tensor, lambda tensor: tensor.to(parameter.device), arguments)
 
 
 def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import chosen, compile_graph
 from autotuner.api.survey import with_own_code
@@ -64,7 +65,9 @@ def training_step(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
     if example_inputs is not None:
-        tune_function(objective, example_inputs, device.type, database, watch, tuning)
+        batch = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+        tune_function(objective, batch, device.type, database, watch, tuning)
 
     def compiled(whole: bool) -> Loss:
         if is_compiled:

@@ -6,7 +6,7 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 """
 
 import random
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
 from autotuner.runtime.cuda import Run
 from autotuner.runtime.fallbacks import warn
+from autotuner.runtime.model_memory import ModelMemory
 
 Loss = Callable[[Any], Tensor]
 """Computes the loss of a batch, a tensor of one element."""
@@ -83,14 +84,13 @@ class WholeStep:
             uncaptured: makes the loss anew for steps that turn out not to be captured.
         """
         self._model, self._optimizer, self._loss, self._max_norm = model, optimizer, loss, max_norm
-        self._modules = list(model.modules())
+        self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
-        self._places: Any = None
-        self._told_of_limit = False
+        self._told_of_limit = self._told_of_changes = False
         self.replays = self.plain = 0
         self.note = ""
         self.gradient_norm: Tensor | None = None
@@ -128,11 +128,10 @@ class WholeStep:
         return f"{said}; {self.note}" if self.note else said
 
     def _run_captured(self, recorder: Recorder, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
-        places = self._where()
-        if self._places is None or places != self._places:
+        if self._memory.has_moved() or not self._known:
             self._forget()
             make_capturable(self._optimizer, self._device)
-            self._places = self._where()
+            self._memory.note()
         key = (structure, self._decided())
         recorded = self._recorded(key)
         if recorded.replay is None and recorded.runs >= WARM_UP and self._is_free():
@@ -157,7 +156,7 @@ class WholeStep:
         recorded.runs += 1
         with self._recorder.aside(), self._rates.in_groups():
             loss, self.gradient_norm = self._run(batches)
-        self._places = self._where()
+        self._memory.note()
         self.plain += 1
         return loss.clone()
 
@@ -199,7 +198,7 @@ class WholeStep:
         if self._pool is None:
             self._pool = recorder.pool()
         torch.clear_autocast_cache()
-        places, before = self._where(), _HostRandomness()
+        before = _HostRandomness()
         replay, reason = None, ""
         try:
             with self._rates.in_groups():
@@ -210,7 +209,7 @@ class WholeStep:
         self._clear_gradients()
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
-        if self._where() != places:
+        if self._memory.has_moved():
             reason = reason or "the model replaces a parameter or a buffer in each step"
         if reason:
             self._give_up(reason)
@@ -220,8 +219,18 @@ class WholeStep:
     def _recorded(self, key: Hashable) -> Recorded:
         """Return what is known of a combination. Of many, only those with a graph are remembered."""
         if key not in self._known and len(self._known) >= COMBINATIONS:
+            self._tell_of_changes()
             self._known = {known: each for known, each in self._known.items() if each.replay is not None}
         return self._known.setdefault(key, Recorded())
+
+    def _tell_of_changes(self) -> None:
+        if not self._told_of_changes:
+            self._told_of_changes = True
+            warn(
+                f"{COMBINATIONS} shapes, modes and hyperparameters of a training step came up {WARM_UP} times at most, "
+                "and such steps run operator by operator: pad batches to few shapes, and for a learning rate that "
+                "changes give the optimizer fused=True, or take one with an option capturable"
+            )
 
     def _is_free(self) -> bool:
         """Say whether one more graph may be captured."""
@@ -260,28 +269,13 @@ class WholeStep:
     def _moved(self, structure: Hashable, tensors: Sequence[Tensor]) -> Any:
         return batch_of(structure, (tensor.to(self._device, non_blocking=True) for tensor in tensors))
 
-    def _where(self) -> Any:
-        """Return what graphs read and write without Python: modules, memory, and the optimizer's state."""
-        optimizer = self._optimizer
-        return [*self._memory(), id(optimizer.state), len(optimizer.state), id(optimizer.param_groups)]
-
-    def _memory(self) -> Iterator[Any]:
-        for module in self._modules:
-            yield from map(id, module._modules.values())
-            for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        yield id(tensor)
-                        yield tensor.data_ptr()
-
     def _decided(self) -> Hashable:
         """Return what Python decides in a step, beside what the batch says."""
         kind = self._device.type
         return (
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
             hyperparameters(self._optimizer),
-            tuple(module.training for module in self._modules),
-            tuple(p.requires_grad for module in self._modules for p in module._parameters.values() if p is not None),
+            self._memory.modes(),
         )
 
 

@@ -162,6 +162,15 @@ def test_a_checkpointed_model_trains_as_it_did() -> None:
     assert_same(ours, theirs)
 
 
+def test_a_summary_tells_two_models_apart() -> None:
+    first, second = Net(), nn.Sequential(Net(), nn.Flatten(0))
+    for each in (first, second):
+        compiled(each)(batch(0))
+    found = [autotuner.summary(each).graphs for each in (first, second, Net())]
+    assert [len(graphs) for graphs in found] == [1, 1, 0]
+    assert found[0] == ("2 of 2 regions run tuned (1 of 1 kinds)",)
+
+
 def test_no_warning_is_given_where_all_is_well(recwarn: pytest.WarningsRecorder) -> None:
     ours = Net()
     train(compiled(ours), adamw(ours))

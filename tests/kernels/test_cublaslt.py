@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,6 +175,42 @@ def test_an_algorithm_that_is_no_place_in_a_list_is_refused_in_a_sentence(algori
     other = replace(call, candidate=replace(call.candidate, params=(("algorithm", algorithm),)))
     with pytest.raises(KernelError, match=f"algorithm is {algorithm!r}: write a place in the library's list, from 0"):
         prepare(other)
+
+
+WIDENED = """
+version: 1
+name: widened
+dtype: float16
+axes: {b: batch, h: hidden, f: features}
+presets: {small: {b: 6, h: 8, f: 5}}
+inputs: {x: {axes: bh}}
+parameters: {weight: {axes: fh, dtype: float32}}
+operators:
+  - {name: narrow, kind: cast, spec: "fh->fh", inputs: [weight], outputs: [narrow], attributes: {dtype: float16}}
+  - {name: y, kind: contraction, spec: "bh,fh->bf", inputs: [x, narrow], outputs: [y]}
+outputs: [y]
+"""
+
+
+def test_a_product_that_is_cast_to_float32_is_one_call_of_the_library(computing_lt: FakeLt, tmp_path: Path) -> None:
+    (tmp_path / "widened.yaml").write_text(WIDENED)
+    graph = training_graph(load_model(str(tmp_path / "widened.yaml")).instantiate("small").graph())
+    found = [
+        call for call in build_space(graph, space_file("cuda")).calls.values()
+        if call.subgraph.kinds == ("contraction", "cast")
+    ]  # fmt: skip
+    assert {call.candidate.kernel for call in found} == {"cublas_matmul", "cublaslt_matmul"}
+    lt = [call for call in found if call.candidate.params == (("algorithm", 0),)]
+    assert faults(lt) == {}
+    assert [shape[0] for shape in computing_lt.layouts] == [2, 2, 0]
+    call = lt[0]
+    narrowed = tuple(
+        replace(tensor, dtype="bfloat16") if tensor.dtype == "float32" else tensor for tensor in call.subgraph.tensors
+    )
+    for kernel in ("cublas_matmul", "cublaslt_matmul"):
+        reason = KERNELS[kernel].refuses(replace(call.subgraph, tensors=narrowed), call.candidate)
+        assert reason is not None
+        assert reason.endswith("this is a cast from float16 to bfloat16")
 
 
 # GELU

@@ -8,6 +8,7 @@ import torch
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.form import Form
+from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import load_model
 from autotuner.ir.records import Attributes, Call, Candidate, Node, Subgraph, TensorType
@@ -49,7 +50,11 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 
 def sets(extents: dict[str, int], dtype: str, **options: str | float) -> dict[tuple[str, ...], Subgraph]:
     """Return what the kernels by rows cover in a layer beside attention, by kinds."""
-    graph = layer(extents, dtype, **options)  # type: ignore[arg-type]
+    return sets_of(layer(extents, dtype, **options))  # type: ignore[arg-type]
+
+
+def sets_of(graph: Graph) -> dict[tuple[str, ...], Subgraph]:
+    """Return the same of any graph."""
     named = {operator.name: operator for operator in graph.operators}
     found = {}
     file = space_file("cuda")
@@ -82,6 +87,74 @@ def test_every_set_of_a_layer_equals_the_reference(dtype: str, launch: dict[str,
     found = [call for call in found if KERNELS["cupy_rows"].refuses(call.subgraph, call.candidate) is None]
     assert len(found) > 12
     assert faults(found) == {}
+
+
+LLAMA = {"b": 2, "l": 5, "h": 48, "g": 1, "r": 3, "p": 16, "f": 128}
+GATED = (
+    ("add", "rms_norm"),
+    ("silu", "multiply"),
+    ("multiply", "multiply", "silu_grad"),
+    ("add", "rms_norm_grad_parameters", "rms_norm_grad_input", "add"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype, extents, launch",
+    [
+        ("bfloat16", LLAMA, {}),
+        ("float32", LLAMA, {"threads": 64, "vector": 1, "blocks": 2, "unroll": 2}),
+        ("float16", LLAMA | {"h": 51, "f": 77}, {"vector": 1, "rows": 4}),
+    ],
+    ids=["vectors of bfloat16", "elements of float32, two warps a row", "extents that nothing divides"],
+)
+def test_every_set_of_a_gated_layer_equals_the_reference(
+    dtype: str, extents: dict[str, int], launch: dict[str, int]
+) -> None:
+    found = sets(extents, dtype, model="llama-block")
+    assert set(GATED) <= set(found)
+    wanted = [declared(subgraph, **launch) for subgraph in found.values()]
+    wanted = [call for call in wanted if KERNELS["cupy_rows"].refuses(call.subgraph, call.candidate) is None]
+    assert {call.subgraph.kinds for call in wanted} >= set(GATED)
+    assert faults(wanted) == {}
+
+
+CASTS = """
+version: 1
+name: casts
+dtype: bfloat16
+axes: {b: batch, h: hidden}
+presets: {small: {b: 40, h: 64}}
+inputs: {x: {axes: bh}, residual: {axes: bh, dtype: float32}}
+parameters: {bias: {axes: h, dtype: float32}, scale: {axes: h, dtype: float32}, shift: {axes: h, dtype: float32}}
+operators:
+  - {name: narrow_bias, kind: cast, spec: "h->h", inputs: [bias], outputs: [narrow_bias], attributes: {dtype: bfloat16}}
+  - {name: biased, kind: bias, spec: "bh,h->bh", inputs: [x, narrow_bias], outputs: [biased]}
+  - {name: mask, kind: dropout_mask, spec: "->bh", inputs: [], outputs: [mask], attributes: {p: 0.25}}
+  - {name: dropped, kind: dropout, spec: "bh,bh->bh", inputs: [biased, mask], outputs: [dropped], attributes: {p: 0.25}}
+  - {name: wide, kind: cast, spec: "bh->bh", inputs: [dropped], outputs: [wide], attributes: {dtype: float32}}
+  - {name: summed, kind: add, spec: "bh,bh->bh", inputs: [wide, residual], outputs: [summed]}
+  - name: norm
+    kind: layer_norm
+    spec: "bh,h,h->bh,b,b"
+    inputs: [summed, scale, shift]
+    outputs: [norm, mean, deviation]
+    attributes: {epsilon: 1.0e-5}
+  - {name: y, kind: cast, spec: "bh->bh", inputs: [norm], outputs: [y], attributes: {dtype: bfloat16}}
+outputs: [y]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vector", [1, 4, 8])
+def test_sets_with_casts_read_and_write_several_types(vector: int, tmp_path: Path) -> None:
+    (tmp_path / "casts.yaml").write_text(CASTS)
+    found = sets_of(training_graph(load_model(str(tmp_path / "casts.yaml")).instantiate("small").graph()))
+    forward = found["cast", "bias", "dropout", "cast", "add", "layer_norm", "cast"]
+    assert {forward.tensors[number].dtype for number in forward.outputs} == {"bfloat16", "float32"}
+    (backward,) = (s for kinds, s in found.items() if {"bias_grad", "layer_norm_grad_parameters"} <= set(kinds))
+    assert [backward.tensors[number].dtype for number in backward.outputs].count("float32") >= 3
+    assert faults([declared(subgraph, vector=vector) for subgraph in found.values()]) == {}
 
 
 @pytest.mark.slow
@@ -138,8 +211,9 @@ def alone(kind: str, values: list[float], *, operands: int = 1, dtype: str = "fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, operands", [("gelu_erf", 1), ("gelu_tanh", 1), ("relu", 1), ("gelu_erf_grad", 2),
-                                            ("gelu_tanh_grad", 2), ("relu_grad", 2)])  # fmt: skip
+@pytest.mark.parametrize("kind, operands", [("gelu_erf", 1), ("gelu_tanh", 1), ("relu", 1), ("silu", 1),
+                                            ("multiply", 2), ("gelu_erf_grad", 2), ("gelu_tanh_grad", 2),
+                                            ("relu_grad", 2), ("silu_grad", 2)])  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_what_is_not_finite_large_or_tiny_is_as_in_the_reference(kind: str, operands: int, dtype: str) -> None:
     values = [nan, inf, -inf, 0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0, -5.5, 60.0, -60.0, 6e4, -6e4]
@@ -264,13 +338,12 @@ def test_a_sum_of_gradients_of_a_parameter_that_is_used_twice_is_left_to_others(
 
 def test_no_set_with_a_kind_that_is_not_fused_by_rows_is_claimed() -> None:
     foreign = {name for name, kind in KINDS.items() if kind.fusible} - FUSED
-    assert {"multiply", "silu", "silu_grad", "rotary", "rotary_grad", "rms_norm", "rms_norm_grad_input",
-            "rms_norm_grad_parameters"} <= foreign  # fmt: skip
+    assert {"mask", "causal_mask", "softmax", "softmax_grad", "rotary", "rotary_grad"} <= foreign
     (pattern,) = KERNELS["cupy_rows"].patterns
     assert isinstance(pattern, Connected)
     assert foreign.isdisjoint(pattern.kinds)
-    x = TensorType((8, 64), "float32")
-    nodes = (Node("silu", "ab->ab", (0,), (3,)), Node("multiply", "ab,ab->ab", (3, 1), (2,)))
-    gated = Subgraph(nodes, (x, x, x, x), (0, 1), (2,))
-    reason = KERNELS["cupy_rows"].refuses(gated, Candidate("cupy_rows", ("ab",) * 3, params()))
-    assert reason == f"silu is not fused by rows: {', '.join(sorted(FUSED))} are"
+    x, angle = TensorType((8, 64), "float32"), TensorType((64,), "float32")
+    nodes = (Node("rotary", "ab,b,b->ab", (0, 1, 2), (5,), (("axis", "b"),)), Node("add", "ab,ab->ab", (5, 3), (4,)))
+    turned = Subgraph(nodes, (x, angle, angle, x, x, x), (0, 1, 2, 3), (4,))
+    reason = KERNELS["cupy_rows"].refuses(turned, Candidate("cupy_rows", ("ab", "a", "a", "ab", "ab"), params()))
+    assert reason == f"rotary is not fused by rows: {', '.join(sorted(FUSED))} are"

@@ -54,6 +54,22 @@ def test_where_the_optimizer_takes_no_tensor_each_learning_rate_has_a_graph() ->
     assert (pair.recorder.captures, pair.step.replays) == (2, 4)
 
 
+def test_hyperparameters_that_change_in_each_step_are_told_of() -> None:
+    pair = Pair(lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    (batch,) = batches(1)
+
+    def train() -> None:
+        for number in range(70):
+            for each in (pair.own, pair.other):
+                each.param_groups[0]["lr"] = 0.1 / (number + 1)
+            pair.train(batch)
+
+    with pytest.warns(TunedWarning, match=r"for a learning rate that changes give the optimizer fused=True") as told:
+        train()
+    assert len(told) == 1
+    assert (pair.step.replays, pair.step.plain) == (0, 70)
+
+
 def test_each_shape_has_a_graph_up_to_a_limit_and_further_ones_are_plain() -> None:
     pair = Pair(max_graphs=2)
     with pytest.warns(TunedWarning, match=r"^2 graphs of a training step are captured, and steps of any further shape"):

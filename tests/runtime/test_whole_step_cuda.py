@@ -84,9 +84,9 @@ def test_a_captured_step_trains_as_a_plain_loop_does_and_follows_its_scheduler(m
 def test_regions_run_tuned_inside_of_the_graph() -> None:
     regions: list[TunedRegion] = []
     begun = len(COMPILED)
-    pair = Pair(
+    pair = Pair(  # keys' biases have no gradient but rounding, which Adam would make steps of
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
         loss=squared, model=encoder().train(), device=CUDA, compiled=partial(tuned, regions),
-        make=partial(adamw, lr=1e-3),
     )  # fmt: skip
     for length in (6, 5, 6):
         pair.train_all(sequences(5, length), 1e-4)
@@ -145,7 +145,7 @@ def test_a_replay_does_not_wait_and_allocates_nothing_that_stays() -> None:
             pair.step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before
 
 
 def test_micro_batches_are_one_graph() -> None:

@@ -105,7 +105,7 @@ def _operand(matrix: Tensor) -> Matrix:
 
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    """One product."""
+    """One product, in the type of its operands or in float32."""
     return _product(call, *contraction.product_matrices(call, inputs, outputs))
 
 
@@ -214,7 +214,8 @@ def _product(
     wanted = dict(call.candidate.params).get("algorithm", 0)
     if type(wanted) is not int or wanted < 0:
         raise KernelError(f"algorithm is {wanted!r}: write a place in the library's list, from 0")
-    launch = _prepared(oriented(a, b, c), DATA_TYPES[a.dtype], epilogue, wanted, c.device, addend)
+    types = (DATA_TYPES[a.dtype], DATA_TYPES[c.dtype])
+    launch = _prepared(oriented(a, b, c), types, epilogue, wanted, c.device, addend)
     return lambda: launch.queue(c.device)
 
 
@@ -251,12 +252,13 @@ def _handle(device_index: int) -> tuple[Any, int]:
 
 def _prepared(
     seen: Oriented,
-    data_type: int,
+    types: tuple[int, int],
     epilogue: Epilogue,
     wanted: int,
     device: torch.device,
     addend: Tensor | None,
 ) -> Launch:
+    """Return a product of operands of the first type, written in the second."""
     library, handle = _handle(device.index or 0)
     attribute = library.MatmulDescAttribute
     descriptor = library.matmul_desc_create(COMPUTE_32F, DATA_TYPES[torch.float32])
@@ -276,7 +278,7 @@ def _prepared(
         describe(attribute.EPILOGUE_AUX_LD, seen.d.leading, np.int64)
     layouts = [
         library.matrix_layout_create(data_type, each.rows, each.columns, each.leading)
-        for each in (seen.a, seen.b, seen.d)
+        for each, data_type in ((seen.a, types[0]), (seen.b, types[0]), (seen.d, types[1]))
     ]
     preference = library.matmul_preference_create()
     asked: list[tuple[int, int, Any]] = [

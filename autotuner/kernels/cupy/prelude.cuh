@@ -94,6 +94,14 @@ DEVICE float gelu_tanh_slope(float x) {
     return fmaf(2.0f * x * share * (1.0f - share), inner, share);
 }
 
+// SiLU is x / (1 + exp(-x)).
+DEVICE float silu_share(float x) { return reciprocal(1.0f + exp2_fast(-1.44269504f * x)); }
+DEVICE float silu(float x) { return x * silu_share(x); }
+DEVICE float silu_slope(float x) {
+    float share = silu_share(x);
+    return share * fmaf(x, 1.0f - share, 1.0f);
+}
+
 // Sums over the threads of a row: within a warp by shuffles, between warps through shared memory.
 template <int THREADS, int COUNT>
 DEVICE void row_sums(float (&x)[COUNT], float* between, int group, int lane) {

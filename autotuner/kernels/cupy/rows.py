@@ -14,7 +14,7 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Node, Subgraph
 from autotuner.kernels.cupy.launch import compiled, multiprocessors
-from autotuner.kernels.rules.rows import SUMS, WARP, RowLaunch, RowTable, as_rows
+from autotuner.kernels.rules.rows import WARP, RowLaunch, RowTable, as_rows, places_of, sums_of
 
 Run = Callable[[], Any]
 
@@ -38,7 +38,7 @@ def rows(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run
     module = compiled(text.whole(), device)
     sums = text.sums
     operands = [tensors[number] for number in text.arguments]
-    totals = [tensors[number] for number in sums]
+    totals = [tensors[number] for number in text.totals]
     folds = -(-table.columns // FOLDED) * len(sums)
 
     def run() -> None:
@@ -71,9 +71,11 @@ class Text:
     def __init__(self, subgraph: Subgraph, table: RowTable, launch: RowLaunch, blocks: int) -> None:
         self._subgraph, self._table, self._launch, self._blocks = subgraph, table, launch, blocks
         self._chunks, self._tiles = launch.chunks(table), launch.tiles(table)
-        made = {number for node in subgraph.nodes if node.kind in SUMS for number in node.outputs}
-        self.sums = tuple(number for number in subgraph.outputs if number in made)
-        self.arguments = tuple(number for number in subgraph.boundary if number not in made)
+        self._summed = sums_of(subgraph)
+        self._vectors = [n for n, place in places_of(subgraph.nodes).items() if place == "column"]
+        self.totals = tuple(number for number in subgraph.outputs if number in self._summed)
+        self.sums = tuple(dict.fromkeys(self._summed[number] for number in self.totals))
+        self.arguments = tuple(number for number in subgraph.boundary if number not in self._summed)
         self._lines: list[str] = []
         self._depth = 0
 
@@ -127,6 +129,7 @@ class Text:
         for number in self._of("column", self._subgraph.inputs):
             self._add(f"float t{number}[CHUNKS][VECTOR];")
             self._each(f"t{number}[k][v] = WHOLE || column[k] < COLUMNS ? widened(a{number}[column[k] + v]) : 0;")
+        self._casts_of_vectors()
         for number in self.sums:
             self._add(f"float s{number}[CHUNKS][VECTOR] = {{}};")
         self._add("for (long long first = block * GROUPS + group; first < ROWS; first += UNROLL * BLOCKS * GROUPS) {")
@@ -138,7 +141,8 @@ class Text:
                 self._add(f"float t{number}[CHUNKS][VECTOR];")
                 self._each(f"t{number}[k][v] = widened(r{number}[u][k].at[v]);")
         for node in self._subgraph.nodes:
-            self._node(node)
+            if not self._is_of_vectors(node):
+                self._node(node)
         self._stores()
         self._add("}", "}", "}")
         self._partials()
@@ -146,6 +150,22 @@ class Text:
 
     def _of(self, place: str, numbers: Sequence[int]) -> list[int]:
         return [n for n in numbers if n in self._table.operands and self._table.operands[n].place == place]
+
+    def _is_of_vectors(self, node: Node) -> bool:
+        """Tell a cast of a parameter, or of a sum, from one of rows."""
+        return node.kind == "cast" and node.outputs[0] in self._vectors
+
+    def _casts_of_vectors(self) -> None:
+        """Cast parameters once, and have one block write those that others read."""
+        for node in self._subgraph.nodes:
+            (made,) = node.outputs if self._is_of_vectors(node) else (None,)
+            if made is None or made in self._summed:
+                continue
+            self._add(f"float t{made}[CHUNKS][VECTOR];")
+            self._each(f"t{made}[k][v] = t{node.inputs[0]}[k][v];")
+            if made in self._subgraph.outputs:
+                self._add("if (block == 0 && group == 0) {", "#pragma unroll", "for (int k = 0; k < CHUNKS; ++k) {")
+                self._add(f"if (WHOLE || column[k] < COLUMNS) store(a{made} + column[k], t{made}[k]);", "}", "}")
 
     def _loads(self) -> None:
         """Load what `UNROLL` rows need before anything is computed of them."""
@@ -206,6 +226,14 @@ class Text:
                 return f"{read[0]} + {read[1]}"
             case "scale":
                 return f"{read[0]} * {_number(node, 'factor')}"
+            case "multiply":
+                return f"{read[0]} * {read[1]}"
+            case "cast":
+                return read[0]
+            case "silu":
+                return f"silu({read[0]})"
+            case "silu_grad":
+                return f"{read[0]} * silu_slope({read[1]})"
             case "relu":
                 return f"({read[0]} > 0 || {read[0]} != {read[0]} ? {read[0]} : 0)"
             case "relu_grad":
@@ -270,6 +298,33 @@ class Text:
         lines = [f"s{scale}[k][v] += t{grad}[k][v] * {normal};"] if scale in self.sums else []
         self._each(*lines, *([f"s{shift}[k][v] += t{grad}[k][v];"] if shift in self.sums else []))
 
+    def _rms_norm(self, node: Node) -> None:
+        x, scale = node.inputs
+        y, root = (*node.outputs, None)[:2]
+        self._add(f"float square{y}[1] = {{}};")
+        self._each(f"square{y}[0] += t{x}[k][v] * t{x}[k][v];")
+        self._add(f"row_sums<THREADS>(square{y}, between, group, lane);")
+        self._add(f"const float root{y} = rsqrtf(square{y}[0] / COLUMNS + {_number(node, 'epsilon')});")
+        self._add(f"float t{y}[CHUNKS][VECTOR];")
+        self._each(f"t{y}[k][v] = t{x}[k][v] * root{y} * t{scale}[k][v];")
+        if root is not None:
+            self._add(f"const float t{root} = root{y};")
+
+    def _rms_norm_grad_input(self, node: Node) -> None:
+        grad, x, scale, root = node.inputs
+        (made,) = node.outputs
+        self._add(f"float sums{made}[1] = {{}};")
+        normal, scaled = f"t{x}[k][v] * {self._row(root)}", f"t{grad}[k][v] * t{scale}[k][v]"
+        self._each(f"sums{made}[0] += {scaled} * ({normal});")
+        self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
+        self._each(f"t{made}[k][v] = {self._row(root)} * ({scaled} - {normal} * (sums{made}[0] / COLUMNS));")
+
+    def _rms_norm_grad_parameters(self, node: Node) -> None:
+        grad, x, root = node.inputs
+        (made,) = node.outputs
+        if made in self.sums:
+            self._each(f"s{made}[k][v] += t{grad}[k][v] * (t{x}[k][v] * {self._row(root)});")
+
     def _row(self, number: int) -> str:
         """Return what there is one of for each row: read, or made before."""
         return f"r{number}[u]" if number in self._subgraph.inputs else f"t{number}"
@@ -299,7 +354,7 @@ class Text:
 
     def _fold(self) -> None:
         """Add the second kernel: every column's sum over the blocks."""
-        totals = ", ".join(f"{self._type(number)}* a{number}" for number in self.sums)
+        totals = ", ".join(f"{self._type(number)}* a{number}" for number in self.totals)
         self._add(f"KERNEL void THREADS_AT_MOST({FOLDED * FOLDED}) fold(const float* partial, {totals}) {{")
         self._add(
             f"constexpr int PARTS = {FOLDED};",
@@ -319,7 +374,8 @@ class Text:
             "total = 0;",
             "for (int part = 0; part < PARTS; ++part) total += parts[x * (PARTS + 1) + part];",
         )
-        for place, number in enumerate(self.sums):
+        for number in self.totals:
+            place = self.sums.index(self._summed[number])
             self._add(f"if (sum == {place}) a{number}[column] = Narrow<{self._type(number)}>::of(total);")
         self._add("}", "}")
 

@@ -22,6 +22,7 @@ from autotuner.kernels.geometry import (
     unit_stride,
     unit_strides,
 )
+from autotuner.kernels.patterns import Operators
 from autotuner.kernels.registry import KERNELS, Kernel
 
 _IMPLEMENTATION = "autotuner.kernels.torch.contraction"
@@ -68,6 +69,10 @@ def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
         letters = operand_letters(follower)[1]
         if merge(letters, (product, vector), letter_extents(subgraph, follower)) is None:
             return f"the bias lies as {forms[follower.inputs[1]]}, in another order than the product's axes {letters!r}"
+    if follower.kind == "cast":
+        source, target = (subgraph.tensors[number].dtype for number in (node.inputs[0], follower.outputs[0]))
+        if source not in HALVES or target != "float32":
+            return f"it writes float32 from operands of {' or '.join(HALVES)}; this is a cast from {source} to {target}"
     for extra in set(forms) & set(subgraph.inputs) - set(node.inputs):
         if follower.kind == "add" and forms[extra].nameless() != forms[subgraph.outputs[0]].nameless():
             return f"what is added lies as {forms[extra]}, the product as {forms[subgraph.outputs[0]]}"
@@ -185,6 +190,8 @@ def _declared(first: str, second: str, order: str) -> tuple[str, str]:
     return (first, second) if order.index(first[0]) < order.index(second[0]) else (second, first)
 
 
+OR_CAST = (Operators(("contraction",)), Operators(("contraction", "cast")))
+"""A product, or one that is written in a wider type than its operands have."""
 for _library, _bias, _one, _loop in (
     ("torch", "matmul_plus", not_one_product_on_cpu, no_loop_on_cpu),
     ("cublas", "matmul_row_bias", not_one_product, no_loop_over_products),
@@ -199,6 +206,7 @@ for _library, _bias, _one, _loop in (
             Kernel(
                 f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _one,
                 layouts=product_layouts, anchors=True, pitched=_name != "matmul_add",
+                patterns=OR_CAST if (_library, _name) == ("cublas", "matmul") else (),
             )
         )  # fmt: skip
     for _name, _kinds, _function in (

@@ -22,7 +22,7 @@ from autotuner.kernels.geometry import (
 )
 from autotuner.kernels.patterns import Pair, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
-from autotuner.kernels.rules.contraction import contraction_of, not_one_product, product_layouts
+from autotuner.kernels.rules.contraction import OR_CAST, contraction_of, not_one_product, product_layouts
 from autotuner.kernels.rules.stacked import members, not_one_stacked_product, stacked_product_layouts
 
 _IMPLEMENTATION = "autotuner.kernels.cublaslt.matmul"
@@ -189,7 +189,7 @@ for _name, _kinds in (("cublaslt_matmul", ("contraction",)), ("cublaslt_matmul_b
     KERNELS.add(
         Kernel(
             _name, _kinds, f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_single, layouts=product_layouts,
-            anchors=True, pitched=True,
+            anchors=True, pitched=True, patterns=OR_CAST if len(_kinds) == 1 else (),
         )
     )  # fmt: skip
 KERNELS.add(

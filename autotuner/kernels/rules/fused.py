@@ -32,7 +32,7 @@ def global_letters(subgraph: Subgraph) -> dict[int, str]:
     return {number: "".join(LETTERS[axis] for axis in axes[number]) for number in read}
 
 
-def _kept_as_declared(subgraph: Subgraph) -> set[int]:
+def kept_as_declared(subgraph: Subgraph) -> set[int]:
     """Return the tensors that keep their declared order: vectors, and what casts make of them, or make them of."""
     fixed = set[int]().union(*(vectors(node) for node in subgraph.nodes))
     for node in (*subgraph.nodes, *reversed(subgraph.nodes)):
@@ -46,7 +46,7 @@ def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     letters = global_letters(subgraph)
     lead = max(letters.values(), key=len)
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
-    fixed = _kept_as_declared(subgraph)
+    fixed = kept_as_declared(subgraph)
     for order in permutations(lead):
         for storage in MASK_STORAGES if masks else ("raw",):
             row = []

@@ -4,7 +4,7 @@ All full operands lie in one memory order, of which the last axes are the column
 gradients, which a norm also runs along. All axes before are the rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -17,17 +17,18 @@ from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
 from autotuner.kernels.geometry import forms_by_number, merge, operand_numbers
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.kernels.rules.elementwise import dropout_masks, vectors
-from autotuner.kernels.rules.fused import global_letters
+from autotuner.kernels.rules.elementwise import dropout_masks
+from autotuner.kernels.rules.fused import global_letters, kept_as_declared
 from autotuner.kernels.rules.stacked import stacked_vector_layouts
 
 FUSED = frozenset({
-    "bias", "scale", "add", "dropout", "gelu_erf", "gelu_tanh", "relu", "gelu_erf_grad", "gelu_tanh_grad", "relu_grad",
-    "layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters", "bias_grad",
+    "bias", "scale", "add", "multiply", "cast", "dropout", "gelu_erf", "gelu_tanh", "relu", "silu", "gelu_erf_grad",
+    "gelu_tanh_grad", "relu_grad", "silu_grad", "layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters",
+    "rms_norm", "rms_norm_grad_input", "rms_norm_grad_parameters", "bias_grad",
 })  # fmt: skip
 SUMS = frozenset(name for name in FUSED if not KINDS[name].keeps_axes)
 """Kinds whose results are sums over rows."""
-NORMS = frozenset({"layer_norm", "layer_norm_grad_input"})
+NORMS = frozenset({"layer_norm", "layer_norm_grad_input", "rms_norm", "rms_norm_grad_input"})
 """Kinds that reduce along a row."""
 DTYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -106,8 +107,8 @@ def _seen_as_rows(subgraph: Subgraph, texts: tuple[str, ...]) -> RowTable | str:
     strange = [kind for kind in subgraph.kinds if kind not in FUSED]
     if strange:
         return f"{strange[0]} is not fused by rows: {', '.join(sorted(FUSED))} are"
-    sums = {number for node in subgraph.nodes if node.kind in SUMS for number in node.outputs}
-    if any(not sums.isdisjoint(node.inputs) for node in subgraph.nodes):
+    sums = sums_of(subgraph)
+    if any(node.kind != "cast" and not sums.keys().isdisjoint(node.inputs) for node in subgraph.nodes):
         return "it reads what is a sum over rows"
     forms = forms_by_number(subgraph, Candidate("", texts))
     found: RowTable | None = None
@@ -125,6 +126,35 @@ def _seen_as_rows(subgraph: Subgraph, texts: tuple[str, ...]) -> RowTable | str:
     return found
 
 
+def sums_of(subgraph: Subgraph) -> dict[int, int]:
+    """Return the tensors that are sums over rows, and casts of such, each with the sum that it is or is made from."""
+    found: dict[int, int] = {}
+    for node in subgraph.nodes:
+        if node.kind in SUMS:
+            found |= {number: number for number in node.outputs}
+        elif node.kind == "cast" and node.inputs[0] in found:
+            found[node.outputs[0]] = found[node.inputs[0]]
+    return found
+
+
+def places_of(nodes: Sequence[Node]) -> dict[int, Place]:
+    """Return whether tensors have rows and columns or one of them; a cast changes nothing about that."""
+    places: dict[int, Place] = {}
+    for node in nodes:
+        sides = KINDS[node.kind].sides
+        for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
+            if node.kind != "cast":
+                places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"
+    casts = [operand_numbers(node) for node in nodes if node.kind == "cast"]
+    for numbers in (*casts, *reversed(casts)):
+        known = next((places[number] for number in numbers if number in places), None)
+        if known is not None:
+            places |= dict.fromkeys(numbers, known)
+    for number in (number for numbers in casts for number in numbers):
+        places.setdefault(number, "full")
+    return places
+
+
 def _components(subgraph: Subgraph) -> list[list[Node]]:
     """Return the nodes that share tensors with each other, in graph order."""
     components: list[tuple[set[int], list[Node]]] = []
@@ -140,11 +170,9 @@ def _components(subgraph: Subgraph) -> list[list[Node]]:
 
 def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> RowTable | str:
     letters = global_letters(subgraph)
-    places: dict[int, Place] = {}
-    for node in nodes:
-        sides = KINDS[node.kind].sides
-        for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
-            places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"
+    places = places_of(nodes)
+    if any(node.kind == "cast" and places[node.inputs[0]] == "row" for node in nodes):
+        return "it casts nothing of which there is one for each row"
     extents = {
         letter: extent
         for number in places
@@ -244,7 +272,7 @@ def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate every memory order of the widest operand, masks as bits; parameters stay as declared."""
     letters = global_letters(subgraph)
     masks = dropout_masks(subgraph)
-    fixed = set().union(*(vectors(node) for node in subgraph.nodes))
+    fixed = kept_as_declared(subgraph)
     lead = max(letters.values(), key=len)
     for order in permutations(lead):
         row = []
@@ -257,7 +285,7 @@ def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 
 SETS = Connected(
     FUSED,
-    alone=FUSED - {"add", "bias", "scale"},
+    alone=FUSED - {"add", "bias", "scale", "multiply", "cast"},
     without=(
         frozenset(),
         frozenset({"bias"}),  # which a product's own kernel can add

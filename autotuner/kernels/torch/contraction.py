@@ -94,6 +94,9 @@ def _discard(value: object) -> None:
 
 
 def _product(a: Tensor, b: Tensor, c: Tensor) -> Run:
+    if c.dtype != a.dtype:
+        wide = torch.ops.aten.mm.dtype_out if c.dim() == 2 else torch.ops.aten.bmm.dtype_out
+        return lambda: _discard(wide(a, b, c.dtype, out=c))
     if c.dim() == 2:
         return lambda: _discard(torch.mm(a, b, out=c))
     return lambda: _discard(torch.bmm(a, b, out=c))

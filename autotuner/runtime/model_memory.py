@@ -1,0 +1,56 @@
+"""Memory that a captured training step reads and writes: parameters, buffers and the optimizer's state."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class ModelMemory:
+    """Addresses of a model's tensors, noted once and compared before each step.
+
+    Of the optimizer's state, only the containers are looked at: `load_state_dict` replaces them.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.note()
+
+    def note(self) -> None:
+        """Note where everything is now."""
+        self._modules = list(self._model.modules())
+        self._tensors: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        self._others: list[tuple[dict[str, Any], str, Any]] = []
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        for module in self._modules:
+            for own in (module._parameters, module._buffers, module._modules):
+                named: dict[str, Any] = own
+                self._sizes.append((named, len(named)))
+                for name, value in named.items():
+                    if isinstance(value, Tensor):
+                        self._tensors.append((named, name, value, value.data_ptr()))
+                    else:
+                        self._others.append((named, name, value))
+        self._parameters = [parameter for _, _, parameter, _ in self._tensors if isinstance(parameter, nn.Parameter)]
+        self._state, self._count = self._optimizer.state, len(self._optimizer.state)
+        self._groups = self._optimizer.param_groups
+
+    def has_moved(self) -> bool:
+        """Say whether a module, a tensor or the optimizer's state was replaced since, or has other memory."""
+        optimizer = self._optimizer
+        return (
+            optimizer.state is not self._state
+            or len(optimizer.state) != self._count
+            or optimizer.param_groups is not self._groups
+            or any(len(own) != size for own, size in self._sizes)
+            or any(own.get(name) is not value for own, name, value in self._others)
+            or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
+        )
+
+    def modes(self) -> Hashable:
+        """Return the modes of all modules, and which parameters want gradients."""
+        return (
+            tuple([module.training for module in self._modules]),
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+        )
