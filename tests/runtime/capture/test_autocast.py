@@ -17,9 +17,9 @@ Loss = Callable[[Any], Tensor]
 LOW = torch.bfloat16
 
 
-def autocast(loss: Loss, low: torch.dtype = LOW) -> Loss:
+def autocast(loss: Loss, low: torch.dtype = LOW, device_type: str = "cpu") -> Loss:
     def inside(model: Any) -> Tensor:
-        with torch.autocast("cpu", low):
+        with torch.autocast(device_type, low):
             return loss(model)
 
     return inside
