@@ -153,7 +153,8 @@ def test_a_model_that_replaces_a_buffer_is_not_captured() -> None:
 
         def forward(self, x: Tensor) -> Any:
             self.seen = self.seen + 1
-            return self.inner(x)
+            self.newest: Tensor = nn.Buffer(x.detach())
+            return self.inner(x) * self.seen
 
     pair = Pair(model=Counting())
     with pytest.warns(TunedWarning, match="the model replaces a parameter or a buffer in each step"):
