@@ -213,6 +213,47 @@ def test_a_product_that_is_cast_to_float32_is_one_call_of_the_library(computing_
         assert reason.endswith("this is a cast from float16 to bfloat16")
 
 
+SIBLINGS = """
+version: 1
+name: siblings
+dtype: float16
+axes: {b: batch, l: position, h: hidden, n: head, p: feature}
+presets: {small: {b: 2, l: 3, h: 8, n: 2, p: 4}}
+inputs: {x: {axes: blh}}
+parameters: {one: {axes: nph, dtype: float32}, other: {axes: nph, dtype: float32}}
+operators:
+  - {name: one_cast, kind: cast, spec: "nph->nph", inputs: [one], outputs: [one_cast], attributes: {dtype: float16}}
+  - {name: other_cast, kind: cast, spec: "nph->nph", inputs: [other], outputs: [other_cast], attributes: {dtype: float16}}
+  - {name: first, kind: contraction, spec: "blh,nph->blnp", inputs: [x, one_cast], outputs: [first]}
+  - {name: second, kind: contraction, spec: "blh,nph->blnp", inputs: [x, other_cast], outputs: [second]}
+  - {name: y, kind: relu, spec: "blnp->blnp", inputs: [first], outputs: [y]}
+  - {name: z, kind: relu, spec: "blnp->blnp", inputs: [second], outputs: [z]}
+outputs: [y, z]
+"""
+
+
+def test_stacked_products_that_are_cast_to_float32_are_one_call_of_the_library(
+    computing_lt: FakeLt, tmp_path: Path
+) -> None:
+    (tmp_path / "siblings.yaml").write_text(SIBLINGS)
+    graph = training_graph(load_model(str(tmp_path / "siblings.yaml")).instantiate("small").graph())
+    found = [
+        call for call in build_space(graph, space_file("cuda")).calls.values()
+        if call.subgraph.kinds == ("contraction", "contraction", "cast", "cast")
+    ]  # fmt: skip
+    assert {call.candidate.kernel for call in found} == {"cublas_stacked_matmul", "cublaslt_stacked_matmul"}
+    lt = [call for call in found if call.candidate.params == (("algorithm", 0),)]
+    assert lt
+    assert faults(lt) == {}
+    assert [shape[0] for shape in computing_lt.layouts] == [2, 2, 0]
+    narrowed = tuple(
+        replace(tensor, dtype="bfloat16") if tensor.dtype == "float32" else tensor for tensor in lt[0].subgraph.tensors
+    )
+    reason = KERNELS["cublaslt_stacked_matmul"].refuses(replace(lt[0].subgraph, tensors=narrowed), lt[0].candidate)
+    assert reason is not None
+    assert reason.endswith("this is a cast from float16 to bfloat16")
+
+
 # GELU
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
+    HALVES,
     arrangements,
     as_matrices,
     forms_by_number,
@@ -83,11 +84,23 @@ def not_one_stacked_product(subgraph: Subgraph, candidate: Candidate) -> str | N
             return f"the stacked operand's slices lie as {[str(forms[n]) for n in numbers]}, not in order in one buffer"
         if len({forms[n].layout for n in numbers}) > 1:
             return "the slices of a stacked operand lie in different layouts"
+    reason = not_widened(subgraph)
+    if reason:
+        return reason
     strides = stacked_strides(subgraph, "contraction", forms)
     matrices = as_matrices(stacked_node(subgraph), strides, stacked_extents(subgraph))
     if isinstance(matrices, str):
         return matrices
     return None if unit_strides(matrices) else "an operand has no contiguous matrix axis"
+
+
+def not_widened(subgraph: Subgraph) -> str | None:
+    """Say why the casts of products are not what a library can write, or None if they are, or there are none."""
+    for node in members(subgraph, "cast"):
+        source, target = (subgraph.tensors[number].dtype for number in (*node.inputs, *node.outputs))
+        if source not in HALVES or target != "float32":
+            return f"it writes float32 from operands of {' or '.join(HALVES)}; this is a cast from {source} to {target}"
+    return None
 
 
 def stacked_product_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -143,15 +156,17 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-_PRODUCT, _BIASED = Siblings(("contraction",)), Siblings(("contraction", "bias"))
+_PRODUCT, _BIASED = (Siblings(("contraction",)),), (Siblings(("contraction", "bias")),)
+STACK_OR_CAST = (*_PRODUCT, Siblings(("contraction", "cast")))
+"""Stacked products, or such that are written in a wider type than their operands have."""
 for _name, _function, _siblings in (
     ("torch_stacked_matmul", "matmul", _PRODUCT),
     ("torch_stacked_matmul_bias", "matmul", _BIASED),
-    ("cublas_stacked_matmul", "matmul", _PRODUCT),
+    ("cublas_stacked_matmul", "matmul", STACK_OR_CAST),
     ("cublas_stacked_matmul_bias", "matmul_row_bias", _BIASED),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(_siblings,)))  # fmt: skip
+                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings))  # fmt: skip
 for _kind in ("bias", "bias_grad"):
     KERNELS.add(Kernel(f"torch_stacked_{_kind}", (), f"{_IMPLEMENTATION}:{_kind}", layouts=stacked_vector_layouts,
                        anchors=True, merges=False, patterns=(Siblings((_kind,)),)))  # fmt: skip

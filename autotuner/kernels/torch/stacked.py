@@ -15,6 +15,7 @@ from autotuner.kernels.rules.stacked import (
     stacked_node,
     stacked_operands,
 )
+from autotuner.kernels.torch.contraction import product
 from autotuner.kernels.torch.elementwise import spread
 
 Run = Callable[[], Any]
@@ -51,7 +52,7 @@ def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
     a, b, c = product_matrices(call, inputs, outputs)
     term = added_term(call, inputs, c)
     if term is None:
-        return lambda: torch.mm(a, b, out=c)
+        return product(a, b, c)
     return lambda: torch.addmm(term, a, b, out=c)
 
 

@@ -45,6 +45,9 @@ def stack_families(graph: Graph) -> tuple[tuple[str, ...], ...]:
         products = tuple(operator.outputs[0] for operator in group.operators)
         weights = tuple(operator.inputs[1] for operator in group.operators)
         families += [products, weights]
+        casts = [graph.producers.get(weight) for weight in weights]
+        if all(casts):
+            families.append(tuple(cast.inputs[0] for cast in casts if cast))
         biases = _biases(graph, group)
         if biases:
             families += [tuple(o.outputs[0] for o in biases), tuple(o.inputs[1] for o in biases)]
@@ -79,6 +82,9 @@ def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Sibl
         if makers and len(makers) == len(weights):
             yield pattern, makers
             found.append(makers)
+            casts = [only_consumer(graph, maker.outputs[0]) for maker in makers]
+            if pattern == product and all(cast and cast.kind == "cast" for cast in casts):
+                yield Siblings(("contraction", "cast")), (*makers, *(cast for cast in casts if cast))
     if len(found) > 1:
         yield Siblings(("contraction", "bias_grad")), found[0] + found[1]
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
