@@ -220,12 +220,12 @@ dtype: float16
 axes: {b: batch, l: position, h: hidden, n: head, p: feature}
 presets: {small: {b: 2, l: 3, h: 8, n: 2, p: 4}}
 inputs: {x: {axes: blh}}
-parameters: {one: {axes: nph, dtype: float32}, other: {axes: nph, dtype: float32}}
+parameters: {one: {axes: nph, dtype: float32}, two: {axes: nph, dtype: float32}}
 operators:
   - {name: one_cast, kind: cast, spec: "nph->nph", inputs: [one], outputs: [one_cast], attributes: {dtype: float16}}
-  - {name: other_cast, kind: cast, spec: "nph->nph", inputs: [other], outputs: [other_cast], attributes: {dtype: float16}}
+  - {name: two_cast, kind: cast, spec: "nph->nph", inputs: [two], outputs: [two_cast], attributes: {dtype: float16}}
   - {name: first, kind: contraction, spec: "blh,nph->blnp", inputs: [x, one_cast], outputs: [first]}
-  - {name: second, kind: contraction, spec: "blh,nph->blnp", inputs: [x, other_cast], outputs: [second]}
+  - {name: second, kind: contraction, spec: "blh,nph->blnp", inputs: [x, two_cast], outputs: [second]}
   - {name: y, kind: relu, spec: "blnp->blnp", inputs: [first], outputs: [y]}
   - {name: z, kind: relu, spec: "blnp->blnp", inputs: [second], outputs: [z]}
 outputs: [y, z]
