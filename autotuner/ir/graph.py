@@ -179,6 +179,13 @@ class Graph:
                     )
         return bound
 
+    def is_weight(self, tensor: str) -> bool:
+        """Tell whether a tensor is a parameter, or a cast of one."""
+        made_by = self.producers.get(tensor)
+        if made_by is not None and made_by.kind == "cast":
+            return self.is_weight(made_by.inputs[0])
+        return self.tensors[tensor].role == "parameter"
+
     def subgraph(self, operators: Iterable[Operator], inputs: Iterable[str], outputs: Iterable[str]) -> Subgraph:
         """Return the name-free record of some operators, given in graph order, with the stated boundary.
 

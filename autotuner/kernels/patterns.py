@@ -79,4 +79,10 @@ class Draws:
     kinds: tuple[str, ...]
 
 
-Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected | Draws
+@dataclass(frozen=True, slots=True)
+class ParameterCasts:
+    """The casts of all parameters at once, or of all their gradients; or only of those
+    that products read or make, or of the others."""
+
+
+Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected | Draws | ParameterCasts

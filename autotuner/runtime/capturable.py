@@ -18,7 +18,7 @@ def refusal(optimizer: Optimizer) -> str | None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, SGD) and not all("capturable" in group for group in optimizer.param_groups):
         return f"{name} has no option capturable, so its state may be kept on the host: use AdamW(..., fused=True), say"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if any(getattr(optimizer, f"_optimizer_step_{when}_hooks", ()) for when in ("pre", "post")):
         return f"hooks of {name} run Python in each step"
     return None
 
@@ -58,10 +58,7 @@ def _comparable(value: Any) -> Hashable:
 
 
 class RateTensors:
-    """The learning rates of an optimizer's groups as tensors, by the number of the group.
-
-    A rate that the user has made a tensor on the device is left alone.
-    """
+    """The learning rates of an optimizer's groups as tensors, by the number of the group."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self._optimizer, self._device = optimizer, device
@@ -70,19 +67,22 @@ class RateTensors:
 
     def follow(self) -> None:
         """Fill the tensors with what the groups say now."""
-        for number, group in self._own():
-            value = float(group["lr"])
+        for number, group in self._groups():
+            rate = group["lr"]
             if number not in self._tensors:
-                self._tensors[number] = torch.full((), value, dtype=torch.float32, device=self._device)
-            elif self._values[number] != value:
-                self._tensors[number].fill_(value)
-            self._values[number] = value
+                self._tensors[number] = torch.zeros((), dtype=torch.float32, device=self._device)
+            if isinstance(rate, Tensor) and not rate.is_cpu:  # reading it would wait for the device
+                self._tensors[number].copy_(rate.detach().reshape(()))
+                self._values.pop(number, None)
+            elif self._values.get(number) != float(rate):
+                self._values[number] = float(rate)
+                self._tensors[number].fill_(float(rate))
 
     @contextmanager
     def in_groups(self) -> Iterator[None]:
         """Have the groups hold the tensors for a while, so that the optimizer's step reads these."""
         self.follow()
-        groups = dict(self._own())
+        groups = dict(self._groups())
         before = {number: group["lr"] for number, group in groups.items()}
         try:
             for number, group in groups.items():
@@ -92,10 +92,5 @@ class RateTensors:
             for number, group in groups.items():
                 group["lr"] = before[number]
 
-    def _own(self) -> list[tuple[int, dict[str, Any]]]:
-        return [
-            (number, group)
-            for number, group in enumerate(self._optimizer.param_groups)
-            if takes_tensor(group)
-            and not (isinstance(group["lr"], Tensor) and group["lr"].device.type == self._device.type != "cpu")
-        ]
+    def _groups(self) -> list[tuple[int, dict[str, Any]]]:
+        return [(number, group) for number, group in enumerate(self._optimizer.param_groups) if takes_tensor(group)]

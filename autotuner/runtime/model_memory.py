@@ -48,6 +48,18 @@ class ModelMemory:
             or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
         )
 
+    def put_back(self) -> None:
+        """Have modules hold the tensors again that they had: those of a capture were never computed."""
+        for own, size in self._sizes:
+            if len(own) != size:
+                kept = {name for named, name, *_ in (*self._tensors, *self._others) if named is own}
+                for name in own.keys() - kept:
+                    del own[name]
+        for own, name, tensor, _ in self._tensors:
+            own[name] = tensor
+        for own, name, value in self._others:
+            own[name] = value
+
     def modes(self) -> Hashable:
         """Return the modes of all modules, and which parameters want gradients."""
         return (

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import ConfigurationError, InputError
+from autotuner.ir.graph import Graph
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.cuda import Switch
@@ -58,9 +59,7 @@ class TrainingStep:
         self.parameters = laid_out(self.plan, device)
         for name, tensor in self.parameters.items():
             tensor.copy_(parameters[name].detach())
-        self._masks = {
-            name for name in self.plan.inputs if all(reader.kind == "mask" for reader in graph.consumers[name])
-        }
+        self._masks = {name for name in self.plan.inputs if is_mask(graph, name)}
         sources = [n for n, t in graph.tensors.items() if t.role == "input" and f"grad_{n}" in self.plan.outputs]
         self._ports = Ports(
             tuple(self._declared(name) for name in self.plan.inputs),
@@ -121,6 +120,14 @@ class TrainingStep:
 
     def _declared(self, name: str) -> Port:
         return Port(name, (name,), tuple(self.plan.graph.tensors[name].axes))
+
+
+def is_mask(graph: Graph, name: str) -> bool:
+    """Tell whether a tensor is only added to scores as a mask, perhaps after a cast."""
+    return all(
+        reader.kind == "mask" or (reader.kind == "cast" and is_mask(graph, reader.outputs[0]))
+        for reader in graph.consumers[name]
+    )
 
 
 def laid_out(plan: MemoryPlan, device: torch.device = CPU) -> dict[str, Tensor]:

@@ -210,6 +210,7 @@ class WholeStep:
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
         if self._memory.has_moved():
+            self._memory.put_back()
             reason = reason or "the model replaces a parameter or a buffer in each step"
         if reason:
             self._give_up(reason)

@@ -7,6 +7,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import masking_utils
+
+# Before torch 2.14, a compiled model takes itself for an exported one, and makes a mask where causal attention, or
+# none at all, would do. No side of the benchmark is to be slowed down by that.
+masking_utils.is_torchdynamo_exporting = lambda: False  # type: ignore[attr-defined]
 
 Batch = dict[str, Tensor]
 

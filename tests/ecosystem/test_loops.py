@@ -16,6 +16,8 @@ import autotuner
 from autotuner.errors import TunedWarning
 from tests.ecosystem.known import LAYERS, OPTIONS, Net, Tuned, assert_same, batch, remember, use
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

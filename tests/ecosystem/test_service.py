@@ -14,6 +14,8 @@ from autotuner.ir.models.schema import parse_definition
 from tests.ecosystem.known import LAYERS, Net, batch
 from tests.runtime.capture.known import planned
 
+pytestmark = pytest.mark.slow
+
 
 class Service:
     """Stands for a client: it knows nothing at first, and everything once it is `done`."""

@@ -116,3 +116,26 @@ def test_a_step_of_a_mixed_model_is_right_in_any_layouts(low: str, seed: int) ->
         assert reference is not None
         error = (mine.double() - reference).abs().max() / reference.abs().max()
         assert error < 8 * epsilon, name
+
+
+def casts_at_once() -> dict[tuple[str, ...], Subgraph]:
+    graph = training_graph(mixed().graph())
+    named = {operator.name: operator for operator in graph.operators}
+    return {
+        cover.operators: graph.subgraph([named[name] for name in cover.operators], cover.inputs, cover.outputs)
+        for cover in covers(graph, ["torch_casts"])
+    }
+
+
+def test_casts_of_parameters_and_of_their_gradients_are_made_at_once() -> None:
+    found = casts_at_once()
+    assert set(found) == {("up_low", "up_bias_low"), ("grad_up_bias", "grad_up")}
+    for names, one in found.items():
+        row = tuple(one.tensors[number].axes for number in one.boundary)
+        assert faults([Call(one, Candidate("torch_casts", row))]) == {}, names
+
+
+def test_casts_at_once_want_each_tensor_to_lie_as_its_cast() -> None:
+    one = casts_at_once()["up_low", "up_bias_low"]
+    reason = KERNELS["torch_casts"].refuses(one, Candidate("torch_casts", ("ab", "a", "ba", "a")))
+    assert reason == "it casts tensors as they lie; one lies as ab, and its cast as ba"

@@ -15,7 +15,7 @@ from autotuner.plan.configuration import save_configuration
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
 from tests.runtime.regions import SHARED, shared_model
 
-OFF = dict.fromkeys(("attention_dropout", "output_dropout", "feed_forward_dropout"), 0.0)
+pytestmark = pytest.mark.slow
 
 
 def x_of(*shape: int) -> Tensor:

@@ -45,6 +45,15 @@ def test_a_learning_rate_that_a_scheduler_changes_reaches_the_graph() -> None:
     assert pair.own.param_groups[0]["lr"] == pair.other.param_groups[0]["lr"]
 
 
+def test_a_learning_rate_that_is_a_tensor_reaches_the_graph() -> None:
+    pair = Pair(lambda model: adamw(model, lr=torch.tensor(0.05)))
+    for batch in batches(6):
+        for each in (pair.own, pair.other):
+            each.param_groups[0]["lr"] = each.param_groups[0]["lr"] * 0.7
+        pair.train(batch)
+    assert (pair.recorder.captures, pair.step.replays) == (1, 4)
+
+
 def test_where_the_optimizer_takes_no_tensor_each_learning_rate_has_a_graph() -> None:
     pair = Pair(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     for number, batch in enumerate(batches(8)):
@@ -144,7 +153,8 @@ def test_a_model_that_replaces_a_buffer_is_not_captured() -> None:
 
         def forward(self, x: Tensor) -> Any:
             self.seen = self.seen + 1
-            return self.inner(x)
+            self.newest: Tensor = nn.Buffer(x.detach())
+            return self.inner(x) * self.seen
 
     pair = Pair(model=Counting())
     with pytest.warns(TunedWarning, match="the model replaces a parameter or a buffer in each step"):

@@ -81,6 +81,15 @@ def test_a_captured_step_trains_as_a_plain_loop_does_and_follows_its_scheduler(m
     assert (pair.step.replays, pair.step.note) == (6, "")
 
 
+def test_a_learning_rate_that_is_another_tensor_in_each_step_reaches_the_graph() -> None:
+    pair = Pair(partial(adamw, lr=torch.tensor(0.05, device=CUDA)), device=CUDA)
+    for batch in batches(6):
+        for each in (pair.own, pair.other):
+            each.param_groups[0]["lr"] = each.param_groups[0]["lr"] * 0.7
+        pair.train(batch, 1e-4)
+    assert pair.step.replays == 4
+
+
 def test_regions_run_tuned_inside_of_the_graph() -> None:
     regions: list[TunedRegion] = []
     begun = len(COMPILED)

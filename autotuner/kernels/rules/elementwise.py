@@ -19,6 +19,7 @@ from autotuner.kernels.geometry import (
     operand_numbers,
     operand_strides,
 )
+from autotuner.kernels.patterns import ParameterCasts
 from autotuner.kernels.registry import KERNELS, Kernel
 
 Refuses = Callable[[Subgraph, Candidate], str | None]
@@ -90,6 +91,16 @@ def layouts_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
         expected = [x for x in lead if x in order and extents[x] > 1]
         if number not in vectors(node) and [x for x in order if extents[x] > 1] != expected:
             return f"{node.kind} wants one layout; tensor {number} lies as {forms[number]}, not in the order {lead!r}"
+    return None
+
+
+def layouts_of_casts_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which cast has operands in different layouts, or None."""
+    forms = forms_by_number(subgraph, candidate)
+    for node in subgraph.nodes:
+        source, made = (forms[number] for number in operand_numbers(node))
+        if node.kind != "cast" or str(source) != str(made) or source.storage != "raw":
+            return f"it casts tensors as they lie; one lies as {source}, and its cast as {made}"
     return None
 
 
@@ -186,6 +197,8 @@ for _kind in ("scale", "cast", "add", "multiply", "gelu_erf", "gelu_tanh", "silu
     _add(f"torch_{_kind}", _kind, _kind, pitched=True)
 for _kind in ("rotary", "rotary_grad"):
     _add(f"torch_{_kind}", _kind, _kind, halves_differ, module="rotary", pitched=True)
+KERNELS.add(Kernel("torch_casts", (), "autotuner.kernels.torch.elementwise:casts", layouts_of_casts_differ,
+                   patterns=(ParameterCasts(),)))  # fmt: skip
 _add("torch_bias_grad", "bias_grad", "bias_grad", sum_casts, pitched=True)
 _add("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix, pitched=True)
 _add("torch_bernoulli", "dropout_mask", "bernoulli", numerics="unbiased")

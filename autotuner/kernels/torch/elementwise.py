@@ -54,6 +54,14 @@ def cast(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: y.copy_(x)
 
 
+def casts(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    """Cast several tensors in one call."""
+    by_number = dict(zip(call.subgraph.boundary, (*inputs, *outputs), strict=True))
+    sources, made = ([by_number[number] for number in numbers] for numbers in zip(
+        *((node.inputs[0], node.outputs[0]) for node in call.subgraph.nodes), strict=True))  # fmt: skip
+    return lambda: torch._foreach_copy_(made, sources)
+
+
 def add(call: Call, inputs: Operands, outputs: Operands) -> Run:
     first, second = (inputs[call.subgraph.inputs.index(number)] for number in _node(call).inputs)
     (out,) = outputs

@@ -36,7 +36,7 @@ def narrow(operations: list[Operation], demanded: Iterable[TensorValue]) -> dict
     for chain in chains:
         first, last = chain.members[0], chain.members[-1]
         (wide,), (low,) = first.inputs, chain.up.inputs
-        first.inputs = (BoundView(View(low.view.tensor, wide.view.dims), wide.renamed),)
+        first.inputs = (BoundView(View(low.view.tensor, wide.view.dims, wide.view.fixed), wide.renamed),)
         for member in chain.members:
             masks = [operand.view.tensor for operand in member.inputs[1:]]
             for tensor in (member.outputs[0], *masks):

@@ -92,7 +92,7 @@ class GraphReading:
         if node.target is AUTOCAST[0]:
             self._autocast[node] = torch.autocast(*node.args, **node.kwargs)  # type: ignore[arg-type]
         elif node.target is AUTOCAST[1]:
-            self._autocast.pop(node.args[0])  # type: ignore[arg-type]
+            self._autocast.pop(node.args[0], None)  # type: ignore[arg-type]
         return node.target in AUTOCAST
 
     def split_alike(self) -> None:

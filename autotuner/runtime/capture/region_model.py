@@ -1,7 +1,7 @@
 """A block as a model: the operators with letters for axes, and where its operands come from."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.capture.axes import Axis, UnknownError, whole
 from autotuner.runtime.capture.blocks import Block
-from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, fixed_of
+from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, fixed_of, source_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 NAMES = {
@@ -248,11 +248,12 @@ class _Writing:
         return tuple(self.letters(dim) for dim in dims if dim)
 
 
-def _merged(operations: Iterable[Operation]) -> dict[Axis, Axis]:
+def _merged(operations: Sequence[Operation]) -> dict[Axis, Axis]:
     """Return axes that can have one letter, each with the one that stands for it.
 
     These are axes that some operator binds to each other, such as the features that go into a layer and those that come
-    out of it and are added, unless an operator or a tensor has both.
+    out of it and are added, unless an operator or a tensor has both. So can be axes at one place of weights that one
+    tensor is multiplied with, such as the features of a query's head and of a value's: the products are siblings.
     """
     together: list[set[Axis]] = []
     pairs: list[tuple[Axis, Axis]] = []
@@ -261,6 +262,7 @@ def _merged(operations: Iterable[Operation]) -> dict[Axis, Axis]:
         together.append(bound.union(*(_axes(tensor) for tensor in operation.outputs)))
         together += [set(_axes(operand.view.tensor)) for operand in operation.inputs]
         pairs += [pair for operand in operation.inputs for pair in _renaming(operand).items()]
+    pairs += _of_siblings(operations)
     stands: dict[Axis, Axis] = {}
     for one, other in pairs:
         first, second = stands.get(one, one), stands.get(other, other)
@@ -269,6 +271,17 @@ def _merged(operations: Iterable[Operation]) -> dict[Axis, Axis]:
         stands |= {axis: second for axis, known in stands.items() if known is first} | {first: second}
         together = [{second if axis is first else axis for axis in each} for each in together]
     return stands
+
+
+def _of_siblings(operations: Iterable[Operation]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield axes at one place of weights that products of one tensor have."""
+    first: dict[tuple[TensorValue, tuple[int, ...]], list[Axis]] = {}
+    for operation in operations:
+        if operation.kind == "contraction" and source_of(operation.inputs[1].view.tensor).parameter:
+            x, weight = operation.inputs
+            axes = _bound(weight, {})
+            shape = tuple(axis.extent for axis in axes)
+            yield from zip(axes, first.setdefault((source_of(x.view.tensor), shape), axes), strict=True)
 
 
 _ROLES = {

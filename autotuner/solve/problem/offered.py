@@ -125,4 +125,4 @@ def repeatable(graph: Graph, operator: Operator) -> bool:
     """
     if operator.phase != "forward" or draws(operator.kind):
         return False
-    return operator.kind != "contraction" or all(graph.tensors[name].role != "parameter" for name in operator.inputs)
+    return operator.kind != "contraction" or not any(graph.is_weight(name) for name in operator.inputs)

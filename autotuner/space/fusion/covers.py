@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
 from autotuner.kernels import KERNELS
-from autotuner.kernels.patterns import Attention, AttentionGrad, Connected, Draws, Operators, Pair, Pattern
+from autotuner.kernels.patterns import (
+    Attention,
+    AttentionGrad,
+    Connected,
+    Draws,
+    Operators,
+    Pair,
+    ParameterCasts,
+    Pattern,
+)
 from autotuner.space.fusion.attention import attention_forward, attention_grad
 from autotuner.space.fusion.connected import connected_sets
 from autotuner.space.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
@@ -74,6 +83,9 @@ def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_ope
     for pattern in patterns:
         if isinstance(pattern, Draws):
             yield from plain(pattern, _draws(graph, pattern.kinds))
+    for pattern in patterns:
+        if isinstance(pattern, ParameterCasts):
+            yield from plain(pattern, _parameter_casts(graph))
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
@@ -112,6 +124,34 @@ def _draws(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]
     found = [o for o in graph.operators if o.kind in kinds and not _drops_weights(graph, o.outputs[0])]
     if len(found) > 1:
         yield tuple(found)
+
+
+def _parameter_casts(graph: Graph) -> Iterator[tuple[Operator, ...]]:
+    """Yield casts of parameters, and those of their gradients, from one type to another: nothing orders them."""
+    alike: dict[tuple[str, ...], dict[str, Operator]] = {}
+    for operator in graph.operators:
+        if operator.kind == "cast":
+            (source,), (made,) = operator.inputs, operator.outputs
+            of_gradient = operator.phase == "backward" and graph.tensors[made].role == "gradient"
+            if graph.tensors[source].role == "parameter" or (of_gradient and _is_of_parameter(graph, made)):
+                types = (operator.phase, graph.tensors[source].dtype, graph.tensors[made].dtype)
+                alike.setdefault(types, {})[made] = operator
+    for casts in alike.values():
+        matrices = {made for made, cast in casts.items() if _meets_product(graph, cast)}
+        parts = (casts.keys(), matrices, casts.keys() - matrices)
+        chosen = dict.fromkeys(tuple(casts[made] for made in casts if made in part) for part in parts)
+        yield from (part for part in chosen if len(part) > 1)
+
+
+def _meets_product(graph: Graph, cast: Operator) -> bool:
+    """Tell whether a product reads what a cast makes, or has made what it reads."""
+    met = (*graph.consumers[cast.outputs[0]], graph.producers.get(cast.inputs[0]))
+    return any(operator is not None and operator.kind == "contraction" for operator in met)
+
+
+def _is_of_parameter(graph: Graph, gradient: str) -> bool:
+    primal = graph.tensors.get(gradient.removeprefix("grad_"))
+    return primal is not None and primal.role == "parameter" and not graph.consumers[gradient]
 
 
 def _drops_weights(graph: Graph, mask: str) -> bool:

@@ -1,4 +1,7 @@
-"""Siblings stacked into one: products of one input with parameters of one shape, e.g. query, key and value."""
+"""Siblings stacked into one: products of one input with parameters of one shape, e.g. query, key and value.
+
+The parameters may be cast: then it is their casts that are stacked.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
     for operator in graph.operators:
         if operator.kind == "contraction" and operator.phase == "forward":
             weight = operator.inputs[1]
-            if graph.tensors[weight].role == "parameter":
+            if graph.is_weight(weight):
                 runs.setdefault((operator.inputs[0], operator.spec, graph.shape(weight)), []).append(operator)
     groups: list[StackGroup] = []
     for run in runs.values():

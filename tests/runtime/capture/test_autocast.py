@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autotuner.space.fusion import stack_groups
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_models import LAYERS, LENGTH, bert, gpt2, llama, loss_of, padded_bert, t5, vit
 
@@ -16,9 +17,9 @@ Loss = Callable[[Any], Tensor]
 LOW = torch.bfloat16
 
 
-def autocast(loss: Loss, low: torch.dtype = LOW) -> Loss:
+def autocast(loss: Loss, low: torch.dtype = LOW, device_type: str = "cpu") -> Loss:
     def inside(model: Any) -> Tensor:
-        with torch.autocast("cpu", low):
+        with torch.autocast(device_type, low):
             return loss(model)
 
     return inside
@@ -238,3 +239,13 @@ def test_a_softmax_between_casts_is_one_of_the_lower_type_only_where_nobody_read
     loss = summed(x, torch.randn(2, LENGTH, 32))
     check_close(model, loss, loss, compilation)
     assert ("softmax", wanted) in kinds(compilation)
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, None])
+def test_query_key_and_value_are_siblings_whether_their_weights_are_cast_or_not(low: torch.dtype | None) -> None:
+    compilation = Compilation(Casting())
+    with torch.autocast("cpu", low, enabled=low is not None):
+        compilation.model(torch.randn(2, LENGTH, 32)).sum().backward()
+    (region,) = compilation.regions
+    (group, *_) = stack_groups(region.plan.configuration.graph())
+    assert len(group.operators) == 3

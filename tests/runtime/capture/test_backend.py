@@ -83,6 +83,27 @@ def test_each_shape_is_a_graph_of_its_own() -> None:
     assert [region.calls for region in compilation.regions] == [2, 2, 1, 1]
 
 
+class Adapted(nn.Module):
+    """An attention over sums of products, as adapters make them; `parts` is how finely a summand is split besides."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.base, self.low, self.parts = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN, bias=False), parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        base, low = self.base(x), self.low(x)
+        weights = low.view(2, 3, self.parts, -1).softmax(-1).view(2, 3, HIDDEN)
+        query, key, value = (each.view(2, 3, 4, 4).transpose(1, 2) for each in (base + low, base, low + weights))
+        return x + functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 3, HIDDEN)
+
+
+@pytest.mark.parametrize(("parts", "tuned"), [(1, 0), (4, 2)])  # no softmax is over two axes
+def test_what_is_added_and_then_split_into_heads_is_split_alike(parts: int, tuned: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(parts), Adapted(parts))
+    check_equal(model, inputs(2, 3), tuned, Compilation(model))
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (5,)])
 def test_a_dimension_of_one_element_is_as_good_as_none(shape: tuple[int, ...]) -> None:
     model = blocks()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autotuner.ir.device import CUDA
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
+from tests.runtime.capture.test_autocast import autocast, check_close, widened
 from tests.runtime.capture.test_models import LAYERS, bert, gpt2, llama, loss_of, padded_bert, t5, vit
 
 pytestmark = pytest.mark.gpu
@@ -38,6 +39,14 @@ def test_every_layer_runs_tuned_and_computes_what_it_did(make: Make, tuned: int,
         assert_equal(gradients(model, loss, compilation.model), wanted, SHARE)
     assert len(compilation.regions) == tuned
     assert {region.calls for region in compilation.regions} == {STEPS}
+
+
+@pytest.mark.parametrize(("make", "tuned"), MODELS)
+def test_layers_under_autocast_run_tuned_as_well_as_torch_computes_them(make: Make, tuned: int) -> None:
+    model, arguments = on_cuda(make)
+    compilation = Compilation(model)
+    check_close(model, loss_of(widened(arguments)), autocast(loss_of(arguments), device_type=CUDA), compilation)
+    assert len(compilation.regions) == tuned
 
 
 @pytest.mark.parametrize("make", [bert, padded_bert, llama])

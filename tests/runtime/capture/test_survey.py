@@ -14,6 +14,8 @@ from autotuner.plan.request import Request
 from tests.runtime.capture.known import planned
 from tests.runtime.capture.test_backend import blocks, inputs, stored
 
+pytestmark = pytest.mark.slow
+
 
 def test_shapes_are_counted_and_the_most_work_comes_first(tmp_path: Path) -> None:
     model = blocks(3)
