@@ -10,6 +10,7 @@ from itertools import product
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
+    HALVES,
     arrangements,
     as_matrices,
     forms_by_number,
@@ -33,7 +34,7 @@ def members(subgraph: Subgraph, kind: str) -> tuple[Node, ...]:
 def stacked_operands(subgraph: Subgraph, kind: str) -> list[tuple[int, ...]]:
     """Return, for each operand of the stacked operator, its tensor's number in every member: one number if shared.
 
-    The output is what the cover leaves: the members' own outputs, those of the biases behind them, or one sum.
+    The output is what the cover leaves: the members' own outputs, those of the biases or casts behind them, or one sum.
     """
     nodes = members(subgraph, kind)
     inputs = [tuple(dict.fromkeys(numbers)) for numbers in zip(*(node.inputs for node in nodes), strict=True)]
@@ -76,6 +77,10 @@ def stacked_strides(subgraph: Subgraph, kind: str, forms: dict[int, Form]) -> li
 
 def not_one_stacked_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why the members are not one matrix product, or None if they are."""
+    for cast in members(subgraph, "cast"):
+        source, target = (subgraph.tensors[number].dtype for number in (*cast.inputs, *cast.outputs))
+        if source not in HALVES or target != "float32":
+            return f"it writes float32 from operands of {' or '.join(HALVES)}; this is a cast from {source} to {target}"
     forms = forms_by_number(subgraph, candidate)
     for numbers in stacked_operands(subgraph, "contraction"):
         places = [stack.index for n in numbers if (stack := forms[n].stack) is not None]
@@ -143,15 +148,16 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-_PRODUCT, _BIASED = Siblings(("contraction",)), Siblings(("contraction", "bias"))
+STACK_OR_CAST = (Siblings(("contraction",)), Siblings(("contraction", "cast")))
+"""Products, or products that are written in a wider type than their operands have."""
 for _name, _function, _siblings in (
-    ("torch_stacked_matmul", "matmul", _PRODUCT),
-    ("torch_stacked_matmul_bias", "matmul", _BIASED),
-    ("cublas_stacked_matmul", "matmul", _PRODUCT),
-    ("cublas_stacked_matmul_bias", "matmul_row_bias", _BIASED),
+    ("torch_stacked_matmul", "matmul", STACK_OR_CAST[:1]),
+    ("torch_stacked_matmul_bias", "matmul", (Siblings(("contraction", "bias")),)),
+    ("cublas_stacked_matmul", "matmul", STACK_OR_CAST),
+    ("cublas_stacked_matmul_bias", "matmul_row_bias", (Siblings(("contraction", "bias")),)),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(_siblings,)))  # fmt: skip
+                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings))  # fmt: skip
 for _kind in ("bias", "bias_grad"):
     KERNELS.add(Kernel(f"torch_stacked_{_kind}", (), f"{_IMPLEMENTATION}:{_kind}", layouts=stacked_vector_layouts,
                        anchors=True, merges=False, patterns=(Siblings((_kind,)),)))  # fmt: skip
