@@ -100,22 +100,9 @@ def forward(
         start = (head_of_all * rows + tile) * words_per_row
         end = (head_of_all * rows + tl.minimum(tile + ROWS, rows)) * words_per_row
         state = tl.load(seed)
-        if CAUSAL:
-            # Half of a row at least, so that the share of all bits that are 1 stays as close to what is asked for.
-            fewest = (words_per_row + 1) // 2
-            read = tl.maximum(tl.minimum((tile + ROWS + 31) // 32, words_per_row), fewest)
-            drawn = tl.minimum(ROWS, rows - tile) * read
-            for place in range(0, drawn, DRAWN_AT_ONCE):
-                number = place + tl.arange(0, DRAWN_AT_ONCE)
-                part = number % read
-                at = start + number // read * words_per_row + part
-                found = drawn_words(state, at, KEPT)
-                for ahead in range(0, words_per_row, read):  # hidden weights have copies of the bits of others
-                    tl.store(words + at + ahead, found, mask=(number < drawn) & (part + ahead < words_per_row))
-        else:
-            for place in range(start, end, DRAWN_AT_ONCE):
-                at = place + tl.arange(0, DRAWN_AT_ONCE)
-                tl.store(words + at, drawn_words(state, at, KEPT), mask=at < end)
+        for place in range(start, end, DRAWN_AT_ONCE):
+            at = place + tl.arange(0, DRAWN_AT_ONCE)
+            tl.store(words + at, drawn_words(state, at, KEPT), mask=at < end)
         tl.debug_barrier()
     at = query + row[:, None] * query_row + feature[None, :]
     queries = tl.load(at) if EVEN else tl.load(at, mask=ok[:, None], other=0.0)
