@@ -24,14 +24,12 @@ from torch import Tensor
 from autotuner.ir.device import alignment_bytes, has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
-from autotuner.runtime.branching import BranchingCalls
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
+from autotuner.runtime.output_set import OutputSet
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
 SETS = 2
-# Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
-CHOICES = 4
 
 CPU = torch.device("cpu")
 
@@ -61,7 +59,19 @@ class ParameterMemory:
 
 
 class Workspace:
-    """Built once for given parameters; runs many times."""
+    """Built once for given parameters; runs many times.
+
+    Attributes:
+        plan, ports, device: as given.
+        cuda: the device, where it is one of CUDA.
+        views: memory of each place of the plan, but for what is handed out of sets.
+        held: buffers that are handed out as copies, since backward reads them.
+        inside: calls of the steps that touch nothing which is handed out.
+        copying: calls that copy parameters, at the start of each forward.
+        in_capture: whether a caller's graph writes here whenever it is replayed.
+        copies: how often results were handed out as copies, because all sets were held.
+        skips_kernels: whether no kernel runs, which shows what a step costs beside them.
+    """
 
     def __init__(
         self,
@@ -80,27 +90,27 @@ class Workspace:
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
         """
         self.plan, self.ports, self.device = plan, ports, device
-        self._cuda = Cuda(device) if has_graphs(device.type) else None
-        self._graphs = Graphs(self._cuda, graphs) if self._cuda is not None and graphs is not None else None
+        self.cuda = Cuda(device) if has_graphs(device.type) else None
+        self._graphs = Graphs(self.cuda, graphs) if self.cuda is not None and graphs is not None else None
         self._stream: tuple[int, torch.cuda.Stream] | None = None
-        self.in_capture = False  # a caller's graph writes here whenever it is replayed
+        self.in_capture = False
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
                     start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
-                    self._show(number, start.view(getattr(torch, buffer.dtype)), self.views)
-            self.held = {number: self._base(number) for number in plan.held_outputs}
+                    self.show(number, start.view(getattr(torch, buffer.dtype)), self.views)
+            self.held = {number: self.base(number) for number in plan.held_outputs}
             for number, base in self.held.items():
-                self._show(number, base, self.views)
+                self.show(number, base, self.views)
             self._lying = parameters.lying
             self._copies: list[tuple[int, Tensor]] = []
             self._where: list[tuple[int, int]] = []
             self.copying: list[Run] = []
             self._bases: list[Tensor] = []
             self._hold(parameters.apart, parameters.current, parameters.moving)
-            self._inside = self._built_inside()
+            self.inside = self._built_inside()
             self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
             self._inputs = [self._port_view(port, "") for port in ports.inputs]
             self._given = [self._port_view(port, "grad_") for port in ports.given]
@@ -110,7 +120,7 @@ class Workspace:
         self._outlived: list[OutputSet] = []  # forgotten in a capture, which is no time to destroy their graphs
         self.copies = 0
         self._consumed = True
-        self.skips_kernels = False  # for timing what a step costs beside them
+        self.skips_kernels = False
 
     @property
     def has_graphs(self) -> bool:
@@ -229,13 +239,13 @@ class Workspace:
         """Build the steps that read these places anew on other memory, and forget the calls on outputs."""
         self.views |= views
         with torch.inference_mode(False), torch.no_grad():
-            for number in self._inside:
+            for number in self.inside:
                 if not views.keys().isdisjoint(self.plan.steps[number].inputs):
-                    self._inside[number] = self._built(number, self.views)
+                    self.inside[number] = self.built(number, self.views)
         self._forget_sets()
 
     def _forget_sets(self) -> None:
-        if self._cuda is not None and self._cuda.is_capturing():
+        if self.cuda is not None and self.cuda.is_capturing():
             self._outlived += [*self._sets["forward"], *self._sets["backward"], *self._spare.values()]
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
@@ -249,23 +259,23 @@ class Workspace:
             for number in {self.plan.buffer_of[place] for place in places}:
                 buffer = self.plan.buffers[number]
                 start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
-                self._show(number, start.view(getattr(torch, buffer.dtype)), shown)
+                self.show(number, start.view(getattr(torch, buffer.dtype)), shown)
             self._in_place = self._in_place - places
             self._look_at({place: shown[place] for place in places})
 
     def tidy(self) -> None:
         """Drop what a capture has outlived, once nothing is captured."""
-        if self._outlived and self._cuda is not None:
-            with self._cuda.guard():
-                if not self._cuda.is_capturing():
+        if self._outlived and self.cuda is not None:
+            with self.cuda.guard():
+                if not self.cuda.is_capturing():
                     self._outlived = []
 
     def let_go(self) -> None:
         """Give up the caller's memory that was read in place, and the steps built on it; nothing runs here again."""
         if self._in_place:
-            for number in [*self._inside]:
+            for number in [*self.inside]:
                 if not self._in_place.isdisjoint(self.plan.steps[number].inputs):
-                    del self._inside[number]
+                    del self.inside[number]
             for place in self._in_place:
                 del self.views[place]
             self._in_place = set()
@@ -274,17 +284,17 @@ class Workspace:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """On CUDA, have the device current, and everything in order with what ran here on another stream."""
-        if self._cuda is None:
+        if self.cuda is None:
             yield
             return
-        with self._cuda.guard():
-            if self._cuda.is_capturing():
+        with self.cuda.guard():
+            if self.cuda.is_capturing():
                 # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
                 self.in_capture = True
-            elif self._stream is None or self._cuda.stream() != self._stream[0]:
+            elif self._stream is None or self.cuda.stream() != self._stream[0]:
                 if self._stream is not None:
-                    self._cuda.follow(self._stream[1], self._own())
-                self._stream = (self._cuda.stream(), self._cuda.current())
+                    self.cuda.follow(self._stream[1], self._own())
+                self._stream = (self.cuda.stream(), self.cuda.current())
             yield
 
     def _own(self) -> Iterator[Tensor]:
@@ -303,7 +313,7 @@ class Workspace:
         else:
             self._graphs.run(sequence)
 
-    def _handed(self, made: "OutputSet", numbers: Iterable[int]) -> list[Tensor]:
+    def _handed(self, made: OutputSet, numbers: Iterable[int]) -> list[Tensor]:
         is_spare = made is self._spare.get(made.phase)
         self.copies += is_spare
         return [
@@ -311,7 +321,7 @@ class Workspace:
             for number in numbers
         ]
 
-    def _set(self, phase: str) -> "OutputSet":
+    def _set(self, phase: str) -> OutputSet:
         """Return a set that nobody outside holds; where all are held, the spare one, whose results are copied."""
         sets = self._sets[phase]
         for found in sets:
@@ -324,7 +334,7 @@ class Workspace:
             self._spare[phase] = OutputSet(self, phase)
         return self._spare[phase]
 
-    def _base(self, number: int) -> Tensor:
+    def base(self, number: int) -> Tensor:
         """Allocate a buffer."""
         buffer = self.plan.buffers[number]
         return torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
@@ -336,7 +346,7 @@ class Workspace:
         start = first.storage_offset() - next(iter(buffer.offsets.values()))
         return first.as_strided(lies.shape, lies.strides, start + lies.offset)
 
-    def _show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None:
+    def show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None:
         """Add a view of each place of a buffer that begins where `base` begins."""
         for place, offset in self.plan.buffers[number].offsets.items():
             views[place] = base.as_strided(
@@ -347,9 +357,9 @@ class Workspace:
         """Allocate these buffers for copies of parameters, and note where all others are."""
         held: set[int] = set(apart)
         for number in sorted(held):
-            base = self._base(number)
+            base = self.base(number)
             self._bases.append(base)
-            self._show(number, base, self.views)
+            self.show(number, base, self.views)
             members = [
                 (index, base.as_strided(lies.shape, lies.strides, lies.offset))
                 for index, lies in enumerate(self._lying)
@@ -370,7 +380,7 @@ class Workspace:
         with torch.inference_mode(False), torch.no_grad():
             self.copying, self._copies, self._bases = [], [], []
             self._hold({lies.buffer for lies in self._lying}, current, moving=True)
-            self._inside = self._built_inside()
+            self.inside = self._built_inside()
         self._sets = {"forward": [], "backward": []}
         self._spare = {}
         if self._graphs is not None:
@@ -392,12 +402,12 @@ class Workspace:
     def _built_inside(self) -> dict[int, Run]:
         """Build the steps that touch nothing which is handed out."""
         return {
-            number: self._built(number, self.views)
+            number: self.built(number, self.views)
             for number, step in enumerate(self.plan.steps)
             if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
         }
 
-    def _built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
+    def built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
         """Build a step on operands declared as its record declares them, over the same elements."""
         step = self.plan.steps[number]
         call = step.call
@@ -435,73 +445,3 @@ def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
     """Return a copy with these strides, or else with the tensor's own."""
     strides = tensor.stride() if strides is None else strides
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-class OutputSet:
-    """Storages for what one phase hands out, and the phase's calls built on them."""
-
-    def __init__(self, workspace: Workspace, phase: str) -> None:
-        plan, ports = workspace.plan, workspace.ports
-        self.phase = phase
-        self._plan, self._ports = plan, ports
-        with torch.inference_mode(False), torch.no_grad():
-            bases = {
-                number: workspace._base(number)
-                for number, buffer in enumerate(plan.buffers)
-                if buffer.role == "output" and buffer.phase == phase and number not in workspace.held
-            }
-            views = dict(workspace.views)
-            base: Tensor | None = None
-            for number, base in bases.items():
-                workspace._show(number, base, views)
-            self.calls = {
-                number: workspace._inside.get(number) or workspace._built(number, views)
-                for number, step in enumerate(plan.steps)
-                if step.phase == phase
-            }
-            lying = [
-                plan.geometry(port, of)
-                for of, side in (("", ports.outputs), ("grad_", ports.sources))
-                if (of == "") == (phase == "forward")
-                for port in side
-            ]
-            whole = bases | workspace.held
-            self.handed = [whole[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
-            self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in workspace.held)
-        self._cuda = workspace._cuda
-        copying = workspace.copying if phase == "forward" else ()
-        self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
-        self._chosen: dict[tuple[bool, ...], CallSequence] = {}
-        self._storages = [base.untyped_storage() for base in bases.values()]
-        del bases, views, whole, base
-        self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
-
-    def is_free(self) -> bool:
-        """Say whether nobody outside holds a storage of this set: its use count is what it was when it was made."""
-        count = torch._C._storage_Use_Count
-        return all(count(storage) == holders for storage, holders in self._holders)
-
-    @property
-    def sequences(self) -> list[CallSequence]:
-        """The calls of the phase, and those of each choice of gradients."""
-        return [self.sequence, *self._chosen.values()]
-
-    def _over_streams(self, calls: Mapping[int, Run]) -> Iterable[Run]:
-        """Return what runs calls of this phase's steps, by number: on CUDA with the plan's branches."""
-        if self._cuda is None or not self._plan.schedule.branches or not calls:
-            return calls.values()
-        return [BranchingCalls(calls, self._plan.schedule, self._cuda).run]
-
-    def sequence_for(self, wanted: tuple[bool, ...]) -> CallSequence:
-        """Return the calls that the wanted gradients need."""
-        if wanted not in self._chosen:
-            names = [
-                f"grad_{member}"
-                for port, want in zip(self._ports.sources, wanted, strict=True)
-                if want
-                for member in port.members
-            ]
-            needed = self._plan.needed(names)
-            calls = {number: run for number, run in self.calls.items() if number in needed}
-            self._chosen[wanted] = CallSequence([*self._over_streams(calls)], replays=len(self._chosen) < CHOICES)
-        return self._chosen[wanted]

@@ -59,9 +59,9 @@ def run(sides_file: Path, failed_file: Path) -> None:
 
 def run_side(number: int, side: Side) -> None:
     found = load_configuration(Path(side.file))
-    built, reads_in_place = Workspace._built, function.reads_in_place
+    built, reads_in_place = Workspace.built, function.reads_in_place
     if side.name == TUNED:
-        Workspace._built = naming(number)  # type: ignore[method-assign]
+        Workspace.built = naming(number)  # type: ignore[method-assign]
         function.reads_in_place = lambda x: True  # noqa: ARG005  (as in the captured step that is timed)
     try:
         loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device=CUDA))
@@ -70,7 +70,7 @@ def run_side(number: int, side: Side) -> None:
             loop.step()
             count(number, loop)
     finally:
-        Workspace._built = built  # type: ignore[method-assign]
+        Workspace.built = built  # type: ignore[method-assign]
         function.reads_in_place = reads_in_place
 
 
@@ -104,7 +104,7 @@ def copies_as_kernels() -> Iterator[None]:
 
 def naming(side: int) -> Any:
     """Return a way to build steps in workspaces that has each run in a range of its name."""
-    built = Workspace._built
+    built = Workspace.built
 
     def named(workspace: Any, number: int, views: Any) -> Any:
         call = built(workspace, number, views)

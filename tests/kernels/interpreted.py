@@ -15,7 +15,11 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.records import Call, Candidate, Scalar
 from autotuner.kernels import KERNELS
+from autotuner.kernels.registry import load
+from autotuner.kernels.rules.attention import added_mask
 from autotuner.kernels.rules.attention_triton import BACKWARD_PARAMS, FORWARD_PARAMS
+from autotuner.measure.operands import Values
+from autotuner.measure.verification import References, fault
 from autotuner.space.fusion import covers
 from tests.kernels.calls import faults, layer, prepare
 
@@ -39,20 +43,21 @@ CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "odd bias": (ODD | {"q": 37, "k": 37}, {"p": 0.0, "model": "t5-block"}),
 }
 
-ADDED: Mapping[str, tuple[str, str, str]] = {
-    "bias with keys first": ("bias", "kqn", "bqnp"),
-    "bias of a batch entry": ("bias", "bnqk", "bqnp"),
-    "bias of all heads": ("bias", "qk", "bqnp"),
-    "bias of heads that share a key": ("bias", "nrqk", "bqnrp"),
-    "mask over rows": ("mask", "bqk", "bqnrp"),
-    "mask of each head": ("mask", "nrk", "bqnrp"),
+ADDED: Mapping[str, tuple[str, str, str, float]] = {
+    "bias with keys first": ("bias", "kqn", "bqnp", 0.0),
+    "bias of a batch entry": ("bias", "bnqk", "bqnp", 0.0),
+    "bias of all heads": ("bias", "qk", "bqnp", 0.25),
+    "bias of heads that share a key": ("bias", "nrqk", "bqnrp", 0.0),
+    "mask over rows": ("mask", "bqk", "bqnrp", 0.0),
+    "mask of each head": ("mask", "nrk", "bqnrp", 0.25),
 }
-"""Kind and axes of what is added to the scores, and axes of the query."""
+"""Kind and axes of what is added to the scores, axes of the query, and the share of weights that is dropped."""
 
 
-def adding(kind: str, axes: str, query: str) -> Graph:
+def adding(kind: str, axes: str, query: str, p: float = 0.0) -> Graph:
     """Return attention that adds something to its scores, without a scale, with its gradients."""
-    extents = {"b": 2, "n": 2, "r": 3, "q": 37, "k": 37, "p": 16}
+    length = WORDS["l"] if p else ODD["l"]
+    extents = {"b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
     heads = "nr" if "r" in query else "n"
     scores, weights = f"b{heads}qk", f"b{heads}q"
     given = {"query": query, "key": "bknp", "value": "bknp"}
@@ -61,13 +66,24 @@ def adding(kind: str, axes: str, query: str) -> Graph:
     tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
     tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
     tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
+    dropping: tuple[Operator, ...] = ()
+    read = "dropped" if p else "weights"
+    if p:
+        share = (("p", p),)
+        tensors["drawn"] = Tensor("drawn", scores, "float16", "auxiliary")
+        tensors["dropped"] = Tensor("dropped", scores, "float16", "activation")
+        dropping = (
+            Operator("drawn", "dropout_mask", f"->{scores}", (), ("drawn",), share),
+            Operator("dropped", "dropout", f"{scores},{scores}->{scores}", ("weights", "drawn"), ("dropped",), share),
+        )
     operators = (
         Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),
         Operator("moved", kind, f"{scores},{axes}->{scores}", ("scores", "added"), ("moved",)),
         Operator(
             "weights", "softmax", f"{scores}->{scores},{weights}", ("moved",), ("weights", "sums"), (("axis", "k"),)
         ),
-        Operator("out", "contraction", f"{scores},bknp->{query}", ("weights", "value"), ("out",)),
+        *dropping,
+        Operator("out", "contraction", f"{scores},bknp->{query}", (read, "value"), ("out",)),
     )  # fmt: skip
     return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
 
@@ -121,6 +137,24 @@ def hidden(known: Mapping[str, list[Call]]) -> dict[str, str]:
     return found
 
 
+def hidden_by_bias() -> dict[str, str]:
+    """Return what is wrong where a bias hides the keys behind a query by the least float16, by kernel."""
+    found = {}
+    for kernel, (call, *_) in calls_in(adding("bias", "nqk", "bqnp")).items():
+        number, _ = added_mask(call.subgraph)
+        assert number is not None
+        values = Values(call.subgraph)
+        bias = values.inputs[number]
+        bias[:, torch.ones(bias.shape[1:], dtype=torch.bool).triu(1)] = torch.finfo(torch.float16).min
+        if KERNELS[kernel].consistent:
+            load(KERNELS[kernel].consistent)(call.subgraph, [values.inputs[n] for n in call.subgraph.inputs])
+        made = prepare(call, values)
+        reason = fault(call, KERNELS[kernel], made.run, values, References(), made.inputs, made.outputs)
+        if reason:
+            found[kernel] = reason
+    return found
+
+
 if __name__ == "__main__":
     made = {
         case: calls(extents, "float16", **options)  # type: ignore[arg-type]
@@ -131,4 +165,5 @@ if __name__ == "__main__":
     made["wide tiles"] = calls(WORDS | {"b": 1, "l": 128}, "float16", wide=True, p=0.25)
     found = {f"{case}: {kernel}": faults(own) for case, known in made.items() for kernel, own in known.items()}
     found["all keys hidden"] = hidden(made["odd and key padding"])
+    found["keys hidden by a bias"] = hidden_by_bias()
     print(json.dumps(found))

@@ -91,7 +91,7 @@ def test_programs_equal_the_reference_in_the_interpreter() -> None:
     expected: dict[str, object] = {
         f"{case}: {kernel}": {} for case in (*CASES, *ADDED, "wide tiles") for kernel in (FORWARD, BACKWARD)
     }
-    assert found == expected | {"all keys hidden": {}}
+    assert found == expected | {"all keys hidden": {}, "keys hidden by a bias": {}}
 
 
 @cache

@@ -213,45 +213,44 @@ def test_a_product_that_is_cast_to_float32_is_one_call_of_the_library(computing_
         assert reason.endswith("this is a cast from float16 to bfloat16")
 
 
-SIBLINGS = """
+STACKED = """
 version: 1
-name: siblings
+name: stacked
 dtype: float16
 axes: {b: batch, l: position, h: hidden, n: head, p: feature}
 presets: {small: {b: 2, l: 3, h: 8, n: 2, p: 4}}
 inputs: {x: {axes: blh}}
-parameters: {one: {axes: nph, dtype: float32}, two: {axes: nph, dtype: float32}}
+parameters: {first: {axes: nph, dtype: float32}, second: {axes: nph, dtype: float32}}
 operators:
-  - {name: one_cast, kind: cast, spec: "nph->nph", inputs: [one], outputs: [one_cast], attributes: {dtype: float16}}
-  - {name: two_cast, kind: cast, spec: "nph->nph", inputs: [two], outputs: [two_cast], attributes: {dtype: float16}}
-  - {name: first, kind: contraction, spec: "blh,nph->blnp", inputs: [x, one_cast], outputs: [first]}
-  - {name: second, kind: contraction, spec: "blh,nph->blnp", inputs: [x, two_cast], outputs: [second]}
-  - {name: y, kind: relu, spec: "blnp->blnp", inputs: [first], outputs: [y]}
-  - {name: z, kind: relu, spec: "blnp->blnp", inputs: [second], outputs: [z]}
-outputs: [y, z]
+  - {name: narrow, kind: cast, spec: "nph->nph", inputs: [first], outputs: [narrow], attributes: {dtype: float16}}
+  - {name: other, kind: cast, spec: "nph->nph", inputs: [second], outputs: [other], attributes: {dtype: float16}}
+  - {name: one, kind: contraction, spec: "blh,nph->blnp", inputs: [x, narrow], outputs: [one]}
+  - {name: two, kind: contraction, spec: "blh,nph->blnp", inputs: [x, other], outputs: [two]}
+  - {name: act, kind: silu, spec: "blnp->blnp", inputs: [one], outputs: [act]}
+  - {name: y, kind: multiply, spec: "blnp,blnp->blnp", inputs: [act, two], outputs: [y]}
+outputs: [y]
 """
 
 
-def test_stacked_products_that_are_cast_to_float32_are_one_call_of_the_library(
+def test_stacked_gradients_that_are_cast_to_float32_are_one_call_of_the_library(
     computing_lt: FakeLt, tmp_path: Path
 ) -> None:
-    (tmp_path / "siblings.yaml").write_text(SIBLINGS)
-    graph = training_graph(load_model(str(tmp_path / "siblings.yaml")).instantiate("small").graph())
+    (tmp_path / "stacked.yaml").write_text(STACKED)
+    graph = training_graph(load_model(str(tmp_path / "stacked.yaml")).instantiate("small").graph())
     found = [
         call for call in build_space(graph, space_file("cuda")).calls.values()
         if call.subgraph.kinds == ("contraction", "contraction", "cast", "cast")
     ]  # fmt: skip
     assert {call.candidate.kernel for call in found} == {"cublas_stacked_matmul", "cublaslt_stacked_matmul"}
     lt = [call for call in found if call.candidate.params == (("algorithm", 0),)]
-    assert lt
+    assert {form[0] for call in lt for form in call.candidate.forms[-2:]} == {"*"}
     assert faults(lt) == {}
     assert [shape[0] for shape in computing_lt.layouts] == [2, 2, 0]
-    narrowed = tuple(
-        replace(tensor, dtype="bfloat16") if tensor.dtype == "float32" else tensor for tensor in lt[0].subgraph.tensors
-    )
-    reason = KERNELS["cublaslt_stacked_matmul"].refuses(replace(lt[0].subgraph, tensors=narrowed), lt[0].candidate)
+    call = lt[0]
+    narrowed = tuple(replace(tensor, dtype="bfloat16") for tensor in call.subgraph.tensors)
+    reason = KERNELS["cublaslt_stacked_matmul"].refuses(replace(call.subgraph, tensors=narrowed), call.candidate)
     assert reason is not None
-    assert reason.endswith("this is a cast from float16 to bfloat16")
+    assert reason.endswith("this is a cast from bfloat16 to bfloat16")
 
 
 # GELU

@@ -127,7 +127,7 @@ def on(device: Device, layer: TunedModule) -> Workspace:
     layer(batch())
     pool = layer.bind()[0].pool
     workspace = pool.take()
-    workspace._cuda = device  # type: ignore[assignment]
+    workspace.cuda = device  # type: ignore[assignment]
     pool.give_back(workspace)
     return workspace
 

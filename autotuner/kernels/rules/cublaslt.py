@@ -23,12 +23,7 @@ from autotuner.kernels.geometry import (
 from autotuner.kernels.patterns import Pair, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.kernels.rules.contraction import OR_CAST, contraction_of, not_one_product, product_layouts
-from autotuner.kernels.rules.stacked import (
-    STACK_OR_CAST,
-    members,
-    not_one_stacked_product,
-    stacked_product_layouts,
-)
+from autotuner.kernels.rules.stacked import STACK_OR_CAST, members, not_one_stacked_product, stacked_product_layouts
 
 _IMPLEMENTATION = "autotuner.kernels.cublaslt.matmul"
 
@@ -214,14 +209,14 @@ for _name, _chain in (
             anchors=True,
         )
     )  # fmt: skip
-for _name, _patterns in (
+for _name, _siblings in (
     ("cublaslt_stacked_matmul", STACK_OR_CAST),
     ("cublaslt_stacked_matmul_bias", (Siblings(("contraction", "bias")),)),
 ):
     KERNELS.add(
         Kernel(
             _name, (), f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_one_stacked_product,
-            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_patterns,
+            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings,
         )
     )  # fmt: skip
 KERNELS.add(

@@ -34,7 +34,7 @@ def members(subgraph: Subgraph, kind: str) -> tuple[Node, ...]:
 def stacked_operands(subgraph: Subgraph, kind: str) -> list[tuple[int, ...]]:
     """Return, for each operand of the stacked operator, its tensor's number in every member: one number if shared.
 
-    The output is what the cover leaves: the members' own outputs, those of the biases behind them, or one sum.
+    The output is what the cover leaves: the members' own outputs, those of the biases or casts behind them, or one sum.
     """
     nodes = members(subgraph, kind)
     inputs = [tuple(dict.fromkeys(numbers)) for numbers in zip(*(node.inputs for node in nodes), strict=True)]
@@ -77,6 +77,10 @@ def stacked_strides(subgraph: Subgraph, kind: str, forms: dict[int, Form]) -> li
 
 def not_one_stacked_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why the members are not one matrix product, or None if they are."""
+    for cast in members(subgraph, "cast"):
+        source, target = (subgraph.tensors[number].dtype for number in (*cast.inputs, *cast.outputs))
+        if source not in HALVES or target != "float32":
+            return f"it writes float32 from operands of {' or '.join(HALVES)}; this is a cast from {source} to {target}"
     forms = forms_by_number(subgraph, candidate)
     for numbers in stacked_operands(subgraph, "contraction"):
         places = [stack.index for n in numbers if (stack := forms[n].stack) is not None]
@@ -84,23 +88,11 @@ def not_one_stacked_product(subgraph: Subgraph, candidate: Candidate) -> str | N
             return f"the stacked operand's slices lie as {[str(forms[n]) for n in numbers]}, not in order in one buffer"
         if len({forms[n].layout for n in numbers}) > 1:
             return "the slices of a stacked operand lie in different layouts"
-    reason = not_widened(subgraph)
-    if reason:
-        return reason
     strides = stacked_strides(subgraph, "contraction", forms)
     matrices = as_matrices(stacked_node(subgraph), strides, stacked_extents(subgraph))
     if isinstance(matrices, str):
         return matrices
     return None if unit_strides(matrices) else "an operand has no contiguous matrix axis"
-
-
-def not_widened(subgraph: Subgraph) -> str | None:
-    """Say why the casts of products are not what a library can write, or None if they are, or there are none."""
-    for node in members(subgraph, "cast"):
-        source, target = (subgraph.tensors[number].dtype for number in (*node.inputs, *node.outputs))
-        if source not in HALVES or target != "float32":
-            return f"it writes float32 from operands of {' or '.join(HALVES)}; this is a cast from {source} to {target}"
-    return None
 
 
 def stacked_product_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
@@ -156,14 +148,13 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(forms[number] for number in subgraph.boundary)
 
 
-_PRODUCT, _BIASED = (Siblings(("contraction",)),), (Siblings(("contraction", "bias")),)
-STACK_OR_CAST = (*_PRODUCT, Siblings(("contraction", "cast")))
-"""Stacked products, or such that are written in a wider type than their operands have."""
+STACK_OR_CAST = (Siblings(("contraction",)), Siblings(("contraction", "cast")))
+"""Products, or products that are written in a wider type than their operands have."""
 for _name, _function, _siblings in (
-    ("torch_stacked_matmul", "matmul", _PRODUCT),
-    ("torch_stacked_matmul_bias", "matmul", _BIASED),
+    ("torch_stacked_matmul", "matmul", STACK_OR_CAST[:1]),
+    ("torch_stacked_matmul_bias", "matmul", (Siblings(("contraction", "bias")),)),
     ("cublas_stacked_matmul", "matmul", STACK_OR_CAST),
-    ("cublas_stacked_matmul_bias", "matmul_row_bias", _BIASED),
+    ("cublas_stacked_matmul_bias", "matmul_row_bias", (Siblings(("contraction", "bias")),)),
 ):
     KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
                        layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings))  # fmt: skip

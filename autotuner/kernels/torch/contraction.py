@@ -16,7 +16,7 @@ Run = Callable[[], None]
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One matrix product, batched where the spec has batch axes."""
     a, b, c = product_matrices(call, inputs, outputs)
-    return product(a, b, c)
+    return _product(a, b, c)
 
 
 def matmul_loop(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -93,7 +93,7 @@ def _discard(value: object) -> None:
     """Drop what an out-variant returns."""
 
 
-def product(a: Tensor, b: Tensor, c: Tensor) -> Run:
+def _product(a: Tensor, b: Tensor, c: Tensor) -> Run:
     if c.dtype != a.dtype:
         wide = torch.ops.aten.mm.dtype_out if c.dim() == 2 else torch.ops.aten.bmm.dtype_out
         return lambda: _discard(wide(a, b, c.dtype, out=c))

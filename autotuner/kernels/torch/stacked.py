@@ -15,7 +15,6 @@ from autotuner.kernels.rules.stacked import (
     stacked_node,
     stacked_operands,
 )
-from autotuner.kernels.torch.contraction import product
 from autotuner.kernels.torch.elementwise import spread
 
 Run = Callable[[], Any]
@@ -51,8 +50,10 @@ def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
     """One matrix product over all members; stacked biases are added in the same call, a sum runs along the stack."""
     a, b, c = product_matrices(call, inputs, outputs)
     term = added_term(call, inputs, c)
+    if c.dtype != a.dtype:
+        return lambda: torch.ops.aten.mm.dtype_out(a, b, c.dtype, out=c)
     if term is None:
-        return product(a, b, c)
+        return lambda: torch.mm(a, b, out=c)
     return lambda: torch.addmm(term, a, b, out=c)
 
 

@@ -39,18 +39,18 @@ def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
 
 def stack_families(graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Return tensors that are slices of one stack when they are stacked: products, biased products, their gradients,
-    weights and weight gradients, biases and bias gradients; once per group of siblings."""
+    weights and weight gradients, casts of these, biases and bias gradients; once per group of siblings."""
     families: list[tuple[str, ...]] = []
     for group in stack_groups(graph):
         products = tuple(operator.outputs[0] for operator in group.operators)
         weights = tuple(operator.inputs[1] for operator in group.operators)
         families += [products, weights]
-        casts = [graph.producers.get(weight) for weight in weights]
-        if all(casts):
-            families.append(tuple(cast.inputs[0] for cast in casts if cast))
         biases = _biases(graph, group)
         if biases:
             families += [tuple(o.outputs[0] for o in biases), tuple(o.inputs[1] for o in biases)]
+        casts = _casts_of_gradients(graph, group)
+        if casts:
+            families.append(tuple(o.outputs[0] for o in casts))
         for family in list(families):
             gradients = tuple(f"grad_{name}" for name in family)
             if all(name in graph.tensors for name in gradients) and gradients not in families:
@@ -62,6 +62,15 @@ def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
     followers = [only_consumer(graph, operator.outputs[0]) for operator in group.operators]
     biases = tuple(o for o in followers if o and o.kind == "bias")
     return biases if len(biases) == len(group.operators) else ()
+
+
+def _casts_of_gradients(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
+    """Return what casts the weights' gradients and alone reads them, or nothing."""
+    gradients = [f"grad_{operator.inputs[1]}" for operator in group.operators]
+    made = [g for g in gradients if g in graph.producers and graph.producers[g].kind == "contraction"]
+    followers = [only_consumer(graph, gradient) for gradient in made]
+    casts = tuple(o for o in followers if o and o.kind == "cast")
+    return casts if len(casts) == len(group.operators) else ()
 
 
 def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Siblings, tuple[Operator, ...]]]:
@@ -82,11 +91,11 @@ def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Sibl
         if makers and len(makers) == len(weights):
             yield pattern, makers
             found.append(makers)
-            casts = [only_consumer(graph, maker.outputs[0]) for maker in makers]
-            if pattern == product and all(cast and cast.kind == "cast" for cast in casts):
-                yield Siblings(("contraction", "cast")), (*makers, *(cast for cast in casts if cast))
     if len(found) > 1:
         yield Siblings(("contraction", "bias_grad")), found[0] + found[1]
+    casts = _casts_of_gradients(graph, group)
+    if casts:
+        yield Siblings(("contraction", "cast")), found[0] + casts
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
                   for w in weights]  # fmt: skip
     if all(into_input):
