@@ -115,7 +115,8 @@ class Partly(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("compiler", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_each_part_of_a_model_has_the_types_of_its_own_context(compiler: str) -> None:
     torch.manual_seed(0)
     model, x, weights = Partly(), torch.randn(2, LENGTH, 32), torch.randn(2, LENGTH, 32)
@@ -135,6 +136,7 @@ def test_each_part_of_a_model_has_the_types_of_its_own_context(compiler: str) ->
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_is_read_anew_where_autocast_is_off() -> None:
     model, loss = small()
     compilation = Compilation(model)
@@ -145,6 +147,7 @@ def test_a_model_is_read_anew_where_autocast_is_off() -> None:
     assert [graph.tuned_places for graph in compilation.compiled] == [2, 2]
 
 
+@pytest.mark.slow
 def test_frozen_and_tied_parameters_have_the_gradients_that_torch_gives_them() -> None:
     model, loss = small()
     first, second = model.layers
@@ -158,6 +161,7 @@ def test_frozen_and_tied_parameters_have_the_gradients_that_torch_gives_them() -
     assert compilation.compiled[0].tuned_places == 2
 
 
+@pytest.mark.slow
 def test_parameters_that_change_are_cast_again_in_the_next_step() -> None:
     model, loss = small()
     compilation = Compilation(model)
