@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -327,6 +328,10 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
         if writes:
             for given in node.all_input_nodes if name.startswith("_foreach") else node.all_input_nodes[:1]:
                 found |= _storages(given)
+        for given in _written_by_schema(node):
+            found |= _storages(given)
+        if _version_of(node):  # whoever changed it
+            found |= _storages(node)
         if name == "embedding" and len(node.args) > 3 and node.args[3] is not None:  # it scales rows of its weight
             for given in node.all_input_nodes:
                 found |= _storages(given)
@@ -334,6 +339,25 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
         for each in out if isinstance(out, tuple | list) else [out]:
             found |= _storages(each) if isinstance(each, fx.Node) else set()
     return found
+
+
+def _written_by_schema(node: fx.Node) -> list[fx.Node]:
+    """Return what an operator of torch's, or of a user's, writes to by one of its schemas."""
+    target = node.target
+    overloads = (
+        [getattr(target, each) for each in target.overloads()] if isinstance(target, OpOverloadPacket) else [target]
+    )
+    return (
+        node.all_input_nodes
+        if any(isinstance(each, OpOverload) and each._schema.is_mutable for each in overloads)
+        else []
+    )
+
+
+def _version_of(node: fx.Node) -> int:
+    """Return how often a tensor that the graph makes is changed in place, its views among it."""
+    example = node.meta.get(EXAMPLE)
+    return example._version if isinstance(example, Tensor) and not example.is_inference() else 0
 
 
 def _is_in_place(node: fx.Node) -> bool:

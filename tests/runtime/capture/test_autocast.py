@@ -210,14 +210,15 @@ def test_scaled_losses_of_float16_are_unscaled_and_checked() -> None:
 class Casting(nn.Module):
     """Attention written out, whose softmax is in float32 between casts; `look` says what else reads the weights."""
 
-    def __init__(self, look: str = "") -> None:
+    def __init__(self, look: str = "", p: float = 0.0) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(32, 32, bias=False) for _ in range(3))
-        self.look = look
+        self.look, self.p = look, p
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x) for each in (self.query, self.key, self.value))
         weights = F.softmax(q @ k.transpose(1, 2) * 0.2, -1, dtype=torch.float32)
+        weights = F.dropout(weights, self.p)
         if self.look == "float32":
             wide: Tensor = weights @ v.float()
             return wide
@@ -239,6 +240,15 @@ def test_a_softmax_between_casts_is_one_of_the_lower_type_only_where_nobody_read
     loss = summed(x, torch.randn(2, LENGTH, 32))
     check_close(model, loss, loss, compilation)
     assert ("softmax", wanted) in kinds(compilation)
+
+
+@pytest.mark.parametrize(("look", "wanted"), [("", "bfloat16"), ("float32", "float32")])
+def test_dropped_weights_are_of_the_lower_type_where_they_are_cast_to_it(look: str, wanted: str) -> None:
+    compilation = Compilation(Casting(look, 0.5).to(LOW))
+    compilation.model(torch.randn(2, LENGTH, 32, dtype=LOW)).float().sum().backward()
+    found = kinds(compilation)
+    assert {("softmax", wanted), ("dropout_mask", wanted), ("dropout", wanted)} <= set(found)
+    assert [kind for kind, _ in found].count("cast") == (2 if look else 0)
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, None])
