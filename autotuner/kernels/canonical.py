@@ -15,11 +15,15 @@ Axis = int | str
 
 
 def canonical(subgraph: Subgraph, candidate: Candidate) -> Call:
-    """Return the call that a candidate executes, shared by all candidates that execute the same."""
-    if not KERNELS[candidate.kernel].merges:
+    """Return the call that a candidate executes, shared by all candidates that execute the same.
+
+    Where a tensor meets itself, as in a product of all pairs of its rows, two axes of another tensor are the same axis
+    of this one, and no letter tells them apart: such a call stays as it is written.
+    """
+    axes = shared_axes(subgraph)
+    if not KERNELS[candidate.kernel].merges or any(len(own) > len(set(own)) for own in axes.values()):
         return Call(subgraph, candidate)
     forms = forms_by_number(subgraph, candidate)
-    axes = shared_axes(subgraph)
     memory = {number: _memory_order(axes[number], subgraph.tensors[number].axes, forms[number]) for number in forms}
     inside = _inside_order(subgraph, axes, memory)
     orders: dict[int, list[Axis]] = inside | memory

@@ -8,7 +8,7 @@ from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical, shared_axes
 from autotuner.kernels.rules.conversion import conversion
-from tests.kernels.calls import ODD, admitted, prepare
+from tests.kernels.calls import ODD, admitted, faults, prepare
 
 
 def one(kind: str, spec: str, *shapes: tuple[int, ...], axis: str = "") -> Subgraph:
@@ -44,6 +44,15 @@ def test_element_wise_work_on_whole_tensors_is_one_call_whatever_the_order() -> 
     assert {key("torch_add", add, *[order] * 3) for order in ("abc", "bca", "cab")} == {
         key("torch_add", flat, "a", "a", "a")
     }
+
+
+def test_a_tensor_that_meets_itself_keeps_its_axes_apart() -> None:
+    node = Node("contraction", "abc,adc->abd", (0, 0), (1,))
+    pairs = Subgraph((node,), (TensorType((2, 3, 4), "float64"), TensorType((2, 3, 3), "float64")), (0,), (1,))
+    for forms in (("abc", "abc"), ("abc", "acb"), ("acb", "abc")):
+        call = canonical(pairs, Candidate("torch_matmul", forms))
+        assert call.subgraph == pairs
+        assert faults([call]) == {}
 
 
 @pytest.mark.parametrize(

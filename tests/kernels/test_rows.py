@@ -194,6 +194,42 @@ def test_gradients_of_stacked_biases_are_read_out_of_the_stack() -> None:
     assert faults([next(c for c in found if len(c.subgraph.nodes) == count) for count in (2, 3)]) == {}
 
 
+SIBLINGS = """
+version: 1
+name: siblings
+dtype: bfloat16
+axes: {b: batch, l: position, h: hidden, n: head, p: feature}
+presets: {small: {b: 2, l: 5, h: 48, n: 3, p: 16}}
+inputs: {x: {axes: blh}}
+parameters: {first: nph, second: nph, bias: {axes: np, dtype: float32}, shift: {axes: np, dtype: float32}}
+operators:
+  - {name: narrow, kind: cast, spec: "np->np", inputs: [bias], outputs: [narrow], attributes: {dtype: bfloat16}}
+  - {name: other, kind: cast, spec: "np->np", inputs: [shift], outputs: [other], attributes: {dtype: bfloat16}}
+  - {name: one, kind: contraction, spec: "blh,nph->blnp", inputs: [x, first], outputs: [one]}
+  - {name: two, kind: contraction, spec: "blh,nph->blnp", inputs: [x, second], outputs: [two]}
+  - {name: moved, kind: bias, spec: "blnp,np->blnp", inputs: [one, narrow], outputs: [moved]}
+  - {name: shifted, kind: bias, spec: "blnp,np->blnp", inputs: [two, other], outputs: [shifted]}
+  - {name: act, kind: silu, spec: "blnp->blnp", inputs: [moved], outputs: [act]}
+  - {name: y, kind: multiply, spec: "blnp,blnp->blnp", inputs: [act, shifted], outputs: [y]}
+outputs: [y]
+"""
+
+
+@pytest.mark.slow
+def test_gradients_of_stacked_biases_are_cast_to_their_parameters_type(tmp_path: Path) -> None:
+    (tmp_path / "siblings.yaml").write_text(SIBLINGS)
+    graph = training_graph(load_model(str(tmp_path / "siblings.yaml")).instantiate("small").graph())
+    found = {
+        call.subgraph.kinds: call
+        for call in build_space(graph, space_file("cuda")).calls.values()
+        if call.candidate.kernel == "cupy_stacked_bias_grad"
+    }
+    assert set(found) == {("bias_grad",) * 2, ("bias_grad", "bias_grad", "cast", "cast")}
+    call = found["bias_grad", "bias_grad", "cast", "cast"]
+    assert {call.subgraph.tensors[number].dtype for number in call.subgraph.outputs} == {"float32"}
+    assert faults([call]) == {}
+
+
 def alone(kind: str, values: list[float], *, operands: int = 1, dtype: str = "float32") -> tuple[list[float], ...]:
     """Return what the kernel and the reference make of the same values for every operand."""
     tensor = TensorType((1, len(values)), dtype)

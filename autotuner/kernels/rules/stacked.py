@@ -132,7 +132,10 @@ def _orders(letters: str) -> list[str]:
 
 
 def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate the pitched layout of stacked biases or bias gradients: rows, stack, then its members' axes."""
+    """Enumerate the pitched layout of stacked biases or bias gradients: rows, stack, then its members' axes.
+
+    Casts of bias gradients lie one behind the other, as these do.
+    """
     kind = subgraph.nodes[0].kind
     nodes = members(subgraph, kind)
     wide, narrow = (operand_letters(nodes[0])[i] for i in (0, 1))
@@ -145,6 +148,8 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
             axes = subgraph.tensors[number].axes
             layout = pitched if len(letters) == len(wide) else STACK_AXIS + letters
             forms[number] = f"{layout.translate(str.maketrans(letters, axes))}@{index}/{len(nodes)}"
+    for index, cast in enumerate(members(subgraph, "cast")):
+        forms[cast.outputs[0]] = f"{STACK_AXIS}{subgraph.tensors[cast.outputs[0]].axes}@{index}/{len(nodes)}"
     yield tuple(forms[number] for number in subgraph.boundary)
 
 

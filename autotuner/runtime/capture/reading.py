@@ -344,14 +344,10 @@ def _changed_in_place(graph: fx.Graph) -> set[int]:
 def _written_by_schema(node: fx.Node) -> list[fx.Node]:
     """Return what an operator of torch's, or of a user's, writes to by one of its schemas."""
     target = node.target
-    overloads = (
-        [getattr(target, each) for each in target.overloads()] if isinstance(target, OpOverloadPacket) else [target]
-    )
-    return (
-        node.all_input_nodes
-        if any(isinstance(each, OpOverload) and each._schema.is_mutable for each in overloads)
-        else []
-    )
+    names: list[str] = target.overloads() if isinstance(target, OpOverloadPacket) else []  # type: ignore[no-untyped-call]
+    overloads = [getattr(target, name) for name in names] or [target]
+    writes = any(isinstance(each, OpOverload) and each._schema.is_mutable for each in overloads)
+    return node.all_input_nodes if writes else []
 
 
 def _version_of(node: fx.Node) -> int:

@@ -3,7 +3,7 @@
 The parameters may be cast: then it is their casts that are stacked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,9 +48,10 @@ def stack_families(graph: Graph) -> tuple[tuple[str, ...], ...]:
         biases = _biases(graph, group)
         if biases:
             families += [tuple(o.outputs[0] for o in biases), tuple(o.inputs[1] for o in biases)]
-        casts = _casts_of_gradients(graph, group)
-        if casts:
-            families.append(tuple(o.outputs[0] for o in casts))
+        for kind, parameters in (("contraction", weights), ("bias_grad", tuple(o.inputs[1] for o in biases))):
+            _, casts = _casts_of_gradients(graph, kind, parameters)
+            if casts:
+                families.append(tuple(o.outputs[0] for o in casts))
         for family in list(families):
             gradients = tuple(f"grad_{name}" for name in family)
             if all(name in graph.tensors for name in gradients) and gradients not in families:
@@ -64,13 +65,16 @@ def _biases(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
     return biases if len(biases) == len(group.operators) else ()
 
 
-def _casts_of_gradients(graph: Graph, group: StackGroup) -> tuple[Operator, ...]:
-    """Return what casts the weights' gradients and alone reads them, or nothing."""
-    gradients = [f"grad_{operator.inputs[1]}" for operator in group.operators]
-    made = [g for g in gradients if g in graph.producers and graph.producers[g].kind == "contraction"]
-    followers = [only_consumer(graph, gradient) for gradient in made]
+def _casts_of_gradients(
+    graph: Graph, kind: str, parameters: Sequence[str]
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Return what makes gradients of these, all of one kind, and the casts that alone read them; or nothing."""
+    gradients = [f"grad_{name}" for name in parameters if f"grad_{name}" in graph.producers]
+    makers = tuple(graph.producers[name] for name in gradients)
+    followers = [only_consumer(graph, name) for name in gradients]
     casts = tuple(o for o in followers if o and o.kind == "cast")
-    return casts if len(casts) == len(group.operators) else ()
+    whole = len(casts) == len(parameters) and all(maker.kind == kind for maker in makers)
+    return (makers, casts) if whole else ((), ())
 
 
 def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Siblings, tuple[Operator, ...]]]:
@@ -93,9 +97,10 @@ def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Sibl
             found.append(makers)
     if len(found) > 1:
         yield Siblings(("contraction", "bias_grad")), found[0] + found[1]
-    casts = _casts_of_gradients(graph, group)
-    if casts:
-        yield Siblings(("contraction", "cast")), found[0] + casts
+    for kind, parameters in (("contraction", weights), ("bias_grad", [bias.inputs[1] for bias in biases])):
+        makers, casts = _casts_of_gradients(graph, kind, parameters)
+        if casts:
+            yield Siblings((kind, "cast")), makers + casts
     into_input = [next((o for o in graph.consumers[w] if o.phase == "backward" and o.kind == "contraction"), None)
                   for w in weights]  # fmt: skip
     if all(into_input):

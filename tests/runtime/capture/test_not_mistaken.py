@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.nn import functional
 
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
@@ -127,6 +127,48 @@ def test_a_mask_is_left_out_only_if_it_hides_nothing(mask: Callable[[], Tensor],
 def test_a_query_that_sees_nothing_gets_zeros_as_from_torch() -> None:
     mask = mask_that_hides_all_from_some()
     check(norm, lambda: mask)
+
+
+@library.custom_op("autotuner_tests::doubled", mutates_args={"x"})
+def doubled(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def changed_by_an_operator(layer: Any, x: Tensor) -> Tensor:
+    shift = torch.ones_like(x[0])
+    torch.ops.autotuner_tests.doubled(shift)
+    found: Tensor = layer.norm(x) + shift
+    return found
+
+
+def test_what_an_operator_of_the_user_writes_to_is_no_constant() -> None:
+    check(changed_by_an_operator, no_mask)
+
+
+class OfItself(nn.Module):
+    """Attention of a projection with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(x)
+        found: Tensor = x + functional.scaled_dot_product_attention(y, y, y)
+        return found
+
+
+def test_a_tensor_that_attends_to_itself() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(OfItself(), OfItself()), torch.randn(2, LENGTH, HIDDEN)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().sum()
+        return found
+
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-5)
+    assert len(compilation.regions) == 2
 
 
 def check(inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None]) -> Compilation:
