@@ -87,13 +87,14 @@ def stacks(graph: Graph, group: StackGroup, reach: Reach) -> Iterator[tuple[Sibl
         yield Siblings(("bias",)), biases
     weights = [operator.inputs[1] for operator in group.operators]
     found: list[tuple[Operator, ...]] = []
-    for names, pattern in (
-        ([f"grad_{weight}" for weight in weights], product),
-        ([f"grad_{bias.inputs[1]}" for bias in biases], Siblings(("bias_grad",))),
+    for names, kind in (
+        ([f"grad_{weight}" for weight in weights], "contraction"),
+        ([f"grad_{bias.inputs[1]}" for bias in biases], "bias_grad"),
     ):
         makers = tuple(graph.producers[name] for name in names if name in graph.producers)
-        if makers and len(makers) == len(weights):
-            yield pattern, makers
+        # One that is read twice has a sum for its gradient.
+        if makers and len(makers) == len(weights) and all(maker.kind == kind for maker in makers):
+            yield Siblings((kind,)), makers
             found.append(makers)
     if len(found) > 1:
         yield Siblings(("contraction", "bias_grad")), found[0] + found[1]

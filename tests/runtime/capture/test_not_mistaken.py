@@ -158,9 +158,24 @@ class OfItself(nn.Module):
         return found
 
 
-def test_a_tensor_that_attends_to_itself() -> None:
+class Twice(nn.Module):
+    """One layer, called twice: the gradients of its weights are sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(HIDDEN, HEADS, 32, batch_first=True, dropout=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) + self.layer(x * 2)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "regions"), [(lambda: nn.Sequential(OfItself(), OfItself()), 2), (Twice, 1)], ids=["of itself", "twice"]
+)
+def test_what_is_read_twice_gets_the_sum_of_its_gradients(make: Callable[[], nn.Module], regions: int) -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(OfItself(), OfItself()), torch.randn(2, LENGTH, HIDDEN)
+    model, x = make(), torch.randn(2, LENGTH, HIDDEN)
 
     def loss(called: Any) -> Tensor:
         found: Tensor = called(x).square().sum()
@@ -168,7 +183,7 @@ def test_a_tensor_that_attends_to_itself() -> None:
 
     compilation = Compilation(model)
     assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-5)
-    assert len(compilation.regions) == 2
+    assert len(compilation.regions) == regions
 
 
 def check(inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None]) -> Compilation:
