@@ -10,9 +10,22 @@ from torch.fx.node import map_arg
 LIMIT = 2**26
 """Elements of a tensor up to which it is computed while a model is compiled."""
 
+_MAKE = (
+    "arange eye full full_like linspace new_full new_ones new_tensor new_zeros ones ones_like tensor zeros zeros_like"
+)
+_COMPARE = "eq ge gt isfinite isinf isnan le lt ne"
+_COMBINE = "abs add all and any bitwise_and bitwise_not bitwise_or clamp cumsum diff div floor_divide floordiv invert"
+_COMBINE += " logical_and logical_not logical_or logical_xor masked_fill max maximum min minimum mod mul neg not or pow"
+_COMBINE += " remainder rsub sub sum tril triu truediv where xor"
+_MOVE = "broadcast_to cat chunk clone contiguous detach expand expand_as flatten getitem narrow permute repeat reshape"
+_MOVE += " select split squeeze stack t transpose unbind unsqueeze view view_as"
+_CAST = "bool float int long to type type_as"
+PURE = frozenset(f"{_MAKE} {_COMPARE} {_COMBINE} {_MOVE} {_CAST}".split())
+"""Functions and methods whose results follow from their arguments: no chance, and no state."""
+
 
 class Constants:
-    """Computes nodes that no input of the graph reaches, when they are asked for."""
+    """Computes nodes that follow from constants alone, when they are asked for."""
 
     def __init__(self, order: Mapping[fx.Node, int], is_changed: Callable[[fx.Node], bool]) -> None:
         """Begin; what some node changes in place is no constant."""
@@ -45,7 +58,7 @@ class Constants:
                 continue
             if (
                 each.op not in ("call_function", "call_method")
-                or _is_random(each)
+                or not _is_pure(each)
                 or _elements(each) > LIMIT
                 or self._is_changed(each)
             ):
@@ -62,9 +75,24 @@ def _called(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _is_random(node: fx.Node) -> bool:
-    name = str(node.target)
-    return any(word in name for word in ("rand", "dropout", "bernoulli", "normal", "uniform", "multinomial"))
+def _is_pure(node: fx.Node) -> bool:
+    """Say whether a node is one of `PURE`, of torch's or of Python's operators."""
+    if node.op == "call_method":
+        return _bare(str(node.target)) in PURE
+    target: Any = node.target
+    return getattr(target, "__module__", None) in _HOMES and _bare(getattr(target, "__name__", "")) in PURE
+
+
+_HOMES = (None, "builtins", "_operator", "torch", "torch._C._VariableFunctions", "torch.functional")
+"""Modules of torch's own functions, some of which have none, and of Python's operators."""
+
+
+def _bare(name: str) -> str:
+    """Return a name without what marks an operator of Python's: `and_`, `__and__` and `__rand__` are `and`."""
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        return name if name in PURE else name.removeprefix("r")
+    return name.removesuffix("_") if name in ("and_", "or_", "not_") else name
 
 
 def _elements(node: fx.Node) -> int:
