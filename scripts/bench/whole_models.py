@@ -11,7 +11,7 @@ from transformers import masking_utils
 
 # Before torch 2.14, a compiled model takes itself for an exported one, and makes a mask where causal attention, or
 # none at all, would do. No side of the benchmark is to be slowed down by that.
-masking_utils.is_torchdynamo_exporting = lambda: False  # type: ignore[attr-defined]
+masking_utils.is_torchdynamo_exporting = lambda: False
 
 Batch = dict[str, Tensor]
 
@@ -54,12 +54,14 @@ def _bert(layers: int | None) -> nn.Module:
     config = transformers.BertConfig(
         hidden_size=1024, num_hidden_layers=layers or 24, num_attention_heads=16, intermediate_size=4096
     )
-    return transformers.BertForMaskedLM(config)
+    model: nn.Module = transformers.BertForMaskedLM(config)
+    return model
 
 
 def _gpt2(layers: int | None) -> nn.Module:
     config = transformers.GPT2Config(n_embd=1024, n_layer=layers or 24, n_head=16, use_cache=False)
-    return transformers.GPT2LMHeadModel(config)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
 
 
 def _llama(layers: int | None) -> nn.Module:
@@ -68,7 +70,8 @@ def _llama(layers: int | None) -> nn.Module:
         num_attention_heads=32, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True, rms_norm_eps=1e-5,
         max_position_embeddings=8192, use_cache=False,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
 
 
 def _vit(layers: int | None) -> nn.Module:
@@ -76,7 +79,8 @@ def _vit(layers: int | None) -> nn.Module:
         hidden_size=1024, num_hidden_layers=layers or 24, num_attention_heads=16, intermediate_size=4096,
         num_labels=1000,
     )  # fmt: skip
-    return transformers.ViTForImageClassification(config)
+    model: nn.Module = transformers.ViTForImageClassification(config)
+    return model
 
 
 def _t5(layers: int | None) -> nn.Module:
@@ -84,7 +88,8 @@ def _t5(layers: int | None) -> nn.Module:
         d_model=1024, d_kv=64, d_ff=4096, num_layers=layers or 24, num_heads=16, decoder_start_token_id=0,
         use_cache=False,
     )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config)
+    model: nn.Module = transformers.T5ForConditionalGeneration(config)
+    return model
 
 
 def _images(device: str) -> Batch:
