@@ -163,7 +163,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*_: Any, **__: Any) -> None:
         raise AssertionError("it was tuned")
 
-    monkeypatch.setattr("autotuner.api.tune_attended", measure)
+    monkeypatch.setattr("autotuner.api.tuning.tune_attended", measure)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
@@ -214,6 +214,6 @@ def test_a_module_is_tuned_for_the_device_that_it_is_on(
     def asked(device_type: str) -> None:
         raise DeviceError(f"asked for {device_type}")
 
-    monkeypatch.setattr("autotuner.api.environment", asked)
+    monkeypatch.setattr("autotuner.api.tuning.environment", asked)
     with pytest.raises(DeviceError, match=f"asked for {wanted}"):
         autotuner.tune(given, **options)  # type: ignore[call-overload]
