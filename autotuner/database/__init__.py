@@ -4,12 +4,13 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.contract import Queue, Storage
+from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database
-from autotuner.database.lease import Leases, this_process
+from autotuner.database.locks import Hold, Locks
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 from autotuner.database.values import (
     ENDED,
+    Answer,
     Filter,
     Job,
     JobState,
@@ -25,11 +26,14 @@ __all__ = [
     "ENDED",
     "SERVING",
     "WORKING",
+    "Answer",
     "Database",
+    "Device",
     "Filter",
+    "Hold",
     "Job",
     "JobState",
-    "Leases",
+    "Locks",
     "Match",
     "MatchStatus",
     "Queue",
@@ -41,5 +45,4 @@ __all__ = [
     "Worker",
     "exit_in_hand",
     "open_database",
-    "this_process",
 ]

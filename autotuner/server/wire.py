@@ -227,6 +227,8 @@ class JobView(ResponseBody):
     exhaustive: bool = False
     limits: SubmittedLimits
     worker: str | None
+    attempt: int = 0
+    priority: int = 0
     progress: ProgressView | None
     counts: dict[str, int]
     configuration_id: int | None
@@ -333,7 +335,6 @@ class EnvironmentView(ResponseBody):
 class WorkerView(ResponseBody):
     name: str
     started_at: datetime
-    seen_at: datetime
 
 
 class DeviceView(ResponseBody):
