@@ -196,7 +196,7 @@ def test_what_cannot_be_sent_is_refused_without_showing_it(text: str, tmp_path: 
         with pytest.raises(SettingsError) as caught:
             ask()
         assert not text or text not in str(caught.value)
-    with pytest.raises(SettingsError, match="AUTOTUNER_TOKEN_FILE .*none. cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"AUTOTUNER_TOKEN_FILE .*none. cannot be read: No such file"):
         client_token({"AUTOTUNER_TOKEN_FILE": str(tmp_path / "none")})
 
 

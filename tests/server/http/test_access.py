@@ -132,6 +132,7 @@ def test_this_machine_needs_no_token_until_there_is_one(asked: TestClient, datab
 
 
 def test_the_document_says_where_a_token_is_needed(remote: TestClient, asked: TestClient) -> None:
+    required: list[dict[str, list[str]]]
     for client, required in ((remote, [{"token": []}]), (asked, [{"token": []}, {}])):
         document = client.get("/openapi.json").json()
         scheme = document["components"]["securitySchemes"]["token"]
