@@ -26,7 +26,7 @@ NAME_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token. The token itself is not: it is shown once, when it is made.
+    """A client's token as the database has it: without the secret text, which is shown once, when it is made.
 
     Args:
         digest: sha256 of the token, in hex.

@@ -44,7 +44,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as logs and jobs name it: "token 3", or an address."""
+    """A client by the name that logs and jobs have of it, "token 3" or an address, and its role."""
 
     name: str
     role: Role
@@ -98,7 +98,7 @@ class Access:
 
     @property
     def open(self) -> bool:
-        """Whether everybody was answered without a token when that was last looked at."""
+        """True where everybody was answered without a token when that was last looked at."""
         return self._local and not self._any[1]
 
     async def required(self) -> bool:

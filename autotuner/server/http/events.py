@@ -84,7 +84,7 @@ class Watch:
 
     @property
     def closed(self) -> bool:
-        """Whether the service ends."""
+        """True once the service ends."""
         return self._closed
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ FRESH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DatabaseFigures:
     """The numbers of a database, and its workers by device type; None where it cannot be read."""
 
     inventory: Inventory | None
@@ -56,7 +56,7 @@ class Metrics:
     def __init__(self, database: Database, version: str, streams: Callable[[], int]) -> None:
         self._database = database
         self._streams = streams
-        self._found: tuple[float, Found] = (-FRESH_S, Found(None, {}))
+        self._found: tuple[float, DatabaseFigures] = (-FRESH_S, DatabaseFigures(None, {}))
         self._own = CollectorRegistry()
         self._requests = Counter(
             "autotuner_http_requests", "Answered requests.", ("method", "route", "status"), registry=self._own
@@ -97,16 +97,16 @@ class Metrics:
         return generate_latest(self._shown)
 
     @property
-    def found(self) -> Found:
+    def found(self) -> DatabaseFigures:
         return self._found[1]
 
-    def _read(self) -> Found:
+    def _read(self) -> DatabaseFigures:
         try:
             inventory = self._database.inventory.take()
             workers = Numbers(worker.device_type for worker in self._database.queue.workers())
         except DatabaseError:
-            return Found(None, {})
-        return Found(inventory, dict(workers))
+            return DatabaseFigures(None, {})
+        return DatabaseFigures(inventory, dict(workers))
 
 
 class _OfDatabase(Collector):
