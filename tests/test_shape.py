@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "autotuner"
-PACKAGES_MAX = 16
+PACKAGES_MAX = 18
 ARROWS_MAX = 80
 QUESTIONS = {"what", "how", "why", "where", "which", "who", "when", "whether"}
 
