@@ -1,6 +1,5 @@
 """Measuring strategies: a first plan, every call, or only the calls that could matter."""
 
-import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -8,7 +7,7 @@ from contextlib import suppress
 from autotuner.checkpoint import OverError
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError, MeasureError, stacklevel
-from autotuner.ir.records import Call, Measurement, digest
+from autotuner.ir.records import Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
@@ -38,9 +37,8 @@ def measure_missing(
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
     The chosen calls are measured once more in the end: the least of many noisy timings is too low on average, a second
-    timing of the same call is not. Calls that another process is measuring are waited for, and not measured twice.
-    Doubtful calls of the latest answer, and those that took far longer than their siblings, are measured again; where
-    that fails, the earlier measurement stays.
+    timing of the same call is not. Doubtful calls of the latest answer, and those that took far longer than their
+    siblings, are measured again; where that fails, the earlier measurement stays.
 
     Args:
         unconfirmed: keys of calls that were measured once, earlier in this run.
@@ -81,11 +79,10 @@ def open_plan(space: Space, database: Database, measurer: MeasurerProtocol, stat
             asked.update(left)
             runner.total = runner.done + len(left)
             state.tell(Progress("measure", runner.done, runner.total))
-            waiting = [[space.calls[key]] for key in left]
-            while waiting and state.spent_s < until_s:
-                waiting = [others for race in waiting for others in runner.race(race)]
-                if waiting:
-                    time.sleep(state.policy.wait_for_others_s)
+            for key in left:
+                if state.spent_s >= until_s:
+                    break
+                runner.race([space.calls[key]])
             if not left:
                 break
     return runner.result().fresh
@@ -193,15 +190,13 @@ class _Strategy:
         others = list(races(self._space, keys - {race[0].key for race in first}))
         runner.total = runner.done + len(keys)
         state.tell(Progress("measure", runner.done, runner.total))
-        waiting: list[list[Call]] = []
         for number, race in enumerate(first + others):
             if first and number == len(first):
                 runner.solve()
             if state.enough():
                 return
-            waiting += runner.race(race)
+            runner.race(race)
             state.solve(runner.known)
-        runner.wait_for(waiting)
 
     def _what_matters(self) -> None:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""

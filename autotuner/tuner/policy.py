@@ -26,7 +26,6 @@ class TuningPolicy:
             worth measuring it is more: a solution costs less than calls that need not be measured.
         confirm_rounds: how often the chosen calls are measured again before the choice is final.
         store_after_results, store_after_s: results are stored in batches of so many, or after so long.
-        wait_for_others_s: between two looks at calls that another process is measuring.
     """
 
     space_s: float = 60.0
@@ -43,7 +42,6 @@ class TuningPolicy:
     confirm_rounds: int = 4
     store_after_results: int = 32
     store_after_s: float = 1.0
-    wait_for_others_s: float = 0.2
 
     def lazy_pays(self, left: int, alone_s: float, solve_s: float) -> bool:
         """Say whether solving repeatedly and measuring what matters takes less time than measuring everything.

@@ -1,14 +1,13 @@
-"""Race runner: claims, compiles, races and stores the calls of a space."""
+"""Race runner: looks up, compiles, races and stores the calls of a space."""
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from uuid import uuid4
 
 from autotuner.checkpoint import OverError
-from autotuner.database import Database, this_process
+from autotuner.database import Database
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.solve.baselines import is_declared
@@ -41,7 +40,8 @@ class Known:
 class RaceRunner:
     """Runs races of the calls of one space; results are shared with other processes through the database.
 
-    Leaving it as a context manager stores all results and releases all claims.
+    What other runs have stored is looked up before each race. Two runs at once may both measure a call that neither has
+    stored yet: the database keeps the first result. Leaving it as a context manager stores all results.
 
     Args:
         retry: measure failed calls again.
@@ -58,7 +58,6 @@ class RaceRunner:
         retry: bool = False,
         unconfirmed: Iterable[str] = (),
     ) -> None:
-        self._owner = f"{this_process()}#{uuid4().hex[:8]}"
         self.space, self._database, self._measurer, self.state = space, database, measurer, state
         self._retry = retry
         self._environment = measurer.environment.key
@@ -82,7 +81,7 @@ class RaceRunner:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.share()
+        self.flush()
 
     def distrust(self, chosen: Collection[str] | None) -> None:
         """Treat doubtful measurements as missing until they are measured again, or until `fall_back`.
@@ -97,29 +96,20 @@ class RaceRunner:
         self.state.reused -= len(doubtful)
 
     def measure(self, races: Sequence[Sequence[Call]]) -> None:
-        """Compile and measure races, and wait for calls that another process is measuring."""
+        """Compile and measure races."""
         self.compile(call for race in races for call in race)
-        waiting: list[list[Call]] = []
         for race in races:
             if self.state.enough():
                 return
-            calls = [call for call in race if call.key in self.missing and call.key not in self.known]
-            waiting += self.race(calls)
+            self.race([call for call in race if call.key in self.missing and call.key not in self.known])
             self.asked.update(call.key for call in race)
-        self.wait_for(waiting)
 
-    def wait_for(self, waiting: list[list[Call]]) -> None:
-        while waiting and not self.state.enough():
-            time.sleep(self.state.policy.wait_for_others_s)
-            waiting = [left for race in waiting for left in self.race(race)]
-            self.state.tell(Progress("measure", self.done, self.total))
-
-    def race(self, race: Sequence[Call]) -> list[list[Call]]:
-        """Measure the calls that no other process is measuring, and return the others.
+    def race(self, race: Sequence[Call]) -> None:
+        """Measure the calls of a race that are not known by now.
 
         Where the time is over, the race is given up; its results so far are kept.
         """
-        calls, others = self.claim(race)
+        calls = self.look_up(race)
         began = time.monotonic()
         limit = nullcontext() if self.is_opening else self.state.within("measure")
         with suppress(OverError), limit:
@@ -129,27 +119,16 @@ class RaceRunner:
                 self.state.tell(Progress("measure", self.done, self.total))
         self.measuring_s += time.monotonic() - began
         if self._is_time_to_store():
-            self.share()
-        return [others] if others else []
+            self.flush()
 
-    def claim(self, race: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-        """Claim calls; return those to measure, and those that another process measures.
-
-        Results that others have stored by now become known.
-        """
-        mine = self._database.claim_calls(self._environment, self._owner, [call.key for call in race])
-        found = self._stored(list(mine))
+    def look_up(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the calls that are not known; results that other runs have stored by now become known."""
+        found = self._stored([call.key for call in calls if call.key not in self.known])
         self.known |= found
         self.is_news |= bool(found)
         self.state.reused += len(found)
         self.done += len(found)
-        calls = [call for call in race if call.key in mine and call.key not in found]
-        return calls, [call for call in race if call.key not in mine]
-
-    def share(self) -> None:
-        """Store all results, and release all claims."""
-        self._flush()
-        self._database.release_calls(self._owner)
+        return [call for call in calls if call.key not in self.known]
 
     def compile(self, calls: Iterable[Call]) -> None:
         """Compile calls ahead of timing. A failure is a measurement; a call that was left out is not timed."""
@@ -191,7 +170,7 @@ class RaceRunner:
         """Race calls again that took far longer in this run than their siblings."""
         wanted = outliers(self.space.calls, self.known) & self.unconfirmed
         self.unconfirmed -= wanted
-        self._flush()
+        self.flush()
         for race in races(self.space, wanted):
             if self.state.enough():
                 return
@@ -202,7 +181,7 @@ class RaceRunner:
     def confirm(self, calls: Sequence[Call]) -> None:
         """Measure calls once more, and store the results of those that work."""
         again: list[Result] = []
-        self._flush()
+        self.flush()
         try:
             for done, (call, measurement) in enumerate(self._measurer.measure([[call] for call in calls]), start=1):
                 if measurement.status == "ok":
@@ -229,13 +208,14 @@ class RaceRunner:
         self.state.measured += 1
         self.state.failed += measurement.status != "ok"
         if self._is_time_to_store():
-            self._flush()
+            self.flush()
 
     def _is_time_to_store(self) -> bool:
         policy = self.state.policy
         return len(self._new) >= policy.store_after_results or time.monotonic() - self._stored_at > policy.store_after_s
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Store the results that are not stored yet."""
         if self._new:
             newer = [(call, measurement) for call, measurement in self._new if call.key in self.before]
             self._database.store(self._environment, [each for each in self._new if each[0].key not in self.before])

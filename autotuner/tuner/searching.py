@@ -1,7 +1,7 @@
 """Search of a space's sampled cells, round after round: proposals compile together, then race cell by cell."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -139,25 +139,24 @@ class Rounds:
 
     def _round(self, active: Sequence[CellSearch]) -> None:
         proposed = [(search, search.propose(BATCH)) for search in active]
-        mine, _ = self._runner.claim([call for _, calls in proposed for call in calls])
-        compiled = [call for call in mine if KERNELS[call.candidate.kernel].compiles]
+        left = self._runner.look_up([call for _, calls in proposed for call in calls])
+        compiled = [call for call in left if KERNELS[call.candidate.kernel].compiles]
         for call, problem in self._measurer.prepare(compiled) if compiled else ():
             if problem is not None:
                 self._runner.learn(call, problem)
-        claimed = {call.key for call in mine}
         for search, calls in proposed:
             if self._enough():
                 break
-            search.tell(self._raced(calls, claimed, search.best))
+            search.tell(self._raced(calls, search.best))
             self._done += len(calls)
             self._note(search)
             self._tell()
-        self._runner.share()
+        self._runner.flush()
 
-    def _raced(self, proposed: Sequence[Call], claimed: Container[str], best: Result | None) -> list[Result]:
-        """Race proposals against the incumbent and return the results; what another process measures is left to it."""
+    def _raced(self, proposed: Sequence[Call], best: Result | None) -> list[Result]:
+        """Race proposals that are not known against the incumbent, and return the results of all."""
         runner = self._runner
-        left = {call.key: call for call in proposed if call.key in claimed and call.key not in runner.known}
+        left = {call.key: call for call in proposed if call.key not in runner.known}
         incumbent = [] if best is None or not left else [best[0]]
         again: list[Result] = []
         try:

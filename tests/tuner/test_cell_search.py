@@ -333,13 +333,20 @@ def test_what_fails_counts_as_tried_and_stays_out_of_later_races(
     assert silent.races == []
 
 
-def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, database: Database) -> None:
+def test_what_another_run_has_stored_by_then_is_not_measured_and_counts_as_tried(
+    planted: Any, space: Space, database: Database
+) -> None:
     database.remember(HERE)
     (cell,) = space.cells
     theirs = cell.called(cell.starts[0])
-    database.claim_calls(HERE.key, "elsewhere/1:1:1", [theirs.key])
+    state = state_of(space)
+
+    def watch(_: Progress) -> None:
+        database.store(HERE.key, [(theirs, Measurement("ok", 1e6))])
+
+    state.watch = watch
     racing = Racing(planted)
-    found = search_cells(space, database, racing, state_of(space))
+    found = search_cells(space, database, racing, state)
     assert theirs.key not in {call.key for call in racing.asked}
     assert theirs.key in found.space.calls
     assert len(found.fresh) == TRIALS - 1
