@@ -35,14 +35,14 @@ class Order:
 class _Sent:
     """A batch that is out at a GPU."""
 
-    entry: "_Entry"
+    entry: "_Handed"
     slot: str
     given_at: float
     began_at: float | None = None
 
 
 @dataclass
-class _Entry:
+class _Handed:
     """A batch, what it has cost, and the tickets under which it is out."""
 
     batch: Batch
@@ -65,7 +65,7 @@ class HandOut:
     def __init__(self, batches: Iterable[Batch], window: int = WINDOW, tickets: Iterable[int] | None = None) -> None:
         self._source = iter(batches)
         self._is_drained = False
-        self._waiting: deque[_Entry] = deque()
+        self._waiting: deque[_Handed] = deque()
         self._window = window
         self._tickets = iter(count() if tickets is None else tickets)
         self._sent: dict[int, _Sent] = {}
@@ -134,7 +134,7 @@ class HandOut:
         """
         tickets = [ticket for ticket, sent in self._sent.items() if sent.slot == slot]
         crashed: list[tuple[Call, Measurement]] = []
-        back: list[_Entry] = []
+        back: list[_Handed] = []
         for ticket in tickets:
             sent = self._sent.pop(ticket)
             entry = sent.entry
@@ -151,7 +151,7 @@ class HandOut:
                 crashed.append((entry.batch.calls[0], Measurement("crashed", message=words)))
             else:
                 self._end(entry)
-                singles = [_Entry(Batch((call,))) for call in entry.batch.calls]
+                singles = [_Handed(Batch((call,))) for call in entry.batch.calls]
                 self._left += len(singles)
                 back += singles
         self._waiting.extendleft(reversed(back))
@@ -161,7 +161,7 @@ class HandOut:
         """Return how long a batch is expected to take."""
         return len(batch.calls) * (median(self._paces) if self._paces else FIRST_ESTIMATE_S)
 
-    def _next(self) -> _Entry | None:
+    def _next(self) -> _Handed | None:
         """Return what came back, or else the next batch of the source; None where there is neither."""
         if self._waiting:
             return self._waiting.popleft()
@@ -170,15 +170,15 @@ class HandOut:
             self._is_drained = True
             return None
         self._left += 1
-        return _Entry(batch)
+        return _Handed(batch)
 
-    def _send(self, entry: _Entry, slot: str, now: float) -> Order:
+    def _send(self, entry: _Handed, slot: str, now: float) -> Order:
         ticket = next(self._tickets)
         entry.tickets.append(ticket)
         self._sent[ticket] = _Sent(entry, slot, now)
         return Order(ticket, slot, entry.batch)
 
-    def _late(self, slot: str, now: float) -> _Entry | None:
+    def _late(self, slot: str, now: float) -> _Handed | None:
         """Return the batch that has been late for the longest at another GPU, and is out there alone."""
         found = [
             (since, sent.entry)
@@ -189,7 +189,7 @@ class HandOut:
         ]
         return min(found, key=lambda each: each[0])[1] if found else None
 
-    def _end(self, entry: _Entry) -> None:
+    def _end(self, entry: _Handed) -> None:
         """Count a batch as done; its second copy, where there is one, stays out and counts for nothing."""
         entry.done = True
         self._left -= 1

@@ -39,7 +39,7 @@ class Gpu:
 
 
 @dataclass
-class _Entry:
+class _Standing:
     gpu: Gpu | None = None
     present: bool = False
     failures: deque[float] = field(default_factory=deque)
@@ -61,22 +61,22 @@ class Roster:
     def __init__(self, environment: Environment | None = None, device_name: str | None = None) -> None:
         self.environment = environment
         self._device_name = device_name
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Standing] = {}
 
     def join(self, gpu: Gpu) -> None:
         """Take a GPU in whose actor is ready, or is so again."""
         if self.environment is None and self._device_name in (None, gpu.environment.device_name):
             self.environment = gpu.environment
-        entry = self._entries.setdefault(gpu.slot, _Entry())
+        entry = self._entries.setdefault(gpu.slot, _Standing())
         if entry.gpu is not None and entry.gpu.uuid != gpu.uuid:
-            entry = self._entries[gpu.slot] = _Entry()
+            entry = self._entries[gpu.slot] = _Standing()
         entry.gpu, entry.present = gpu, True
         if gpu.canary_us is not None:
             entry.canary_us = gpu.canary_us
 
     def lose(self, slot: str, now: float, failure: str = "") -> None:
         """Note that an actor is gone; with a failure, its measurer could not measure on that GPU."""
-        entry = self._entries.setdefault(slot, _Entry())
+        entry = self._entries.setdefault(slot, _Standing())
         entry.present = False
         if failure:
             entry.failures.append(now)
