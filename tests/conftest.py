@@ -9,6 +9,8 @@ import pytest
 
 from tests.postgresql import NoServerError, server
 
+os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
+
 
 def cuda_is_available() -> bool:
     """Say whether torch is installed and sees a CUDA device; imports torch, so it is asked only for marked tests."""

@@ -6,8 +6,10 @@ both. `contract` says what other packages may rely on. No row, session or connec
 
 from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database
+from autotuner.database.inventory import Inventory
 from autotuner.database.locks import Hold, Locks
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
+from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
     ENDED,
     Answer,
@@ -24,6 +26,8 @@ from autotuner.database.values import (
 
 __all__ = [
     "ENDED",
+    "PREFIX",
+    "ROLES",
     "SERVING",
     "WORKING",
     "Answer",
@@ -31,17 +35,21 @@ __all__ = [
     "Device",
     "Filter",
     "Hold",
+    "Inventory",
     "Job",
     "JobState",
     "Locks",
     "Match",
     "MatchStatus",
     "Queue",
+    "Role",
+    "SqlTokens",
     "Statistics",
     "Storage",
     "StoredConfiguration",
     "StoredMeasurement",
     "Timeouts",
+    "Token",
     "Worker",
     "exit_in_hand",
     "open_database",

@@ -133,15 +133,17 @@ class Queue(Protocol):
         device_name: str | None = None,
         priority: int = 0,
         idempotency_key: str | None = None,
+        client: str = "",
     ) -> Job:
         """Store a job that waits for a runner of its device.
 
         Args:
-            idempotency_key: of a job that is stored once, however often it is asked for; it is returned as it is by
-                now, and `is_new` the first time only.
+            idempotency_key: of a job that is stored once, however often this client asks for it; it is returned as it
+                is by now, and `is_new` the first time only.
+            client: who submits it, as `queued` counts.
 
         Raises:
-            KeyReusedError: something else was asked for under this key.
+            KeyReusedError: the client asked for something else under this key.
         """
 
     @abstractmethod
@@ -230,6 +232,10 @@ class Queue(Protocol):
     @abstractmethod
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
         """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
+
+    @abstractmethod
+    def queued(self, client: str) -> int:
+        """Return the number of jobs of a client that wait for a worker."""
 
     @abstractmethod
     def waiting(self) -> dict[JobState, int]:

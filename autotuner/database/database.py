@@ -15,12 +15,14 @@ from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
 from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
 from autotuner.database.file_locks import FileLocks
+from autotuner.database.inventory import SqlInventory
 from autotuner.database.locks import Locks
 from autotuner.database.migrations import migrate
 from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
 from autotuner.database.session_locks import SessionLocks
 from autotuner.database.tables import EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.tokens import SqlTokens
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
 from autotuner.errors import DatabaseError
@@ -89,6 +91,8 @@ class Database(Storage):
         self.locks = Locks(locks, retrying)
         self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
+        self.inventory = SqlInventory(self._transactions)
+        self.tokens = SqlTokens(self._transactions)
 
     def __enter__(self) -> Self:
         return self

@@ -40,16 +40,17 @@ class SqlQueue(Queue):
         device_name: str | None = None,
         priority: int = 0,
         idempotency_key: str | None = None,
+        client: str = "",
     ) -> Job:
         asked = {
             "model": model, "request": dict(request), "device_type": device_type, "device_name": device_name,
             "priority": priority,
         }  # fmt: skip
         with self._transactions.writing() as connection:
-            job_id = self._insert(connection, idempotency_key=idempotency_key, **asked)
+            job_id = self._insert(connection, idempotency_key=idempotency_key, client=client, **asked)
             if job_id is not None:
                 return replace(self._job(connection, job_id), is_new=True)
-            there = select(JobRow.id).where(JobRow.idempotency_key == idempotency_key)
+            there = select(JobRow.id).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
             job = self._job(connection, connection.execute(there).scalar_one())
         asked["request"] = json.loads(json.dumps(asked["request"]))
         differs = [name for name in ASKED if getattr(job, name) != asked[name]]
@@ -202,6 +203,12 @@ class SqlQueue(Queue):
         return {row.id: (row.revision, row.state == "running" and row.worker in gone) for row in rows}
 
     @retried
+    def queued(self, client: str) -> int:
+        query = select(func.count()).where(JobRow.state == "queued", JobRow.client == client)
+        with self._transactions.reading() as connection:
+            return connection.execute(query).scalar_one()
+
+    @retried
     def waiting(self) -> dict[JobState, int]:
         query = (
             select(JobRow.state, func.count().label("number")).where(JobRow.state.in_(WAITING)).group_by(JobRow.state)
@@ -243,8 +250,9 @@ class SqlQueue(Queue):
         started = {
             "attended": False, "state": "queued", "cancelling": False, "attempt": 0, "losses": 0, "priority": 0,
             "progress": {}, "revision": 1, "counts": {}, "created_at": datetime.now(UTC), "message": "",
+            "client": "",
         }  # fmt: skip
-        statement = insert_into(connection, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
+        statement = insert_into(connection, JobRow).on_conflict_do_nothing(index_elements=["client", "idempotency_key"])
         return connection.execute(statement.values(started | asked).returning(JobRow.id)).scalar_one_or_none()
 
     def _take(self, connection: Connection, job_id: int, runner: str, *, lost: bool = False) -> Job:

@@ -117,6 +117,7 @@ class Job:
         counts: what it did, by name ("measured", "reused", "failed" ...).
         configuration_id: the answer, once finished.
         message: the sentence that goes with an end that is no answer.
+        client: who submitted it to a service.
         is_lost: it is `running`, and its runner is gone: nobody works on it.
         is_new: it was stored by the very call that returned it.
     """
@@ -140,6 +141,7 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     message: str
+    client: str = ""
     is_lost: bool = False
     is_new: bool = field(default=False, compare=False)
 

@@ -34,7 +34,7 @@ def migrate(engine: Engine) -> None:
         DatabaseError: the tables are another application's, or of a migration that this version does not know.
     """
     with engine.connect() as connection:
-        if _version(connection) == HEAD:
+        if version(connection) == HEAD:
             return
     try:
         with engine.connect().execution_options(**WRITES) as connection, connection.begin():
@@ -42,17 +42,18 @@ def migrate(engine: Engine) -> None:
                 unlimited(connection.connection.driver_connection)
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            version = _version(connection)
-            if version is None:
+            found = version(connection)
+            if found is None:
                 _make(connection)
-            elif version != HEAD:
-                _check(connection, version)
+            elif found != HEAD:
+                _check(connection, found)
                 upgrade(connection)
     finally:
         engine.dispose()  # of a connection without limits
 
 
-def _version(connection: Connection) -> str | None:
+def version(connection: Connection) -> str | None:
+    """Return the migration that the tables of a database are at, None where there are none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
@@ -72,14 +73,14 @@ def _make(connection: Connection) -> None:
     connection.execute(VERSION.insert(), {"version_num": HEAD})
 
 
-def _check(connection: Connection, version: str) -> None:
+def _check(connection: Connection, found: str) -> None:
     from alembic.script import ScriptDirectory
 
     where = shown(connection.engine.url)
     known = {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
-    if version not in known:
+    if found not in known:
         raise DatabaseError(
-            f"{where} is at migration {version!r}, and this version knows none after {HEAD!r}: it was written by a "
+            f"{where} is at migration {found!r}, and this version knows none after {HEAD!r}: it was written by a "
             "newer autotuner; update this one, or give another database"
         )
 

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 KEY = sa.String(64)
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -17,7 +17,7 @@ def upgrade() -> None:
         job.add_column(sa.Column("losses", sa.Integer, nullable=False, server_default="0"))
         job.add_column(sa.Column("priority", sa.Integer, nullable=False, server_default="0"))
         job.add_column(sa.Column("idempotency_key", sa.Text))
-        job.create_unique_constraint("uq_job_idempotency_key", ["idempotency_key"])
+        job.create_unique_constraint("uq_job_client_idempotency_key", ["client", "idempotency_key"])
     op.execute("UPDATE job SET attempt = attempts, losses = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END")
     with op.batch_alter_table("job") as job:
         job.drop_column("attempts")
@@ -45,7 +45,7 @@ def downgrade() -> None:
     with op.batch_alter_table("job") as job:
         job.add_column(sa.Column("attempts", sa.Integer, nullable=False, server_default="0"))
         job.add_column(sa.Column("lease_until", TIME))
-        job.drop_constraint("uq_job_idempotency_key", type_="unique")
+        job.drop_constraint("uq_job_client_idempotency_key", type_="unique")
         job.drop_column("idempotency_key")
         job.drop_column("priority")
         job.drop_column("losses")
