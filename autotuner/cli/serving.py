@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from autotuner.cli.console import err
+from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
 from autotuner.cli.options import DatabaseOption, Threads
 
 commands = typer.Typer()
@@ -80,16 +81,29 @@ def worker(
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when no job waits.")] = False,
+    fleet: FleetOption = False,
+    address: Address = None,
+    gpus: Gpus = None,
+    measurer: FleetMeasurerOption = None,
+    measurer_arguments: FleetArguments = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Take jobs from the database and run them on a device of this machine, until Ctrl-C or SIGTERM.
 
     A job that it leaves goes to the next worker, which goes on from what was measured; so nothing is lost with kill -9.
+    With --fleet, it runs jobs on all GPUs of a Ray cluster, several at a time; a cluster has one such worker.
     """
     if parent is not None:
         from autotuner.cli.supervisor import end_with
 
         end_with(parent)
+    over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
+    if over is not None:
+        from autotuner.fleet.running import run_fleet
+
+        with _ending_on_sigterm():
+            run_fleet(over, database, device=device, space=space, once=once, log=tell)
+        return
     from autotuner.server.worker import run
 
     with _ending_on_sigterm():
