@@ -47,9 +47,7 @@ class Cluster:
         )  # fmt: skip
 
     def submit(self, count: int = 1, **options: Any) -> list[int]:
-        return [
-            self.queue.enqueue(model="m", request={"n": n}, device_type="cuda", **options).id for n in range(count)
-        ]
+        return [self.queue.enqueue(model="m", request={"n": n}, device_type="cuda", **options).id for n in range(count)]
 
 
 @pytest.fixture
