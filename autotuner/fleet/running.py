@@ -1,7 +1,6 @@
 """Runner: takes jobs from the queue and has tasks of a Ray cluster run them, until it is ended."""
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from functools import partial
@@ -16,6 +15,7 @@ from autotuner.fleet.ray_tasks import RayTasks
 from autotuner.fleet.reconciling import Reconciler
 from autotuner.fleet.task import run_attempt
 from autotuner.fleet.tuning import Fleet
+from autotuner.server.logs import bound, logging_to_stderr, tell
 from autotuner.settings import Settings, database_url
 
 LOOK_S = 0.5
@@ -98,15 +98,12 @@ def _arguments(url: str, space: str | Path | None, settings: Settings, fleet: Fl
 
 
 def _attempt(text: str) -> str:
-    """Run what `_arguments` says, in a task's process."""
+    """Run what `_arguments` says, in a task's process, whose log Ray keeps with its others."""
     value: dict[str, Any] = json.loads(text)
-    settings = Settings(**{**value["settings"], "cache_dir": Path(value["settings"]["cache_dir"]),
-                           "allowed_hosts": tuple(value["settings"]["allowed_hosts"])})  # fmt: skip
-    return run_attempt(
-        value["job_id"], value["attempt"], value["database"], value["space"], settings, Fleet(**value["fleet"]), _tell
+    known = value["settings"]
+    settings = Settings(
+        **{**known, "cache_dir": Path(known["cache_dir"]), "allowed_hosts": tuple(known["allowed_hosts"])}
     )
-
-
-def _tell(event: str, **facts: object) -> None:
-    """Write a line of the task's log, which Ray keeps with the process's others."""
-    print(json.dumps({"event": event, **facts}, default=str), file=sys.stderr, flush=True)
+    number, attempt = value["job_id"], value["attempt"]
+    with logging_to_stderr("json"), bound(job=number, attempt=attempt):
+        return run_attempt(number, attempt, value["database"], value["space"], settings, Fleet(**value["fleet"]), tell)

@@ -1,7 +1,5 @@
 """Tuning task: one attempt at a job, in a process of the cluster. It alone writes the job's results."""
 
-from functools import partial
-
 from autotuner.database import open_database
 from autotuner.errors import AutotunerError, UnavailableError
 from autotuner.fleet.fleet_measurer import Log
@@ -19,7 +17,6 @@ def run_attempt(
 
     Nothing is done where another attempt has the job by now.
     """
-    log = partial(log, job=job_id, attempt=attempt)
     with open_database(database, make=False, log=log) as opened:
         job = opened.queue.job(job_id)
         if job.attempt != attempt or job.state != "running":

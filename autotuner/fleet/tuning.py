@@ -25,7 +25,7 @@ PRIORITY_MAX = 3
 
 @dataclass(frozen=True)
 class Fleet:
-    """Which cluster is used, and what its actors run.
+    """The cluster that is used, and the measurer of its actors.
 
     Args:
         address: of the cluster, as HOST:PORT or "auto"; None for that of this host, or else one of its own.
@@ -56,7 +56,7 @@ def window_of(priority: int) -> int:
 
 @dataclass(frozen=True)
 class FleetTuning:
-    """What `run_job` asks for one job, on the connected cluster.
+    """The measurer and the timing of one job on the connected cluster, as `run_job` asks for them.
 
     Args:
         device_name: of the GPUs; None for those of the first one that is ready.
