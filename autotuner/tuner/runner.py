@@ -149,9 +149,8 @@ class RaceRunner:
 
     def _sent(self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]]) -> Iterator[Sequence[Call]]:
         """Yield races as devices take them, and note which calls are under way."""
+        self.under_way.clear()
         for leading, calls in races:
-            if self._measurer.devices == 1:
-                self.under_way.clear()  # all that was sent is over: what has no result by now gets none
             self.under_way.update(call.key for call in calls)
             yield [*leading, *calls]
 
