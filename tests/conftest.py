@@ -1,9 +1,12 @@
 """Tests marked `gpu` run where a CUDA device is, and are skipped elsewhere."""
 
+import os
 import sys
 from importlib.util import find_spec
 
 import pytest
+
+os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
 
 
 def cuda_is_available() -> bool:

@@ -6,8 +6,10 @@ both. `contract` says what other packages may rely on. No row, session or connec
 
 from autotuner.database.contract import Queue, Storage
 from autotuner.database.database import Database, open_database
+from autotuner.database.inventory import Inventory
 from autotuner.database.lease import Leases, this_process
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
+from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
     ENDED,
     Filter,
@@ -23,21 +25,27 @@ from autotuner.database.values import (
 
 __all__ = [
     "ENDED",
+    "PREFIX",
+    "ROLES",
     "SERVING",
     "WORKING",
     "Database",
     "Filter",
+    "Inventory",
     "Job",
     "JobState",
     "Leases",
     "Match",
     "MatchStatus",
     "Queue",
+    "Role",
+    "SqlTokens",
     "Statistics",
     "Storage",
     "StoredConfiguration",
     "StoredMeasurement",
     "Timeouts",
+    "Token",
     "Worker",
     "exit_in_hand",
     "open_database",

@@ -119,9 +119,19 @@ class Queue(Protocol):
 
     @abstractmethod
     def enqueue(
-        self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str | None = None,
+        client: str = "",
     ) -> Job:
-        """Store a job that waits for a worker of its device."""
+        """Store a job that waits for a worker of its device.
+
+        Args:
+            client: who submits it, as `queued` counts.
+        """
 
     @abstractmethod
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
@@ -197,6 +207,10 @@ class Queue(Protocol):
     @abstractmethod
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
         """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
+
+    @abstractmethod
+    def queued(self, client: str) -> int:
+        """Return the number of jobs of a client that wait for a worker."""
 
     @abstractmethod
     def waiting(self) -> dict[JobState, int]:

@@ -14,11 +14,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
 from autotuner.database.engine import explained, make_engine, must_exist, read_url
+from autotuner.database.inventory import SqlInventory
 from autotuner.database.lease import Leases, is_gone
 from autotuner.database.migrations import migrate
 from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
 from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.tokens import SqlTokens
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
 from autotuner.errors import DatabaseError, UnavailableError
@@ -89,6 +91,8 @@ class Database(Storage):
         self._leases = leases
         self.queue = SqlQueue(self._transactions, leases)
         self.configurations = SqlConfigurations(self._transactions)
+        self.inventory = SqlInventory(self._transactions)
+        self.tokens = SqlTokens(self._transactions)
         self._unreleased: set[str] = set()
 
     def __enter__(self) -> Self:

@@ -30,10 +30,16 @@ class SqlQueue(Queue):
 
     @retried
     def enqueue(
-        self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str | None = None,
+        client: str = "",
     ) -> Job:
         with self._transactions.writing() as connection:
-            return self._insert(connection, model, request, device_type, device_name)
+            return self._insert(connection, model, request, device_type, device_name, client=client)
 
     @retried
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
@@ -156,6 +162,12 @@ class SqlQueue(Queue):
             return {row.id: (row.revision, _is_lost(row)) for row in connection.execute(query)}
 
     @retried
+    def queued(self, client: str) -> int:
+        query = select(func.count()).where(JobRow.state == "queued", JobRow.client == client)
+        with self._transactions.reading() as connection:
+            return connection.execute(query).scalar_one()
+
+    @retried
     def waiting(self) -> dict[JobState, int]:
         query = (
             select(JobRow.state, func.count().label("number")).where(JobRow.state.in_(WAITING)).group_by(JobRow.state)
@@ -199,11 +211,12 @@ class SqlQueue(Queue):
         device_name: str | None,
         *,
         attended: bool = False,
+        client: str = "",
     ) -> Job:
         statement = insert(JobRow).values(
             model=model, request=dict(request), device_type=device_type, device_name=device_name, attended=attended,
             state="queued", cancelling=False, attempts=0, progress={}, revision=1, counts={},
-            created_at=datetime.now(UTC), message="",
+            created_at=datetime.now(UTC), message="", client=client,
         )  # fmt: skip
         return self._job(connection, connection.execute(statement.returning(JobRow.id)).scalar_one())
 

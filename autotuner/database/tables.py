@@ -143,6 +143,7 @@ class JobRow(Tables):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     message: Mapped[str] = mapped_column(Message)
+    client: Mapped[str] = mapped_column(server_default="")
 
 
 class WorkerRow(Tables):
@@ -187,6 +188,21 @@ class ConfigurationRow(Tables):
     total_us: Mapped[float]
     measured_us: Mapped[float | None]
     created_at: Mapped[datetime]
+
+
+class TokenRow(Tables):
+    """A token of a client of the service, of which only the digest is kept."""
+
+    __tablename__ = "token"
+    __table_args__ = (UniqueConstraint("digest"),)
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    digest: Mapped[str] = mapped_column(KEY)
+    name: Mapped[str]
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
 
 
 class FactRow(Tables):

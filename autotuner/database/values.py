@@ -115,6 +115,7 @@ class Job:
         counts: what it did, by name ("measured", "reused", "failed" ...).
         configuration_id: the answer, once finished.
         message: the sentence that goes with an end that is no answer.
+        client: who submitted it to a service.
         is_lost: it is `running`, and its worker is gone: nobody works on it.
     """
 
@@ -135,6 +136,7 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     message: str
+    client: str = ""
     is_lost: bool = False
 
     @property

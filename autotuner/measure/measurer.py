@@ -38,6 +38,7 @@ class Measurer:
         rotate_bytes: what operand sets of one call must add up to; None for the policy's own figure.
         cache_dir: where compiled kernels are kept; made if need be.
         modules: what registers kernels when imported: dotted names, or paths of files.
+        beside: returns the number of other processes of the same owner that have a context on the device, and rest.
 
     Raises:
         DeviceError: no such device.
@@ -54,6 +55,7 @@ class Measurer:
         rotate_bytes: int | None = None,
         cache_dir: Path | str,
         modules: Sequence[str] = CATALOGUE,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
@@ -73,6 +75,7 @@ class Measurer:
             "parent_computes": False,
             "lock": lock_path(device_type, device_index),
         }
+        self._beside = beside
         self._child: Child | None = None
         building = {**self._start, "timeout_s": COMPILE_FACTOR * timeout_s}
         self._compilers = CompilerPool(building, self._device.compilers, self._waiting)
@@ -214,7 +217,7 @@ class Measurer:
         child = self._alive()
         over = False
         try:
-            asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count}
+            asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count + self._beside()}
             child.send({"do": "race", **asked})
             while "done" not in (answer := child.receive()):
                 if "warning" in answer:

@@ -207,7 +207,8 @@ class ProgressView(ResponseBody):
 class JobView(ResponseBody):
     """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`.
 
-    `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does.
+    `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does. `client`
+    is who submitted it: "token 3", or an address.
     """
 
     id: int
@@ -236,6 +237,7 @@ class JobView(ResponseBody):
     message: str
     revision: int
     stalled: str = ""
+    client: str = ""
 
     @property
     def ended(self) -> bool:
@@ -361,6 +363,10 @@ class Health(ResponseBody):
     queued: int
     running: int
     workers: int
+
+
+class Readiness(ResponseBody):
+    status: Literal["ready"]
 
 
 class ProblemDetails(ResponseBody):

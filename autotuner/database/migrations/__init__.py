@@ -8,7 +8,7 @@ from autotuner.database.engine import WRITES, shown, unlimited
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration. Stated here so that opening a migrated database does not import Alembic (0.2 s)."""
 
 VERSION_TABLE = "autotuner_migration"
@@ -26,7 +26,7 @@ def migrate(engine: Engine) -> None:
         DatabaseError: the tables are another application's, or of a migration that this version does not know.
     """
     with engine.connect() as connection:
-        if _version(connection) == HEAD:
+        if version(connection) == HEAD:
             return
     try:
         with engine.connect().execution_options(**WRITES) as connection, connection.begin():
@@ -34,33 +34,34 @@ def migrate(engine: Engine) -> None:
                 unlimited(connection.connection.driver_connection)
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            version = _version(connection)
-            if version != HEAD:
-                _check(connection, version)
+            found = version(connection)
+            if found != HEAD:
+                _check(connection, found)
                 _upgrade(connection)
     finally:
         engine.dispose()  # of a connection without limits
 
 
-def _version(connection: Connection) -> str | None:
+def version(connection: Connection) -> str | None:
+    """Return the migration that the tables of a database are at, None where there are none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
-def _check(connection: Connection, version: str | None) -> None:
+def _check(connection: Connection, found: str | None) -> None:
     from alembic.script import ScriptDirectory
 
     where = shown(connection.engine.url)
     known = {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
-    if version is not None and version not in known:
+    if found is not None and found not in known:
         raise DatabaseError(
-            f"{where} is at migration {version!r}, and this version knows none after {HEAD!r}: it was written by a "
+            f"{where} is at migration {found!r}, and this version knows none after {HEAD!r}: it was written by a "
             "newer autotuner; update this one, or give another database"
         )
     tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
     foreign = tables & set(Tables.metadata.tables) if connection.dialect.name == "postgresql" else tables
-    if version is None and foreign:
+    if found is None and foreign:
         raise DatabaseError(
             f"{where} holds tables that are not autotuner's ({', '.join(sorted(foreign)[:5])}): give a new database, "
             "or one that autotuner made"

@@ -32,7 +32,7 @@ from autotuner.server.wire import (
     StatisticsView,
     SubmittedJob,
 )
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, checked_token, client_token
 
 PATIENCE_S = 60.0
 LOOK_S = (0.2, 2.0)
@@ -71,9 +71,10 @@ class Client:
         retries: how often a question is asked again, with growing pauses.
         transport: carries the requests in place of the network.
         clock: measures time and pauses.
+        token: that the service knows this client by; by default that of `AUTOTUNER_TOKEN` or `AUTOTUNER_TOKEN_FILE`.
 
     Raises:
-        InputError: `url` is no URL of a service.
+        InputError: `url` is no URL of a service, or `token` cannot be sent.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Client:
         retries: int = 3,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
+        token: str | None = None,
     ) -> None:
-        self._transport = Transport(url, timeout_s, retries, transport, clock or Clock())
+        token = client_token() if token is None else checked_token(token, "the argument `token`")
+        self._transport = Transport(url, timeout_s, retries, transport, clock or Clock(), token)
         self._answers: OrderedDict[str, tuple[str, BestView]] = OrderedDict()
         self.page_max = PAGE_MAX
 

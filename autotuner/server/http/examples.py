@@ -179,10 +179,24 @@ MODELS: list[dict[str, Any]] = [
 ]  # fmt: skip
 HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
 
+METRICS = """\
+# HELP autotuner_jobs Jobs by state.
+# TYPE autotuner_jobs gauge
+autotuner_jobs{state="queued"} 2.0
+autotuner_jobs{state="running"} 1.0
+# HELP autotuner_queue_oldest_seconds Time since the oldest job that waits was submitted, 0 without one.
+# TYPE autotuner_queue_oldest_seconds gauge
+autotuner_queue_oldest_seconds 41.5
+"""
+
 PROBLEMS: dict[int, dict[str, Any]] = {
+    401: {
+        "detail": "this needs a token: send `Authorization: Bearer TOKEN`; `autotuner token create` makes one",
+        "instance": "/v1/jobs",
+    },
     403: {
-        "detail": "POST from a page of another site is refused (`Origin` is 'http://other.example'): use a client, or "
-        "the service's own page",
+        "detail": "this needs a token of role submitter, and token 3 is of role reader: `autotuner token create --role "
+        "submitter` makes one",
         "instance": "/v1/jobs",
     },
     408: {"detail": "the body did not arrive within 30 s: send it at once", "instance": "/v1/jobs"},
@@ -206,6 +220,10 @@ PROBLEMS: dict[int, dict[str, Any]] = {
         "instance": "/v1/jobs",
         "errors": [{"field": "query limit", "message": "should be less than or equal to 1000, not '5000'"}],
     },
+    429: {
+        "detail": "100 jobs of token 3 wait for a worker, and no more may: try again later",
+        "instance": "/v1/jobs",
+    },
     500: {"detail": "the service failed; its log says why", "instance": "/v1/jobs"},
     503: {
         "detail": "the database of the service cannot be used now; its log says why: try again later",
@@ -226,5 +244,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "list_devices": {"example": DEVICES},
     "list_models": {"example": MODELS},
     "get_health": {"example": HEALTH},
+    "get_readiness": {"example": {"status": "ready"}},
 }
 """Of the JSON that each operation answers with."""

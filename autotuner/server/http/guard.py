@@ -5,7 +5,7 @@ Whether a request comes from another site is decided as in Go's `http.CrossOrigi
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -51,12 +51,32 @@ class Hosts:
         return name in self._names or (self._everywhere and _is_address(name))
 
 
-class Guard:
-    """Refuses requests to hosts that are not served, and requests of other sites that would change something."""
+def allowed_origin(text: str) -> str:
+    """Return an origin whose pages may ask the service, as browsers name it.
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    Raises:
+        InputError: it is none, or stands for all.
+    """
+    scheme, _, authority = text.lower().rstrip("/").partition("://")
+    if scheme not in ("http", "https") or _read(authority) is None:
+        raise InputError(
+            f"--allow-origin {text!r}: write the scheme and host of a site, such as https://tuning.example; all cannot "
+            "be allowed"
+        )
+    return f"{scheme}://{authority}"
+
+
+class Guard:
+    """Refuses requests to hosts that are not served, and requests of other sites that would change something.
+
+    Args:
+        origins: of other sites whose pages may ask all the same.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, origins: Collection[str] = ()) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -86,7 +106,12 @@ class Guard:
 
     def _other_site(self, method: str, headers: Headers) -> tuple[int, str] | None:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        if method in SAFE or site in ("same-origin", "none") or (site is None and origin is None):
+        if (
+            origin in self._origins
+            or method in SAFE
+            or site in ("same-origin", "none")
+            or (site is None and origin is None)
+        ):
             return None
         if site is None and origin is not None:
             scheme, _, authority = origin.partition("://")
