@@ -159,11 +159,12 @@ class BenchActor:
 
     def _measured(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)
-        before_s = measurer.waited_s
+        before_s, began = measurer.waited_s, monotonic()
         calls = [Call.from_json(value) for value in request["calls"]]
         results = [[call.key, measured.to_json()] for call, measured in measurer.measure([calls])]
+        took_s, waited_s = monotonic() - began, measurer.waited_s - before_s
         self._time_canary(measurer)
-        return {"results": results, "waited_s": measurer.waited_s - before_s, "canary_us": self._canary_us}
+        return {"results": results, "took_s": took_s - waited_s, "waited_s": waited_s, "canary_us": self._canary_us}
 
     def _told(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)
