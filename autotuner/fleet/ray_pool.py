@@ -1,7 +1,7 @@
 """Pool of actors on a Ray cluster."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -31,17 +31,11 @@ class RayPool:
 
     Args:
         spec: of the measurer.
-        idle_s: after which an actor that nobody asks ends.
+        numbers: of the GPUs of each host that are used; None for all.
     """
 
-    def __init__(
-        self, spec: MeasurerSpec, idle_s: float | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        from autotuner.fleet.actor_process import remote_class
-
-        self._ray = imported()
-        self._spec, self._idle_s, self._options = spec.to_text(), idle_s, dict(options or {})
-        self._class = remote_class()
+    def __init__(self, spec: MeasurerSpec, numbers: Collection[int] | None = None) -> None:
+        self._ray, self._spec, self._numbers = imported(), spec.to_text(), numbers
         self._slots: dict[str, _Slot] = {}
         self._looked_at = -LOOK_S
         self._tickets: dict[Any, tuple[int, str, Question]] = {}
@@ -97,6 +91,7 @@ class RayPool:
             for node in self._ray.nodes()
             if node["Alive"]
             for number in range(int(node["Resources"].get("GPU", 0)))
+            if self._numbers is None or number in self._numbers
         }
         events: list[Event] = []
         for name in self._slots.keys() - found.keys():
