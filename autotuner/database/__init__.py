@@ -4,14 +4,15 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.contract import Queue, Storage
+from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database
 from autotuner.database.inventory import Inventory
-from autotuner.database.lease import Leases, this_process
+from autotuner.database.locks import Hold, Locks
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
     ENDED,
+    Answer,
     Filter,
     Job,
     JobState,
@@ -29,12 +30,15 @@ __all__ = [
     "ROLES",
     "SERVING",
     "WORKING",
+    "Answer",
     "Database",
+    "Device",
     "Filter",
+    "Hold",
     "Inventory",
     "Job",
     "JobState",
-    "Leases",
+    "Locks",
     "Match",
     "MatchStatus",
     "Queue",
@@ -49,5 +53,4 @@ __all__ = [
     "Worker",
     "exit_in_hand",
     "open_database",
-    "this_process",
 ]
