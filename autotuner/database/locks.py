@@ -75,7 +75,7 @@ class Hold:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock was held when it was last looked at; while it is not, take no job."""
+        """True if the lock was held when it was last looked at; while it is not, take no job."""
         return self._lost_at is None
 
     def begin(self) -> None:

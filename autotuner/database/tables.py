@@ -116,8 +116,8 @@ class MeasurementRow(Tables):
     samples_us: Mapped[list[float]]
     workspace_bytes: Mapped[int] = mapped_column(BigInteger)
     message: Mapped[str] = mapped_column(Message)
-    marks: Mapped[list[str]] = mapped_column(server_default="[]")
     measured_at: Mapped[datetime]
+    marks: Mapped[list[str]] = mapped_column(server_default="[]")
 
 
 class JobRow(Tables):

@@ -274,7 +274,7 @@ class RaceRunner:
 
     @cached_property
     def _groups(self) -> Mapping[str, set[Hashable]]:
-        """What each call computes, by its key: the same call may stand for several operators."""
+        """Computations of each call, by its key: the same call may stand for several operators."""
         found: dict[str, set[Hashable]] = defaultdict(set)
         for computation, call in computations(self.space):
             found[call.key].add(computation)

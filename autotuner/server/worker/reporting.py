@@ -15,7 +15,7 @@ BEAT_S = 1.0
 """The time after which a job hears that it was cancelled; it ends at its next checkpoint."""
 
 PATIENCE_S = 1.0
-"""What works on a job waits so long for its progress to be stored; then it goes on meanwhile."""
+"""The time for which a tuning run waits until its progress is stored; then it goes on meanwhile."""
 
 ALSO_AFTER_S = 5.0
 TELL_AFTER_S = 1.0

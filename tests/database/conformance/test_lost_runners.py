@@ -118,6 +118,7 @@ def test_threads_that_claim_at_once_never_get_the_same_job_that_was_left_behind(
             for _ in jobs:
                 barrier.wait(WAIT_S)
                 taken[number] += [job.id for job in database.queue.claim(name, XEON, in_hand=taken[number])]
+            barrier.wait(WAIT_S)  # the jobs of a thread that ends would go to the others
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(taken))]
     for thread in threads:
