@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,7 @@ def test_the_beat_hears_a_cancel(small: Model, database: Database, monkeypatch: 
     known = times(space_of(small).calls)
 
     class Waiting(Device):
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             if database.queue.jobs()[0].cancelling:
                 heard.wait(60.0)
             yield from super().measure(races)
