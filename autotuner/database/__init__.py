@@ -6,6 +6,7 @@ both. `contract` says what other packages may rely on. No row, session or connec
 
 from autotuner.database.contract import Queue, Storage
 from autotuner.database.database import Database, open_database
+from autotuner.database.editions import Edition, ExactKey, SqlEditions
 from autotuner.database.inventory import Inventory
 from autotuner.database.lease import Leases, this_process
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
@@ -30,6 +31,8 @@ __all__ = [
     "SERVING",
     "WORKING",
     "Database",
+    "Edition",
+    "ExactKey",
     "Filter",
     "Inventory",
     "Job",
@@ -39,6 +42,7 @@ __all__ = [
     "MatchStatus",
     "Queue",
     "Role",
+    "SqlEditions",
     "SqlTokens",
     "Statistics",
     "Storage",

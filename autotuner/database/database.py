@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
+from autotuner.database.editions import SqlEditions
 from autotuner.database.engine import explained, make_engine, must_exist, read_url
 from autotuner.database.inventory import SqlInventory
 from autotuner.database.lease import Leases, is_gone
@@ -91,6 +92,7 @@ class Database(Storage):
         self._leases = leases
         self.queue = SqlQueue(self._transactions, leases)
         self.configurations = SqlConfigurations(self._transactions)
+        self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
         self.tokens = SqlTokens(self._transactions)
         self._unreleased: set[str] = set()
@@ -107,6 +109,7 @@ class Database(Storage):
         return self._transactions.generation
 
     def close(self) -> None:
+        self.editions.close()
         self._transactions.engine.dispose()
 
     # Environments and measurements
