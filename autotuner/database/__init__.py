@@ -4,15 +4,16 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.contract import Queue, Storage
+from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database
 from autotuner.database.editions import Edition, ExactKey, SqlEditions
 from autotuner.database.inventory import Inventory
-from autotuner.database.lease import Leases, this_process
+from autotuner.database.locks import Hold, Locks
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
     ENDED,
+    Answer,
     Filter,
     Job,
     JobState,
@@ -30,14 +31,17 @@ __all__ = [
     "ROLES",
     "SERVING",
     "WORKING",
+    "Answer",
     "Database",
+    "Device",
     "Edition",
     "ExactKey",
     "Filter",
+    "Hold",
     "Inventory",
     "Job",
     "JobState",
-    "Leases",
+    "Locks",
     "Match",
     "MatchStatus",
     "Queue",
@@ -53,5 +57,4 @@ __all__ = [
     "Worker",
     "exit_in_hand",
     "open_database",
-    "this_process",
 ]

@@ -1,33 +1,34 @@
-"""The database: measurements, claims and facts in SQL, with the queue and the configurations beside them."""
+"""The database: measurements and facts in SQL, with the queue and the configurations beside them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, Row, delete, func, select
+from sqlalchemy import ColumnElement, Engine, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
 from autotuner.database.editions import SqlEditions
-from autotuner.database.engine import explained, make_engine, must_exist, read_url
+from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
+from autotuner.database.file_locks import FileLocks
 from autotuner.database.inventory import SqlInventory
-from autotuner.database.lease import Leases, is_gone
+from autotuner.database.locks import Locks
 from autotuner.database.migrations import migrate
 from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
-from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.session_locks import SessionLocks
+from autotuner.database.tables import EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
 from autotuner.database.tokens import SqlTokens
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
-from autotuner.errors import DatabaseError, UnavailableError
+from autotuner.errors import DatabaseError
 from autotuner.ir.records import STATUSES, Call, Environment, Measurement
 
-LEASES = Leases()
 KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
@@ -39,7 +40,6 @@ def open_database(
     *,
     make: bool = True,
     timeouts: Timeouts = WORKING,
-    leases: Leases = LEASES,
     log: Log = warn,
     reopens: bool = False,
 ) -> "Database":
@@ -49,7 +49,6 @@ def open_database(
         url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
         make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
         timeouts: for a database that is locked or away; opening itself waits for a lock alone.
-        leases: for owners on other hosts.
         log: called with an event and facts when such a wait begins and ends.
         reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
 
@@ -74,7 +73,7 @@ def open_database(
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine, retrying, leases=leases, reopens=reopens)
+    return Database(engine, retrying, reopens=reopens)
 
 
 class Database(Storage):
@@ -84,18 +83,18 @@ class Database(Storage):
     that ends; `reopen` goes on with a file that has taken the place of the one that was opened.
     """
 
-    def __init__(self, engine: Engine, retrying: Retrying, *, leases: Leases = LEASES, reopens: bool = False) -> None:
+    def __init__(self, engine: Engine, retrying: Retrying, *, reopens: bool = False) -> None:
         self._transactions = Transactions(engine, retrying, reopens=reopens)
         self.hurry, self.reopen = retrying.hurry, self._transactions.reopen
         self._reading, self._writing = self._transactions.reading, self._transactions.writing
         self._environment_id = self._transactions.environment_id
-        self._leases = leases
-        self.queue = SqlQueue(self._transactions, leases)
+        locks = FileLocks(str(engine.url.database)) if is_sqlite(engine.url) else SessionLocks(engine, retrying)
+        self.locks = Locks(locks, retrying)
+        self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
         self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
         self.tokens = SqlTokens(self._transactions)
-        self._unreleased: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -215,46 +214,6 @@ class Database(Storage):
             ok.total / ok.number if ok else None,
             ok.greatest if ok else None,
         )
-
-    # Claims of calls that are measured now
-
-    @retried
-    def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
-        now = datetime.now(UTC)
-        keys = sorted(set(call_keys))
-        if self._unreleased:
-            self._release(set(self._unreleased))
-        with self._writing() as connection:
-            environment_id = self._environment_id(connection, environment_key, alone=True)
-            others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
-            leases = select(ClaimRow.owner, ClaimRow.lease_until).where(others).distinct()
-            for holder, until in connection.execute(leases).all():
-                if is_gone(holder, until, now):
-                    over = (ClaimRow.owner == holder) & (ClaimRow.lease_until == until)
-                    connection.execute(delete(ClaimRow).where(others, over))
-            held = set(connection.scalars(select(ClaimRow.call_key).where(others)))
-            mine = [key for key in keys if key not in held]
-            if mine:
-                until = now + timedelta(seconds=self._leases.call_s)
-                rows = [
-                    {"environment_id": environment_id, "call_key": key, "owner": owner, "lease_until": until}
-                    for key in mine
-                ]
-                connection.execute(upsert(connection, ClaimRow, ("environment_id", "call_key")), rows)
-        return set(mine)
-
-    def release_calls(self, owner: str) -> None:
-        self._unreleased.add(owner)
-        try:
-            self._release(set(self._unreleased))
-        except UnavailableError as error:
-            self._transactions.retrying.log("claims_kept", owner=owner, error=str(error))
-
-    @retried
-    def _release(self, owners: set[str]) -> None:
-        with self._writing() as connection:
-            connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
-        self._unreleased -= owners
 
     # Facts
 

@@ -108,6 +108,10 @@ class BenchActor:
         """Start the measurer of a spec, and return what GPU this is; or why it cannot measure."""
         return self._asked(self._timing, lambda: self._opened(spec))
 
+    def look(self, spec: str) -> str:
+        """Return type and name of the GPU, without starting a process on it."""
+        return self._asked(self._timing, lambda: self._seen(spec))
+
     def measure(self, spec: str, request: str) -> Iterator[str]:
         """Race calls: say that it has begun, then answer with results, warnings, and seconds waited for the GPU."""
         yield "began"
@@ -149,13 +153,18 @@ class BenchActor:
         gpu = Gpu(self._slot, socket.gethostname(), measurer.uuid, measurer.environment, cores, self._canary_us)
         return {"gpu": gpu_to_json(gpu), "process": os.getpid()}
 
+    def _seen(self, spec: str) -> Mapping[str, Any]:
+        found = self._measurer(spec).environment
+        return {"device_type": found.device_type, "device_name": found.device_name}
+
     def _measured(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)
-        before_s = measurer.waited_s
+        before_s, began = measurer.waited_s, monotonic()
         calls = [Call.from_json(value) for value in request["calls"]]
         results = [[call.key, measured.to_json()] for call, measured in measurer.measure([calls])]
+        took_s, waited_s = monotonic() - began, measurer.waited_s - before_s
         self._time_canary(measurer)
-        return {"results": results, "waited_s": measurer.waited_s - before_s, "canary_us": self._canary_us}
+        return {"results": results, "took_s": took_s - waited_s, "waited_s": waited_s, "canary_us": self._canary_us}
 
     def _told(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)

@@ -10,7 +10,6 @@ from typing import Any
 from autotuner import errors
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import AutotunerError, MeasureError, stacklevel
-from autotuner.fleet.batches import cut
 from autotuner.fleet.handout import WINDOW, HandOut
 from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
 from autotuner.fleet.roster import Gpu, Roster
@@ -18,6 +17,7 @@ from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline
 from autotuner.plan.configuration import Configuration
+from autotuner.tuner.batches import Batches
 from autotuner.tuner.progress import Result
 
 POLL_S = 0.2
@@ -101,15 +101,14 @@ class FleetMeasurer:
         self._pool.close()
 
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
-        """Time calls on all GPUs, and yield each result as it comes; each distinct call once.
+        """Time calls on all GPUs, and yield each result as it comes; each distinct call of a race once.
 
         The next race is drawn when a GPU has room for it.
 
         Raises:
             MeasureError: no GPU can measure.
         """
-        yielded: set[str] = set()
-        handout = HandOut((batch for race in races for batch in cut(race)), self._window, self._tickets)
+        handout = HandOut(races, Batches(self.devices), self._window, self._tickets)
         try:
             while True:
                 checkpoint()
@@ -119,10 +118,7 @@ class FleetMeasurer:
                 if handout.is_done:
                     return
                 for event in self._events():
-                    for call, measurement in self._taken(handout, event):
-                        if call.key not in yielded:
-                            yielded.add(call.key)
-                            yield call, measurement
+                    yield from self._taken(handout, event)
         finally:
             for ticket in handout.out:
                 self._pool.forget(ticket)
@@ -202,14 +198,14 @@ class FleetMeasurer:
             return handout.lost(event.slot, blamed=not event.failure and not event.host)
         elif isinstance(event, Answered):
             slot = handout.slot(event.ticket)
-            batch = handout.answered(event.ticket, self._clock())
-            if slot is not None and event.answer.get("canary_us") is not None:
-                self._roster.note_canary(slot, event.answer["canary_us"])
-            if batch is not None:
-                answer = self._heard(event.answer)
-                found = {key: Measurement.from_json(value) for key, value in answer["results"]}
-                self.waited_s += float(answer.get("waited_s", 0.0)) / self.devices
-                return [(call, found[call.key]) for call in batch.calls if call.key in found]
+            if slot is None:
+                return ()
+            answer = self._heard(event.answer)
+            if answer.get("canary_us") is not None:
+                self._roster.note_canary(slot, answer["canary_us"])
+            self.waited_s += float(answer.get("waited_s", 0.0)) / self.devices
+            measured = {key: Measurement.from_json(value) for key, value in answer["results"]}
+            return handout.answered(event.ticket, measured, float(answer["took_s"]), self._clock())
         return ()
 
     def _events(self) -> Sequence[Event]:

@@ -1,24 +1,20 @@
 """Hand-out: which GPU gets which batch, what is given out a second time, and which call is to blame for lost actors."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from statistics import median
 
-from autotuner.fleet.batches import Batch
 from autotuner.ir.records import Call, Measurement
+from autotuner.tuner.batches import Batch, Batches
+from autotuner.tuner.progress import Result
 
 WINDOW = 2
 """Batches in hand per GPU and job: while one runs, the next is there."""
 
 LATE_FACTOR = 10.0
 LATE_AT_LEAST_S = 2.0
-FIRST_ESTIMATE_S = 0.03
-"""Seconds a call, until some were measured."""
-
 LOST_MAX = 2
-PACES_MAX = 50
 CRASHED = "the process that measures was lost {times} times while it was on this call alone"
 
 
@@ -52,9 +48,9 @@ class _Handed:
 
 
 class HandOut:
-    """The batches of one question of a tuning, until each is answered. Moments are seconds of any clock.
+    """Races on their way to GPUs in batches, until each is answered. Moments are seconds of any clock.
 
-    - Batches are drawn from their source as GPUs have room, so that a tuning which knows enough can stop the source.
+    - Races are drawn from their source as GPUs have room, so that a tuning which knows enough can stop the source.
     - Each GPU has at most `window` batches in hand. GPUs with fewer come first.
     - A batch whose actor was lost goes to the front. If it was being worked on, it is blamed. One that is blamed twice
       is sent again call by call, and a single call that is blamed twice is `crashed`.
@@ -62,15 +58,21 @@ class HandOut:
       nothing in hand. The first answer counts.
     """
 
-    def __init__(self, batches: Iterable[Batch], window: int = WINDOW, tickets: Iterable[int] | None = None) -> None:
-        self._source = iter(batches)
+    def __init__(
+        self,
+        races: Iterable[Sequence[Call]],
+        batches: Batches,
+        window: int = WINDOW,
+        tickets: Iterable[int] | None = None,
+    ) -> None:
+        self._source = (batch for race in races for batch in batches.cut(race))
+        self._batches = batches
         self._is_drained = False
         self._waiting: deque[_Handed] = deque()
         self._window = window
         self._tickets = iter(count() if tickets is None else tickets)
         self._sent: dict[int, _Sent] = {}
         self._left = 0
-        self._paces: deque[float] = deque(maxlen=PACES_MAX)
         self._signs: dict[str, float] = {}
         self.second_times = 0
         """The number of batches that were given out a second time."""
@@ -112,28 +114,33 @@ class HandOut:
             sent = self._sent[ticket]
             sent.began_at = self._signs[sent.slot] = now
 
-    def answered(self, ticket: int, now: float) -> Batch | None:
-        """Return the batch that is answered; None where it was answered before, or is not out."""
+    def answered(self, ticket: int, measured: Mapping[str, Measurement], took_s: float, now: float) -> list[Result]:
+        """Return the results of an answer that are new: none where the batch was answered before, or is not out.
+
+        Args:
+            measured: by call key.
+            took_s: how long the actor worked on it.
+        """
         sent = self._sent.pop(ticket, None)
         if sent is None:
-            return None
+            return []
         entry = sent.entry
+        entry.tickets.remove(ticket)
         self._signs[sent.slot] = now
-        if sent.began_at is not None:
-            self._paces.append((now - sent.began_at) / len(entry.batch.calls))
         if entry.done:
-            return None
+            return []
         self._end(entry)
-        return entry.batch
+        results = [(call, measured[call.key]) for call in entry.batch.calls if call.key in measured]
+        return self._batches.join(entry.batch, results, took_s)
 
-    def lost(self, slot: str, *, blamed: bool = True) -> list[tuple[Call, Measurement]]:
+    def lost(self, slot: str, *, blamed: bool = True) -> list[Result]:
         """Take the batches of a lost actor back, and return the calls that are `crashed`.
 
         Args:
             blamed: the actor died, and the host did not: the batch that it worked on may be why.
         """
         tickets = [ticket for ticket, sent in self._sent.items() if sent.slot == slot]
-        crashed: list[tuple[Call, Measurement]] = []
+        crashed: list[Result] = []
         back: list[_Handed] = []
         for ticket in tickets:
             sent = self._sent.pop(ticket)
@@ -147,19 +154,15 @@ class HandOut:
                 back += [] if entry.tickets else [entry]
             elif len(entry.batch.calls) == 1:
                 self._end(entry)
-                words = CRASHED.format(times=entry.lost)
-                crashed.append((entry.batch.calls[0], Measurement("crashed", message=words)))
+                measurement = Measurement("crashed", message=CRASHED.format(times=entry.lost))
+                crashed += self._batches.join(entry.batch, [(entry.batch.calls[0], measurement)])
             else:
                 self._end(entry)
-                singles = [_Handed(Batch((call,))) for call in entry.batch.calls]
+                singles = [_Handed(batch) for batch in self._batches.singles(entry.batch)]
                 self._left += len(singles)
                 back += singles
         self._waiting.extendleft(reversed(back))
         return crashed
-
-    def estimate_s(self, batch: Batch) -> float:
-        """Return how long a batch is expected to take."""
-        return len(batch.calls) * (median(self._paces) if self._paces else FIRST_ESTIMATE_S)
 
     def _next(self) -> _Handed | None:
         """Return what came back, or else the next batch of the source; None where there is neither."""
@@ -174,6 +177,8 @@ class HandOut:
 
     def _send(self, entry: _Handed, slot: str, now: float) -> Order:
         ticket = next(self._tickets)
+        if not entry.tickets:
+            entry.batch = self._batches.renewed(entry.batch)
         entry.tickets.append(ticket)
         self._sent[ticket] = _Sent(entry, slot, now)
         return Order(ticket, slot, entry.batch)
@@ -185,7 +190,7 @@ class HandOut:
             for sent in self._sent.values()
             if sent.slot != slot and len(sent.entry.tickets) == 1 and not sent.entry.done
             for since in [sent.began_at or max(sent.given_at, self._signs.get(sent.slot, sent.given_at))]
-            if now - since > max(LATE_AT_LEAST_S, LATE_FACTOR * self.estimate_s(sent.entry.batch))
+            if now - since > max(LATE_AT_LEAST_S, LATE_FACTOR * self._batches.pace.estimated_s(sent.entry.batch.calls))
         ]
         return min(found, key=lambda each: each[0])[1] if found else None
 

@@ -1,7 +1,7 @@
 """Measuring for the tuner: hands races to the measuring process, and outlives whatever that process does."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -98,6 +98,11 @@ class Measurer:
         return self._environment
 
     @property
+    def devices(self) -> int:
+        """One device is timed on."""
+        return 1
+
+    @property
     def process_id(self) -> int | None:
         """The measuring process's number, None while there is none."""
         return self._child.process_id if self._child else None
@@ -133,12 +138,12 @@ class Measurer:
             self._child.stop()
             self._child = None
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         """Race calls and yield what came of each as soon as it is known; each distinct call of a race once.
 
         A race's order is the order of its first looks: put what is likely fast first. The measuring process rests while
-        the caller handles a result of a race that is over. A call that ends the process, or makes it late, is left out
-        of its race and tried once more, alone, after it.
+        the caller handles a result of a race that is over, and the next race is taken then. A call that ends the
+        process, or makes it late, is left out of its race and tried once more, alone, after it.
 
         Raises:
             MeasureError: the process cannot be started, or is lost repeatedly while it is on no call.

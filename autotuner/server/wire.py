@@ -228,6 +228,8 @@ class JobView(ResponseBody):
     exhaustive: bool = False
     limits: SubmittedLimits
     worker: str | None
+    attempt: int = 0
+    priority: int = 0
     progress: ProgressView | None
     counts: dict[str, int]
     configuration_id: int | None
@@ -335,7 +337,6 @@ class EnvironmentView(ResponseBody):
 class WorkerView(ResponseBody):
     name: str
     started_at: datetime
-    seen_at: datetime
 
 
 class DeviceView(ResponseBody):

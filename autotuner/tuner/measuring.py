@@ -1,13 +1,13 @@
 """Measuring strategies: a first plan, every call, or only the calls that could matter."""
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from autotuner.checkpoint import OverError
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError, MeasureError, stacklevel
-from autotuner.ir.records import Measurement, digest
+from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
@@ -22,7 +22,8 @@ from autotuner.tuner.state import TuningState
 CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6
 """Prices that keep conversions and kernels that need a compiler out of the first plan; see `_opening`."""
 DECIDED = "looks for what matters in"
-"""With a digest of a space's calls, the name of the fact whether a run measures lazily, 1 or 0."""
+"""With a digest of a space's calls, and the devices where there are several, the name of the fact whether a run
+measures lazily, 1 or 0."""
 
 
 def measure_missing(
@@ -79,10 +80,7 @@ def open_plan(space: Space, database: Database, measurer: MeasurerProtocol, stat
             asked.update(left)
             runner.total = runner.done + len(left)
             state.tell(Progress("measure", runner.done, runner.total))
-            for key in left:
-                if state.spent_s >= until_s:
-                    break
-                runner.race([space.calls[key]])
+            runner.race([space.calls[key]] for key in left if state.spent_s < until_s)
             if not left:
                 break
     return runner.result().fresh
@@ -151,7 +149,8 @@ class _Strategy:
         options = state.options
         if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
             return True
-        name = f"{DECIDED} {digest(sorted(self._space.calls))}"
+        devices = self._measurer.devices
+        name = f"{DECIDED} {digest(sorted(self._space.calls))}" + (f" on {devices} devices" if devices > 1 else "")
         decided = self._database.fact(self._environment, name)
         if decided is not None:
             return bool(decided)
@@ -162,7 +161,8 @@ class _Strategy:
             return has_ceilings
         runner.solve()
         left = len(runner.missing.keys() - runner.known.keys())
-        lazy = state.policy.lazy_pays(left, runner.measuring_s / len(runner.fresh), state.solve_s)
+        alone_s = min(devices, len(alone)) * runner.measuring_s / len(runner.fresh)
+        lazy = state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
         self._database.set_fact(self._environment, name, lazy)
         return lazy
 
@@ -190,13 +190,17 @@ class _Strategy:
         others = list(races(self._space, keys - {race[0].key for race in first}))
         runner.total = runner.done + len(keys)
         state.tell(Progress("measure", runner.done, runner.total))
-        for number, race in enumerate(first + others):
-            if first and number == len(first):
+        runner.race(self._solving_between(first, others))
+
+    def _solving_between(self, first: Sequence[list[Call]], others: Sequence[list[Call]]) -> Iterator[list[Call]]:
+        """Yield races, and solve when a plan is known, and now and then, before the next one is handed over."""
+        runner, waiting = self._runner, {race[0].key for race in first}
+        for number, race in enumerate((*first, *others)):
+            if waiting and number >= len(first) and waiting.isdisjoint(runner.under_way):
+                waiting = set()
                 runner.solve()
-            if state.enough():
-                return
-            runner.race(race)
-            state.solve(runner.known)
+            yield race
+            self._state.solve(runner.known)
 
     def _what_matters(self) -> None:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""
@@ -218,7 +222,7 @@ class _Strategy:
             runner.total = runner.done + len(wanted)
             state.tell(Progress("measure", runner.done, runner.total))
             pace_s = runner.measuring_s / max(1, len(runner.fresh))
-            batch = set(state.batch(wanted, len(runner.known), pace_s))
+            batch = set(state.batch(wanted, len(runner.known), pace_s, self._measurer.devices))
             runner.measure(list(races(self._space, batch)))
 
     def _confirm(self) -> bool:

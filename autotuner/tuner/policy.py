@@ -43,15 +43,18 @@ class TuningPolicy:
     store_after_results: int = 32
     store_after_s: float = 1.0
 
-    def lazy_pays(self, left: int, alone_s: float, solve_s: float) -> bool:
+    def lazy_pays(self, left: int, alone_s: float, solve_s: float, devices: int = 1) -> bool:
         """Say whether solving repeatedly and measuring what matters takes less time than measuring everything.
+
+        Devices share the measuring, not the solving.
 
         Args:
             left: calls that are not measured.
-            alone_s: for measuring one call alone.
+            alone_s: for measuring one call alone on one device.
             solve_s: for one solution of the relaxed problem.
+            devices: that measure at once.
         """
-        return self.spared_share * left * alone_s / self.alone_factor > self.solutions * solve_s
+        return self.spared_share * left * alone_s / self.alone_factor / devices > self.solutions * solve_s
 
 
 DEFAULT_POLICY = TuningPolicy()

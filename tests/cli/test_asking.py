@@ -65,7 +65,7 @@ def test_the_service_of_the_settings_is_asked_unless_another_is_named(
 def test_a_job_that_nobody_could_take_is_pointed_out(
     run: Run, service: Pretended, name: str, workers: int, said: bool
 ) -> None:
-    up = {"name": "w", "started_at": "2026-11-20T10:00:00Z", "seen_at": "2026-11-20T10:00:00Z"}
+    up = {"name": "w", "started_at": "2026-11-20T10:00:00Z"}
     service.on("POST /v1/jobs", job(device_name="Xeon"))
     service.on("GET /v1/devices", [{"type": "cpu", "name": name, "workers": [up] * workers, "environments": []}])
     ran = run("submit", "bert-encoder:tiny", "--device-name", "Xeon")

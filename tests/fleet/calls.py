@@ -112,7 +112,7 @@ class PlannedPool:
             return {"results": [[key, None] for key in keys]}
         if question == "ask":
             return {"noise": 0.01, "ceilings": {}}
-        return {"results": [[key, timed().to_json()] for key in keys], "waited_s": 0.0}
+        return {"results": [[key, timed().to_json()] for key in keys], "took_s": 1.0, "waited_s": 0.0}
 
     def _die(self, slot: str, failure: str = "") -> Lost:
         self.joined.discard(slot)

@@ -1,55 +1,73 @@
 """Hand-out of batches: windows, lost actors, calls to blame, second copies of late batches."""
 
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
 
-from autotuner.fleet.batches import Batch, cut
-from autotuner.fleet.handout import FIRST_ESTIMATE_S, LATE_AT_LEAST_S, LATE_FACTOR, HandOut, Order
-from tests.fleet.calls import call, calls
+from autotuner.fleet.handout import LATE_AT_LEAST_S, LATE_FACTOR, HandOut, Order
+from autotuner.ir.records import Call
+from autotuner.tuner.batches import CALL_S, Batches
+from tests.fleet.calls import call, calls, timed
 
 
-def batches(count: int, size: int = 2) -> list[Batch]:
-    return [Batch(tuple(calls(size, number * size))) for number in range(count)]
+def races(count: int, size: int = 2) -> list[list[Call]]:
+    return [calls(size, number * size) for number in range(count)]
+
+
+def handing(asked: Sequence[Sequence[Call]] | Iterator[Sequence[Call]], window: int = 2) -> HandOut:
+    return HandOut(asked, Batches(2), window)
+
+
+def answer(handout: HandOut, order: Order, now: float = 1.0, took_s: float = 0.05) -> list[Call]:
+    """Answer a batch as a whole, and return the calls that are new."""
+    found = handout.answered(order.ticket, {each.key: timed() for each in order.batch.calls}, took_s, now)
+    return [each for each, _ in found]
 
 
 def give(handout: HandOut, slots: str, now: float = 0.0) -> list[Order]:
     return handout.orders(list(slots), now)
 
 
-def test_a_race_is_cut_into_parts_of_at_most_16_calls_that_all_begin_with_the_incumbent() -> None:
-    race = calls(40)
-    parts = [batch.calls for batch in cut(race)]
-    assert [len(part) for part in parts] == [16, 16, 10]
-    assert {part[0] for part in parts} == {race[0]}
-    assert {each for part in parts for each in part} == set(race)
-    assert cut([race[0], race[0]]) == [Batch((race[0],))]
-    assert cut([]) == []
-
-
-def test_batches_are_drawn_as_gpus_have_room() -> None:
+def test_races_are_drawn_as_gpus_have_room() -> None:
     drawn = []
-    handout = HandOut(drawn.append(batch) or batch for batch in batches(9))  # type: ignore[func-returns-value]
+
+    def source() -> Iterator[list[Call]]:
+        for race in races(9):
+            drawn.append(race)
+            yield race
+
+    handout = handing(source())
     assert not handout.is_done
     first = give(handout, "a")
     assert len(drawn) == 2
-    handout.answered(first[0].ticket, 1.0)
+    answer(handout, first[0])
     give(handout, "a")
     assert len(drawn) == 3
 
 
+def test_parts_of_a_race_are_led_by_the_fastest_call_that_is_known_when_they_are_handed_out() -> None:
+    race = calls(60)
+    handout = handing([race], window=1)
+    (first,) = give(handout, "a")
+    measured = {each.key: timed(2.0) for each in first.batch.calls} | {first.batch.calls[3].key: timed(1.0)}
+    assert len(handout.answered(first.ticket, measured, 0.4, 1.0)) == len(first.batch.calls)
+    (second,) = give(handout, "a")
+    assert second.batch.calls[0] == first.batch.calls[3]
+
+
 def test_gpus_with_least_in_hand_come_first_up_to_the_window() -> None:
-    handout = HandOut(batches(5))
+    handout = handing(races(5))
     orders = give(handout, "ab")
     assert [order.slot for order in orders] == ["a", "b", "a", "b"]
     assert give(handout, "ab") == []
-    assert handout.answered(orders[1].ticket, 1.0) == orders[1].batch
+    assert answer(handout, orders[1]) == list(orders[1].batch.calls)
     assert [order.slot for order in give(handout, "ab", 1.0)] == ["b"]
-    assert len(HandOut(batches(9), window=4).orders(["a"], 0.0)) == 4
+    assert len(handing(races(9), window=4).orders(["a"], 0.0)) == 4
 
 
 def test_batches_of_a_lost_actor_go_to_the_front_in_their_order() -> None:
-    handout = HandOut(batches(6))
+    handout = handing(races(6))
     first = give(handout, "ab")
     mine = [order.batch for order in first if order.slot == "a"]
     assert handout.lost("a") == []
@@ -57,7 +75,7 @@ def test_batches_of_a_lost_actor_go_to_the_front_in_their_order() -> None:
 
 
 def test_only_the_batch_that_was_worked_on_is_blamed() -> None:
-    handout = HandOut(batches(2, size=1))
+    handout = handing(races(2, size=1))
     for _ in range(5):
         first, second = give(handout, "a")
         handout.began(first.ticket, 0.0)
@@ -67,74 +85,74 @@ def test_only_the_batch_that_was_worked_on_is_blamed() -> None:
             break
     assert [(each, measured.status) for each, measured in crashed] == [(call(0), "crashed")]
     (left,) = give(handout, "a")
-    handout.answered(left.ticket, 1.0)
+    assert answer(handout, left) == [call(1)]
     assert handout.is_done
 
 
 def test_a_batch_that_costs_two_actors_is_sent_call_by_call_and_a_call_that_costs_two_alone_is_crashed() -> None:
-    handout = HandOut(batches(1, size=3))
-    done, crashed = [], []
+    handout = handing(races(1, size=3))
+    done: list[Call] = []
+    crashed = []
     for _ in range(20):
         for order in give(handout, "a"):
             handout.began(order.ticket, 0.0)
             if call(1) in order.batch.calls:
                 crashed += handout.lost("a")
                 break
-            done.append(order.batch)
-            handout.answered(order.ticket, 0.0)
+            done += answer(handout, order)
     assert handout.is_done
-    assert sorted(done, key=str) == sorted([Batch((call(0),)), Batch((call(2),))], key=str)
+    assert sorted(done, key=str) == sorted([call(0), call(2)], key=str)
     ((blamed, measured),) = crashed
     assert (blamed, measured.status) == (call(1), "crashed")
     assert "alone" in measured.message
 
 
 def test_a_lost_host_and_a_failing_gpu_are_no_fault_of_the_batch() -> None:
-    handout = HandOut(batches(1, size=1))
+    handout = handing(races(1, size=1))
     for _ in range(5):
         (order,) = give(handout, "a")
         handout.began(order.ticket, 0.0)
         assert handout.lost("a", blamed=False) == []
 
 
-LATE_S = max(LATE_AT_LEAST_S, LATE_FACTOR * FIRST_ESTIMATE_S * 2) + 0.1
+LATE_S = max(LATE_AT_LEAST_S, LATE_FACTOR * CALL_S * 2) + 0.1
 
 
 def test_a_late_batch_is_given_out_a_second_time_to_a_gpu_that_rests_and_the_first_answer_counts() -> None:
-    handout = HandOut(batches(1))
+    handout = handing(races(1))
     (first,) = give(handout, "ab")
     handout.began(first.ticket, 0.0)
     assert give(handout, "ab", 1.0) == []
     (second,) = give(handout, "ab", LATE_S)
     assert (second.slot, second.batch, handout.second_times) == ("b", first.batch, 1)
     assert give(handout, "abc", 3 * LATE_S) == [], "there are never three"
-    assert handout.answered(second.ticket, LATE_S) == first.batch
+    assert answer(handout, second, LATE_S) == list(first.batch.calls)
     assert handout.is_done
-    assert handout.answered(first.ticket, LATE_S) is None
-    assert handout.answered(first.ticket, LATE_S) is None
+    assert answer(handout, first, LATE_S) == []
+    assert answer(handout, first, LATE_S) == []
 
 
 def test_what_waits_goes_before_second_copies_and_a_pace_sets_what_is_late() -> None:
-    handout = HandOut(batches(3))
+    handout = handing(races(3))
     (first,) = give(handout, "a")[:1]
     handout.began(first.ticket, 0.0)
-    assert [order.batch for order in give(handout, "b", LATE_S)] == [batches(3)[2]]
-    slow = HandOut(batches(2), window=1)
+    assert [list(order.batch.calls) for order in give(handout, "b", LATE_S)] == [races(3)[2]]
+    slow = handing(races(2), window=1)
     one, two = give(slow, "ab")
     for order in (one, two):
         slow.began(order.ticket, 0.0)
-    slow.answered(one.ticket, 20.0)
+    answer(slow, one, 20.0, took_s=20.0)
     assert give(slow, "ab", 100.0) == [], "a batch takes 20 s here"
     assert len(give(slow, "ab", 201.0)) == 1
 
 
 def test_a_copy_that_is_lost_leaves_the_other_one_alone() -> None:
-    handout = HandOut(batches(1))
+    handout = handing(races(1))
     (first,) = give(handout, "a")
     (second,) = give(handout, "b", LATE_S)
     assert handout.lost("a") == []
     assert give(handout, "c", LATE_S) == []
-    assert handout.answered(second.ticket, LATE_S) == first.batch
+    assert answer(handout, second, LATE_S) == list(first.batch.calls)
     assert handout.is_done
 
 
@@ -143,9 +161,9 @@ def test_every_batch_is_answered_once_whatever_is_lost(seed: int, slots: int) ->
     import random
 
     chance = random.Random(seed)
-    wanted = batches(30, size=3)
-    handout = HandOut(wanted, window=chance.randint(1, 3))
-    names, out, found, now = [str(n) for n in range(slots)], dict[int, Order](), list[Batch](), 0.0
+    wanted = races(30, size=3)
+    handout = handing(wanted, window=chance.randint(1, 3))
+    names, out, found, now = [str(n) for n in range(slots)], dict[int, Order](), list[Call](), 0.0
     while not handout.is_done:
         now += chance.choice([0.1, LATE_S])
         out |= {order.ticket: order for order in handout.orders(names, now)}
@@ -154,13 +172,10 @@ def test_every_batch_is_answered_once_whatever_is_lost(seed: int, slots: int) ->
             break
         pick = chance.choice(list(out))
         if chance.random() < 0.3:
-            assert handout.lost(out[pick].slot, blamed=chance.random() < 0.5) is not None
+            found += [each for each, _ in handout.lost(out[pick].slot, blamed=chance.random() < 0.5)]
             out = {t: o for t, o in out.items() if o.slot != out[pick].slot}
         else:
             handout.began(pick, now)
-            batch = handout.answered(pick, now + 0.05)
-            found += [batch] if batch else []
-            del out[pick]
+            found += answer(handout, out.pop(pick), now + 0.05)
     assert handout.is_done
-    keys = [each.key for batch in found for each in batch.calls]
-    assert sorted(keys) == sorted({each.key for batch in wanted for each in batch.calls}), "each once"
+    assert sorted(each.key for each in found) == sorted(each.key for race in wanted for each in race), "each once"

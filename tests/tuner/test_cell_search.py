@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -101,7 +101,7 @@ class Racing(Replay):
         """Calls of the searched kernel, each as often as it raced."""
         return [call for race in self.races for call in race if call.candidate.kernel == "planted_tiled"]
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         for race in races:
             self.races.append(list(race))
             costs = {call.key: self._cost_us(call) for call in race}
@@ -508,7 +508,7 @@ def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFil
     class Endless(Replay):
         """Races for ever, and asks whether to go on."""
 
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
             while True:
                 checkpoint()
                 time.sleep(0.01)

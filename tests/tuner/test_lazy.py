@@ -1,6 +1,6 @@
 """Lazy measuring: its answer is that of measuring everything, with fewer measurements."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -200,7 +200,7 @@ def test_what_is_chosen_is_confirmed_and_the_run_goes_on_where_that_made_it_slow
     known = slower(small)
 
     class Lucky(Asking):
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             before = set(self.asked)
             for call, measurement in super().measure(races):
                 first = call.key not in before

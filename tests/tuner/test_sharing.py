@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ class Together(Asking):
 
     barrier: threading.Barrier
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
         if not self.asked:
             self.barrier.wait(WAIT_S)
         return super().measure(races)
@@ -91,7 +91,7 @@ class Both(Asking):
         super().__init__(known)
         self.database = database
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
         for call, measurement in super().measure(races):
             self.database.store(HERE.key, [(call, measurement)])
             yield call, measurement

@@ -2,17 +2,25 @@
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 
 from autotuner.database.engine import WRITES, shown, unlimited
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
 
-HEAD = "0003"
-"""The newest migration. Stated here so that opening a migrated database does not import Alembic (0.2 s)."""
+HEAD = "0004"
+"""The newest migration. Stated here so that opening a database that is up to date does not import Alembic (0.2 s)."""
 
 VERSION_TABLE = "autotuner_migration"
 """Not Alembic's usual name: on PostgreSQL another application may share the database."""
+
+VERSION = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""As Alembic makes it."""
 
 SCRIPTS = Path(__file__).parent
 _LOCK = 0x6175746F
@@ -35,9 +43,11 @@ def migrate(engine: Engine) -> None:
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
             found = version(connection)
-            if found != HEAD:
+            if found is None:
+                _make(connection)
+            elif found != HEAD:
                 _check(connection, found)
-                _upgrade(connection)
+                upgrade(connection)
     finally:
         engine.dispose()  # of a connection without limits
 
@@ -49,26 +59,34 @@ def version(connection: Connection) -> str | None:
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
-def _check(connection: Connection, found: str | None) -> None:
+def _make(connection: Connection) -> None:
+    """Make the tables as the newest migration leaves them."""
+    tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+    foreign = tables & set(Tables.metadata.tables) if connection.dialect.name == "postgresql" else tables
+    if foreign:
+        raise DatabaseError(
+            f"{shown(connection.engine.url)} holds tables that are not autotuner's "
+            f"({', '.join(sorted(foreign)[:5])}): give a new database, or one that autotuner made"
+        )
+    Tables.metadata.create_all(connection)
+    VERSION.create(connection, checkfirst=True)
+    connection.execute(VERSION.insert(), {"version_num": HEAD})
+
+
+def _check(connection: Connection, found: str) -> None:
     from alembic.script import ScriptDirectory
 
     where = shown(connection.engine.url)
     known = {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
-    if found is not None and found not in known:
+    if found not in known:
         raise DatabaseError(
             f"{where} is at migration {found!r}, and this version knows none after {HEAD!r}: it was written by a "
             "newer autotuner; update this one, or give another database"
         )
-    tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
-    foreign = tables & set(Tables.metadata.tables) if connection.dialect.name == "postgresql" else tables
-    if found is None and foreign:
-        raise DatabaseError(
-            f"{where} holds tables that are not autotuner's ({', '.join(sorted(foreign)[:5])}): give a new database, "
-            "or one that autotuner made"
-        )
 
 
-def _upgrade(connection: Connection) -> None:
+def upgrade(connection: Connection) -> None:
+    """Run the migrations that are missing, on a connection within a transaction."""
     from alembic import command
     from alembic.config import Config
 

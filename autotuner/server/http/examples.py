@@ -164,7 +164,7 @@ MEASUREMENT_PAGE: dict[str, Any] = {
 }  # fmt: skip
 DEVICES: list[dict[str, Any]] = [
     {
-        "type": "cpu", "name": _CPU, "workers": [{"name": _WORKER, "started_at": _AT, "seen_at": _LATER}],
+        "type": "cpu", "name": _CPU, "workers": [{"name": _WORKER, "started_at": _AT}],
         "environments": [
             {"key": _KEY, "facts": {"cores": 2, "threads": 2, "torch": "2.11.0"}, "policy": {"cache": "warm"},
              "measurements": _STATUSES}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.database import Database, this_process
+from autotuner.database import Database
 from tests.server.http.filled import ending_jobs
 from tests.server.http.listening import listening
 
@@ -25,7 +25,7 @@ LIMIT_S = 250
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_what_the_document_says_is_true(filled: Database, tmp_path: Path) -> None:
     """All checks, of all operations, in all phases; jobs that are submitted end, so that their events do."""
-    filled.queue.finish(4, this_process(), "failed", message="made up")
+    filled.queue.finish(4, 1, "failed", message="made up")
     with listening(filled) as server, ending_jobs(filled):
         command = [
             str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json", "--checks", "all",
