@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -60,7 +60,7 @@ class ReplayingMeasurer(Replay):
     def close(self) -> None:
         """End nothing."""
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
         for race in races:
             for call in race:
                 checkpoint()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
 from autotuner.cli.options import DatabaseOption, Threads
 from autotuner.errors import InputError
 
@@ -166,22 +167,37 @@ def worker(
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when no job waits.")] = False,
+    fleet: FleetOption = False,
+    address: Address = None,
+    gpus: Gpus = None,
+    measurer: FleetMeasurerOption = None,
+    measurer_arguments: FleetArguments = None,
     log_format: LogFormatOption = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Take jobs from the database and run them on a device of this machine, until Ctrl-C or SIGTERM.
 
     A job that it leaves goes to the next worker, which goes on from what was measured; so nothing is lost with kill -9.
+    With --fleet, it runs jobs on all GPUs of a Ray cluster, several at a time; a cluster has one such worker.
     """
     if parent is not None:
         from autotuner.cli.supervisor import end_with
 
         end_with(parent)
     from autotuner.server.logs import logging_to_stderr, tell
-    from autotuner.server.worker import run
     from autotuner.settings import Settings
 
-    with logging_to_stderr(_log_format(log_format, Settings.from_environment())), _ending_on_sigterm():
+    over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
+    logging = logging_to_stderr(_log_format(log_format, Settings.from_environment()))
+    if over is not None:
+        from autotuner.fleet.running import run_fleet
+
+        with logging, _ending_on_sigterm():
+            run_fleet(over, database, device=device, space=space, once=once, log=tell)
+        return
+    from autotuner.server.worker import run
+
+    with logging, _ending_on_sigterm():
         run(database, device=device, threads=threads, space=space, once=once, log=tell)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import ray
@@ -19,6 +20,9 @@ class GpuActor:
     def open(self, spec: str) -> str:
         return self._bench.open(spec)
 
+    def look(self, spec: str) -> str:
+        return self._bench.look(spec)
+
     def measure(self, spec: str, request: str) -> Iterator[str]:
         yield from self._bench.measure(spec, request)
 
@@ -32,6 +36,7 @@ class GpuActor:
         threading.Thread(target=ray.kill, args=(self._own,)).start()
 
 
+@cache
 def remote_class() -> Any:
     """Return the class as Ray starts it: one GPU each; one thread for questions, a second one for compiling."""
     GpuActor.compile = ray.method(concurrency_group="compiling")(GpuActor.compile)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Ray: connecting to a cluster, its GPUs, and the pool of actors on them."""
+"""Ray: connecting to a cluster, its GPUs, and the actors on them."""
 
 import json
 import logging
@@ -6,20 +6,17 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
+from autotuner.database import Device
 from autotuner.errors import DeviceError, InputError
-from autotuner.fleet.pool import Answered, Began, Event, Joined, Lost, Question
-from autotuner.fleet.roster import gpu_from_json
 from autotuner.fleet.spec import MeasurerSpec
 
 NAMESPACE = "autotuner"
 LOOK_S = 2.0
 """Between two looks at the cluster's hosts."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 HEALTH: Mapping[str, str] = {
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "2000",
@@ -85,154 +82,68 @@ def connected(address: str | None = None, gpus: int | None = None) -> Iterator[N
         ray.shutdown()
 
 
-@dataclass
-class _Slot:
-    """One GPU of a host, and the actor that is there or on its way."""
+def actor_of(slot: str, node: str) -> Any:
+    """Return the actor of a slot, which is started if need be.
 
-    node: str
-    actor: Any = None
-    opening: Any = None
-    ready: bool = False
-    retry_at: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
+    Raises:
+        ValueError: the one of before is about to end.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from autotuner.fleet.actor_process import remote_class
+
+    affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"name": f"gpu/{slot}", "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return remote_class().options(scheduling_strategy=affinity, **options).remote(slot)
 
 
-class RayPool:
-    """One actor per GPU of the connected cluster, named and detached, shared by all tunings of the cluster.
+def cluster_name() -> str:
+    """Return the name of the connected cluster's runner: that of the next one is the same after a restart."""
+    return f"fleet {imported().get_runtime_context().gcs_address}"
+
+
+class FleetDevices:
+    """The classes of GPUs of the connected cluster: one actor of each host is asked once.
 
     Args:
-        spec: of the measurer.
-        idle_s: after which an actor that nobody asks ends.
+        spec: of any measurer.
     """
 
-    def __init__(
-        self, spec: MeasurerSpec, idle_s: float | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        from autotuner.fleet.actor_process import remote_class
-
-        self._ray = imported()
-        self._spec, self._idle_s, self._options = spec.to_text(), idle_s, dict(options or {})
-        self._class = remote_class()
-        self._slots: dict[str, _Slot] = {}
+    def __init__(self, spec: MeasurerSpec) -> None:
+        self._ray, self._spec = imported(), spec.to_text()
+        self._names: dict[str, Device] = {}
+        self._asked: dict[str, Any] = {}
+        self._gpus: dict[str, int] = {}
         self._looked_at = -LOOK_S
-        self._tickets: dict[Any, tuple[int, str, Question]] = {}
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of the cluster's hosts."""
+        """The number of GPUs of all hosts."""
         self._look()
-        return len(self._slots)
+        return sum(self._gpus.values())
 
-    def poll(self, timeout_s: float) -> Sequence[Event]:
-        events = self._look()
-        for name, slot in self._slots.items():
-            if slot.actor is None and monotonic() >= slot.retry_at:
-                self._start(name, slot)
-        openings = {slot.opening: name for name, slot in self._slots.items() if slot.opening is not None}
-        waited = [*openings, *self._tickets]
-        if not waited:
-            if not events:
-                sleep(timeout_s)
-            return events
-        ready, _ = self._ray.wait(waited, num_returns=1, timeout=0 if events else timeout_s)
-        if ready:
-            ready, _ = self._ray.wait(waited, num_returns=len(waited), timeout=0)
-        for reference in ready:
-            if reference in openings:
-                events += self._opened(openings[reference])
-            elif reference in self._tickets:
-                events += self._heard(reference)
-        return events
+    def known(self) -> Sequence[Device]:
+        """Return type and name of each class that is there now."""
+        self._look()
+        return sorted({self._names[node] for node in self._gpus if node in self._names})
 
-    def send(self, ticket: int, slot: str, question: Question, request: Mapping[str, Any]) -> None:
-        method = getattr(self._slots[slot].actor, question)
-        if question == "measure":
-            method = method.options(num_returns="streaming")
-        self._tickets[method.remote(self._spec, json.dumps(request))] = ticket, slot, question
-
-    def forget(self, ticket: int) -> None:
-        for reference in [reference for reference, (number, *_) in self._tickets.items() if number == ticket]:
-            del self._tickets[reference]
-
-    def close(self) -> None:
-        self._tickets.clear()
-        self._slots.clear()
-
-    def _look(self) -> list[Event]:
-        """Follow hosts that come and go."""
+    def _look(self) -> None:
         if monotonic() - self._looked_at < LOOK_S:
-            return []
+            return
         self._looked_at = monotonic()
-        found = {
-            f"{node['NodeID'][:12]}/{number}": node["NodeID"]
-            for node in self._ray.nodes()
-            if node["Alive"]
-            for number in range(int(node["Resources"].get("GPU", 0)))
-        }
-        events: list[Event] = []
-        for name in self._slots.keys() - found.keys():
-            events += self._lose(name, host=True)
-            del self._slots[name]
-        for name, node in found.items():
-            self._slots.setdefault(name, _Slot(node))
-        return events
-
-    def _start(self, name: str, slot: _Slot) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        options = {
-            "name": f"gpu/{name}", "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(slot.node, soft=False), **self._options,
-        }  # fmt: skip
-        arguments = (name,) if self._idle_s is None else (name, self._idle_s)
-        try:
-            slot.actor = self._class.options(**options).remote(*arguments)
-            slot.opening = slot.actor.open.remote(self._spec)
-        except (ValueError, self._ray.exceptions.RayError):  # the actor of before is about to end
-            slot.actor, slot.retry_at = None, monotonic() + slot.pause_s
-
-    def _opened(self, name: str) -> list[Event]:
-        slot = self._slots[name]
-        reference, slot.opening = slot.opening, None
-        try:
-            answer = json.loads(self._ray.get(reference))
-        except self._ray.exceptions.RayError as error:
-            return self._lose(name, host=_is_of_host(error))
-        if "gpu" not in answer:
-            return self._lose(name, answer.get("failed") or answer.get("refused", ""))
-        slot.ready, slot.pause_s = True, FIRST_PAUSE_S
-        return [Joined(gpu_from_json(answer["gpu"]))]
-
-    def _heard(self, reference: Any) -> list[Event]:
-        ticket, name, question = self._tickets[reference]
-        try:
-            if question == "measure":
-                text = self._ray.get(next(reference))
-                if text == "began":
-                    return [Began(ticket)]
-            else:
-                text = self._ray.get(reference)
-        except StopIteration:
-            del self._tickets[reference]
-            return []
-        except self._ray.exceptions.RayError as error:
-            return self._lose(name, host=_is_of_host(error))
-        del self._tickets[reference]
-        answer = json.loads(text)
-        if "failed" in answer:
-            return self._lose(name, answer["failed"])
-        return [Answered(ticket, answer)]
-
-    def _lose(self, name: str, failure: str = "", *, host: bool = False) -> list[Event]:
-        """Forget an actor and what it was asked; the next one starts after a pause that doubles with each failure."""
-        slot = self._slots[name]
-        self._tickets = {reference: sent for reference, sent in self._tickets.items() if sent[1] != name}
-        was_ready, slot.actor, slot.opening, slot.ready = slot.ready, None, None, False
-        slot.retry_at = monotonic() + slot.pause_s
-        slot.pause_s = min(LONGEST_PAUSE_S, 2 * slot.pause_s)
-        return [Lost(name, failure, host)] if was_ready or failure else []
-
-
-def _is_of_host(error: Exception) -> bool:
-    """Say whether an actor was lost because its host was."""
-    return "node has died" in str(error) or "node was" in str(error)
+        nodes = {n["NodeID"]: int(n["Resources"].get("GPU", 0)) for n in self._ray.nodes() if n["Alive"]}
+        self._gpus = {node: gpus for node, gpus in nodes.items() if gpus}
+        for node in self._gpus.keys() - self._names.keys() - self._asked.keys():
+            try:
+                self._asked[node] = actor_of(f"{node[:12]}/0", node).look.remote(self._spec)
+            except (ValueError, self._ray.exceptions.RayError):
+                continue
+        for node, reference in list(self._asked.items()):
+            if self._ray.wait([reference], timeout=0)[0]:
+                del self._asked[node]
+                try:
+                    answer = json.loads(self._ray.get(reference))
+                except self._ray.exceptions.RayError:
+                    continue
+                if "device_type" in answer:
+                    self._names[node] = answer["device_type"], answer["device_name"]
