@@ -6,6 +6,7 @@ both. `contract` says what other packages may rely on. No row, session or connec
 
 from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database
+from autotuner.database.editions import Edition, ExactKey, SqlEditions
 from autotuner.database.inventory import Inventory
 from autotuner.database.locks import Hold, Locks
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
@@ -33,6 +34,8 @@ __all__ = [
     "Answer",
     "Database",
     "Device",
+    "Edition",
+    "ExactKey",
     "Filter",
     "Hold",
     "Inventory",
@@ -43,6 +46,7 @@ __all__ = [
     "MatchStatus",
     "Queue",
     "Role",
+    "SqlEditions",
     "SqlTokens",
     "Statistics",
     "Storage",

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
+from autotuner.database.editions import SqlEditions
 from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
 from autotuner.database.file_locks import FileLocks
 from autotuner.database.inventory import SqlInventory
@@ -91,6 +92,7 @@ class Database(Storage):
         self.locks = Locks(locks, retrying)
         self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
+        self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
         self.tokens = SqlTokens(self._transactions)
 
@@ -106,6 +108,7 @@ class Database(Storage):
         return self._transactions.generation
 
     def close(self) -> None:
+        self.editions.close()
         self._transactions.engine.dispose()
 
     # Environments and measurements

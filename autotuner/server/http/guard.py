@@ -6,6 +6,7 @@ Whether a request comes from another site is decided as in Go's `http.CrossOrigi
 import re
 import socket
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -18,6 +19,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 AUTHORITY = re.compile(r"(?:\[(?P<literal>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]*))?")
 SHOWN_MAX = 100
+KEPT_NAMES = 256
 
 
 class Hosts:
@@ -122,6 +124,7 @@ class Guard:
         return 403, f"{method} from a page of another site is refused ({said}): use a client, or the service's own page"
 
 
+@lru_cache(KEPT_NAMES)
 def _read(authority: str) -> tuple[str, str] | None:
     """Return the name and the port of "name:port"; a port that is the scheme's own is none."""
     match = AUTHORITY.fullmatch(authority.lower())
