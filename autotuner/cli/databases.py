@@ -86,7 +86,7 @@ def export(
     ] = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Write the measurements of an environment as JSON that other autotuners read (T4 results, version 1.0.0)."""
+    """Write the measurements of an environment as JSON in the community's format (T4 results, version 1.0.0)."""
     from autotuner.database import Filter, matching, results_file
 
     check_writable(output)

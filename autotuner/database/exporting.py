@@ -1,6 +1,6 @@
 """Results files: the measurements of an environment as JSON in the format of the autotuning community (T4 1.0.0).
 
-Kernel Tuner and others read it. A result has the parameters of a candidate under `configuration`; times are in
+Kernel Tuner writes its results in it. A result has the parameters of a candidate under `configuration`; times are in
 milliseconds, as Kernel Tuner writes them, and in microseconds, as they are stored, under `measurements`.
 Format: https://github.com/odgaard/TuningSchema (branch T4).
 """
@@ -26,15 +26,15 @@ INVALIDITY: Mapping[Status, str] = {
 }
 
 
-class Measured(Protocol):
-    """The part of a database that is exported."""
+class Pages(Protocol):
+    """The measurements of a database, page after page."""
 
     def measurements(
         self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
     ) -> list[StoredMeasurement]: ...
 
 
-def results_file(database: Measured, environment: Environment) -> Iterator[str]:
+def results_file(database: Pages, environment: Environment) -> Iterator[str]:
     """Yield the text of the file in parts; a page of measurements is in memory at a time."""
     head = json.dumps({"schema_version": SCHEMA_VERSION, "metadata": metadata(environment)}, indent=1)
     yield head.removesuffix("\n}") + ',\n "results": ['

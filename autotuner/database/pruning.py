@@ -34,7 +34,7 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What can be removed, or was.
+    """Number of jobs and environments that can be removed, or were.
 
     Args:
         jobs: the number of those that have ended; their answers stay.
