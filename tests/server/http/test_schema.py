@@ -2,7 +2,8 @@
 
 By hand, with more examples, against a service that runs:
 `schemathesis run http://127.0.0.1:8000/openapi.json --checks all --max-examples 500 --request-timeout 5`.
-With a token, add `--header "Authorization: Bearer $AUTOTUNER_TOKEN"`. The timeout is for events of jobs that no worker takes, which do not end.
+With a token, add `--header "Authorization: Bearer $AUTOTUNER_TOKEN"`.
+The timeout is for events of jobs that no worker takes, which do not end.
 """
 
 import subprocess
