@@ -75,14 +75,14 @@ def descendants(number: int) -> list[int]:
     return found
 
 
-def titled(title: str, among: Sequence[int] | None = None) -> list[int]:
-    """Return the processes whose title begins so, the youngest last."""
+def titled(title: str) -> list[int]:
+    """Return the processes that come from this one and whose title begins so, the youngest last."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for number in descendants(os.getpid()):
         with suppress(OSError):
-            if path.read_bytes().startswith(title.encode()):
-                found.append(int(path.parent.name))
-    return sorted(number for number in found if among is None or number in among)
+            if Path(f"/proc/{number}/cmdline").read_bytes().startswith(title.encode()):
+                found.append(number)
+    return sorted(found)
 
 
 def frozen_for(numbers: Sequence[int], seconds: float) -> None:
