@@ -5,9 +5,12 @@ both. `contract` says what other packages may rely on. No row, session or connec
 """
 
 from autotuner.database.contract import Device, Queue, Storage
-from autotuner.database.database import Database, open_database
+from autotuner.database.database import Database, open_database, upgraded
+from autotuner.database.editions import Edition, ExactKey, SqlEditions
+from autotuner.database.exporting import results_file
 from autotuner.database.inventory import Inventory
 from autotuner.database.locks import Hold, Locks
+from autotuner.database.pruning import Pruned, matching
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
@@ -33,6 +36,8 @@ __all__ = [
     "Answer",
     "Database",
     "Device",
+    "Edition",
+    "ExactKey",
     "Filter",
     "Hold",
     "Inventory",
@@ -41,8 +46,10 @@ __all__ = [
     "Locks",
     "Match",
     "MatchStatus",
+    "Pruned",
     "Queue",
     "Role",
+    "SqlEditions",
     "SqlTokens",
     "Statistics",
     "Storage",
@@ -52,5 +59,8 @@ __all__ = [
     "Token",
     "Worker",
     "exit_in_hand",
+    "matching",
     "open_database",
+    "results_file",
+    "upgraded",
 ]

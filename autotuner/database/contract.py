@@ -147,6 +147,10 @@ class Queue(Protocol):
         """
 
     @abstractmethod
+    def has_key(self, client: str, idempotency_key: str) -> bool:
+        """Say whether a client has submitted a job under a key."""
+
+    @abstractmethod
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
         """Store a job that the caller runs itself, from now on."""
 

@@ -62,6 +62,12 @@ class SqlQueue(Queue):
         return job
 
     @retried
+    def has_key(self, client: str, idempotency_key: str) -> bool:
+        query = select(JobRow.id).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
+        with self._transactions.reading() as connection:
+            return connection.execute(query).scalar_one_or_none() is not None
+
+    @retried
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
         with self._transactions.writing() as connection:
             self._settle(connection)

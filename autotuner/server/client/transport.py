@@ -133,7 +133,14 @@ class Transport:
                     raise  # somebody is there and does not answer: that was waited for long enough
                 backoff.wait(error)
 
-    def post(self, path: str, body: str | None = None, *, repeatable: bool = False) -> httpx2.Response:
+    def post(
+        self,
+        path: str,
+        body: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = False,
+    ) -> httpx2.Response:
         """Send something once; again only if it cannot have arrived, or if it may arrive twice.
 
         Args:
@@ -144,7 +151,7 @@ class Transport:
             As `get`.
         """
         backoff = self.backoff(tries=self._retries)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
         while True:
             try:
                 return self._send("POST", path, content=body, headers=headers)

@@ -6,18 +6,19 @@ token on, whoever asks needs one, also where all tokens are revoked or expired.
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
 from anyio import CapacityLimiter, Lock
 from anyio.to_thread import run_sync
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from autotuner.database import PREFIX, ROLES, Database, Role, Token
 from autotuner.database.tokens import digest_of
+from autotuner.errors import DatabaseError, UnavailableError
 from autotuner.server.http.connections import KEEPERS
 from autotuner.server.http.problems import Refusal
 
@@ -68,6 +69,7 @@ class Access:
         self._thread = CapacityLimiter(KEEPERS)
         self._known: OrderedDict[str, tuple[float, Token]] = OrderedDict()
         self._any = (-FRESH_S, False)
+        self._failed = (-1.0, "")
         # Apart, so that many unknown tokens keep no known one waiting.
         self._asking_known, self._asking_unknown, self._asking_any = Lock(), Lock(), Lock()
 
@@ -77,7 +79,7 @@ class Access:
         Raises:
             Refusal: 401 where a token is missing or not valid, 403 where it is of a lesser role.
         """
-        given = Headers(scope=scope).getlist("authorization")
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         if given:
             found = await self._token(given)
             caller = Caller(f"token {found.id}", found.role)
@@ -107,7 +109,7 @@ class Access:
             return True
         asked_at, found = self._any
         if monotonic() - asked_at > FRESH_S:
-            async with self._asking_any:
+            async with self._turn(self._asking_any):
                 asked_at, found = self._any
                 if monotonic() - asked_at > FRESH_S:
                     found = await self._asked(self._database.tokens.exist)
@@ -132,7 +134,7 @@ class Access:
         kept = self._known.get(digest)
         if kept is not None and monotonic() - kept[0] <= FRESH_S:
             return kept[1]
-        async with self._asking_unknown if kept is None else self._asking_known:
+        async with self._turn(self._asking_unknown if kept is None else self._asking_known):
             kept = self._known.get(digest)
             if kept is not None and monotonic() - kept[0] <= FRESH_S:
                 return kept[1]  # another request has asked meanwhile
@@ -146,8 +148,22 @@ class Access:
                 self._known.popitem(last=False)
             return found
 
+    @asynccontextmanager
+    async def _turn(self, lock: Lock) -> AsyncIterator[None]:
+        """Wait for a turn to ask the database; whoever waited while it failed has its failure."""
+        began = monotonic()
+        async with lock:
+            failed_at, why = self._failed
+            if failed_at >= began:
+                raise UnavailableError(why)
+            yield
+
     async def _asked(self, ask: Callable[[], T]) -> T:
-        return await run_sync(ask, limiter=self._thread)
+        try:
+            return await run_sync(ask, limiter=self._thread)
+        except DatabaseError as error:
+            self._failed = monotonic(), str(error)
+            raise
 
 
 def _unauthorized(detail: str, *, wrong: bool = False) -> Refusal:

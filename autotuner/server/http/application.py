@@ -1,5 +1,6 @@
 """The application: routes, problems and limits put together over one database."""
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from autotuner.database import Database
 from autotuner.errors import DatabaseError
 from autotuner.server.http.access import Access, Quota
+from autotuner.server.http.answers import Answers
 from autotuner.server.http.configurations import configuration_routes
 from autotuner.server.http.connections import READERS
 from autotuner.server.http.documentation import DESCRIPTION, describe, documentation_routes
@@ -19,6 +21,7 @@ from autotuner.server.http.events import Watch, event_routes, render
 from autotuner.server.http.guard import Guard, HeadAsGet, Hosts
 from autotuner.server.http.jobs import job_routes
 from autotuner.server.http.known import known_routes
+from autotuner.server.http.lookups import Lookups, Shortcut
 from autotuner.server.http.metrics import Metrics
 from autotuner.server.http.operations import operation_routes
 from autotuner.server.http.problems import handle_problems
@@ -51,8 +54,11 @@ def create_app(
         quota: of each client.
         origins: of sites whose pages may ask it (CORS).
     """
-    number, files, watch = version("autotuner"), ModelFiles(), Watch(database, render)
-    access = Access(database, local=local)
+    number, files = version("autotuner"), ModelFiles()
+    metrics = Metrics(database, number)
+    watch = Watch(database, render, metrics.count_streams)
+    access, answers = Access(database, local=local), Answers(database)
+    lookups = Lookups(database, files, answers)
     app = FastAPI(
         title="autotuner",
         summary="Layout and algorithm autotuner for transformer training",
@@ -63,11 +69,10 @@ def create_app(
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.end_streams, app.state.access = watch.close, access
-    metrics = app.state.metrics = Metrics(database, number, lambda: watch.followers)
+    app.state.end_streams, app.state.access, app.state.metrics = watch.close, access, metrics
     app.include_router(job_routes(database, files, quota))
     app.include_router(event_routes(database, watch, quota))
-    app.include_router(configuration_routes(database, files))
+    app.include_router(configuration_routes(database, files, answers, lookups))
     app.include_router(known_routes(database, files))
     app.include_router(operation_routes(database, number, metrics, watch))
     app.include_router(documentation_routes(app.title))
@@ -75,6 +80,7 @@ def create_app(
     describe(app, access)
     app.add_middleware(BodyLimit)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Shortcut, lookups=lookups, access=access)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), **CROSS_ORIGIN)
     app.add_middleware(Guard, hosts=hosts or Hosts(), origins=origins)
@@ -84,6 +90,11 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     current_default_thread_limiter().total_tokens = READERS
-    with suppress(DatabaseError):  # which requests will tell of
-        await app.state.access.required()
+    looking = asyncio.create_task(_look_for_tokens(app.state.access))  # a database that hangs keeps nobody waiting
     yield
+    looking.cancel()
+
+
+async def _look_for_tokens(access: Access) -> None:
+    with suppress(DatabaseError):  # which requests will tell of
+        await access.required()

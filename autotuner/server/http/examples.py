@@ -49,7 +49,8 @@ QUEUED: dict[str, Any] = {
     "family": _FAMILY, "extents": {"b": 4, "l": 32, "h": 128, "n": 4, "p": 32, "f": 512},
     "options": {"activation": "relu"}, "dtype": "float32", "device_type": "cpu", "device_name": None, "gap": 0.05,
     "estimated_gap": None, "budget_bytes": None, "exhaustive": False,
-    "limits": {"seconds": None, "measurements": None}, "worker": None, "progress": None, "counts": {},
+    "limits": {"seconds": None, "measurements": None}, "worker": None, "attempt": 0, "priority": 0,
+    "progress": None, "counts": {},
     "configuration_id": None, "created_at": _AT, "started_at": None, "finished_at": None, "message": "",
     "revision": 1,
 }  # fmt: skip
@@ -57,7 +58,14 @@ _PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 420, "total": 1733, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4,
     "bound_us": 3990.1, "gap": 0.283, "estimated_gap": 0.041, "eta_s": 95.0,
 }  # fmt: skip
-RUNNING = QUEUED | {"state": "running", "worker": _WORKER, "progress": _PROGRESS, "started_at": _AT, "revision": 9}
+RUNNING = QUEUED | {
+    "state": "running",
+    "worker": _WORKER,
+    "attempt": 1,
+    "progress": _PROGRESS,
+    "started_at": _AT,
+    "revision": 9,
+}
 CANCELLING = RUNNING | {"cancelling": True, "revision": 10}
 FINISHED = RUNNING | {
     "state": "finished", "progress": _PROGRESS | {"stage": "done", "done": 1733, "gap": 0.04, "eta_s": 0.0},

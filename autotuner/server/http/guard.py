@@ -6,6 +6,7 @@ Whether a request comes from another site is decided as in Go's `http.CrossOrigi
 import re
 import socket
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -18,6 +19,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 AUTHORITY = re.compile(r"(?:\[(?P<literal>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]*))?")
 SHOWN_MAX = 100
+KEPT_NAMES = 256
 
 
 class Hosts:
@@ -81,7 +83,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            refusal = self._wrong_host(headers) or self._other_site(scope["method"], headers)
+            refusal = self._misdirected(headers) or self._other_site(scope["method"], headers)
             if refusal is not None:
                 status, detail = refusal
                 refused = problem(status, detail, instance=scope["path"], headers={"Connection": "close"})
@@ -89,7 +91,10 @@ class Guard:
                 return
         await self._app(scope, receive, send)
 
-    def _wrong_host(self, headers: Headers) -> tuple[int, str] | None:
+    def _misdirected(self, headers: Headers) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may take the one to say where the body ends, and this service the other (request smuggling).
+            return 400, "the request has `Content-Length` and `Transfer-Encoding`: send one of them"
         given = headers.get("host")
         if given is None:
             return None  # HTTP/1.0, as a probe may send it: no browser does
@@ -122,6 +127,7 @@ class Guard:
         return 403, f"{method} from a page of another site is refused ({said}): use a client, or the service's own page"
 
 
+@lru_cache(KEPT_NAMES)
 def _read(authority: str) -> tuple[str, str] | None:
     """Return the name and the port of "name:port"; a port that is the scheme's own is none."""
     match = AUTHORITY.fullmatch(authority.lower())

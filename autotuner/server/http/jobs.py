@@ -1,11 +1,12 @@
 """Routes of jobs: submit, list, show, cancel."""
 
+from functools import partial
 from threading import Lock
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Response
 from fastapi import Request as HttpRequest
 
 from autotuner.database import Database, Job
@@ -20,6 +21,7 @@ from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
 from autotuner.server.wire import (
+    KEY_PATTERN,
     Id,
     JobPage,
     JobsQuery,
@@ -71,6 +73,12 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
         summary="Submit a tuning job",
         response_description="The job, which waits for a worker of its device.",
         responses={
+            200: {
+                "description": "The job that was submitted under this key before, as it is by now.",
+                "model": JobView,
+                "headers": LOCATION,
+                "links": LINKS,
+            },
             201: {
                 "description": "The job, which waits for a worker of its device.",
                 "headers": LOCATION,
@@ -83,15 +91,29 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
         submission: Annotated[Submission, Body(openapi_examples=SUBMISSIONS)],
         http: HttpRequest,
         response: Response,
+        idempotency_key: Annotated[
+            str | None,
+            Header(
+                description="Made up by the client for this job: however often it is sent, one job is stored.",
+                pattern=KEY_PATTERN,
+                examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
+            ),
+        ] = None,
     ) -> JobView:
         """Store a job that waits for a worker of its device; see `GET /v1/jobs/{job_id}/events` for how it goes on.
 
         `model` names a model of the service with or without a preset, or is the content of a model file, as JSON.
         `extents`, `options` and `dtype` replace values of the preset and the file. `gap` ends measuring as soon as the
         best plan is proven to take at most this share longer than the best there can be.
+
+        With an `Idempotency-Key`, the request may be sent again where its answer was lost: it is answered by the job
+        that is there, with 200. Another request of the client under the same key is a 422.
         """
         request = await run_sync(request_of, submission, files, database, limiter=checking)
-        job = await run_sync(submitting.enqueued, request, http.state.caller, limiter=writing)
+        enqueued = partial(submitting.enqueued, request, http.state.caller, submission.priority, _bare(idempotency_key))
+        job = await run_sync(enqueued, limiter=writing)
+        if not job.is_new:
+            response.status_code = 200
         response.headers["Location"] = f"/v1/jobs/{job.id}"
         return job_view(job)
 
@@ -142,22 +164,30 @@ class Submitting:
         self._most = quota.queued
         self._lock = Lock()
 
-    def enqueued(self, request: Request, caller: Caller) -> Job:
+    def enqueued(self, request: Request, caller: Caller, priority: int, idempotency_key: str | None) -> Job:
         """Store a job of a client.
 
         Raises:
+            KeyReusedError: the client has another request under this key.
             Refusal: 429, as many of its jobs wait as may. Processes of a service that store jobs of one client in the
                 same moment may together exceed that by one each.
         """
         queue = self._database.queue
         with self._lock:
-            if queue.queued(caller.name) >= self._most:
+            if queue.queued(caller.name) >= self._most and not (
+                idempotency_key and queue.has_key(caller.name, idempotency_key)
+            ):
                 detail = f"{self._most} jobs of {caller.name} wait for a worker, and no more may: try again later"
                 raise Refusal(429, detail, headers={"Retry-After": str(QUEUED_RETRY_AFTER_S)})
             return queue.enqueue(
                 model=request.model.reference, request=request.to_json(), device_type=request.device_type,
-                device_name=request.device_name, client=caller.name,
+                device_name=request.device_name, client=caller.name, priority=priority, idempotency_key=idempotency_key,
             )  # fmt: skip
+
+
+def _bare(key: str | None) -> str | None:
+    """Return a key without the quotes that the header's own syntax has around it."""
+    return key[1:-1] if key and len(key) > 2 and key[0] == key[-1] == '"' else key
 
 
 def _cancelled(database: Database, job_id: int, caller: Caller) -> Job:

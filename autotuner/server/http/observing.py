@@ -6,12 +6,12 @@ from secrets import token_hex
 from time import perf_counter
 
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from autotuner.server.http.metrics import Metrics
 from autotuner.server.logs import BOUND
 
+STREAM = b"text/event-stream"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 log = logging.getLogger("autotuner.server.http")
 
@@ -41,9 +41,9 @@ class Observed:
             nonlocal status, streams
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                streams = headers.get("content-type", "").startswith("text/event-stream")
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                streams = any(name == b"content-type" and value.startswith(STREAM) for name, value in headers)
+                message = {**message, "headers": headers}
             await send(message)
 
         try:

@@ -1,5 +1,6 @@
 """What is asked again, and what a refusal becomes."""
 
+import json
 from pathlib import Path
 
 import httpx2
@@ -89,13 +90,23 @@ def test_a_job_that_cannot_have_arrived_is_submitted_again(service: Pretended, a
 
 
 @pytest.mark.parametrize("answer", [LOST, httpx2.ReadTimeout("slow"), problem(503, "busy")])
-def test_a_job_that_may_have_arrived_is_not_submitted_again(
+def test_a_job_that_may_have_arrived_is_submitted_again_under_the_same_key(
     service: Pretended, asked: Client, answer: httpx2.Response | Exception
 ) -> None:
-    service.on("POST /v1/jobs", answer)
-    with pytest.raises(ServiceError):
-        asked.submit("bert-encoder:tiny")
-    assert len(service.requests) == 1
+    service.on("POST /v1/jobs", answer, httpx2.Response(200, json=job()), httpx2.Response(201, json=job()))
+    assert asked.submit("bert-encoder:tiny").id == 3
+    asked.submit("bert-encoder:tiny")
+    first, again, another = (request.headers["Idempotency-Key"] for request in service.requests)
+    assert first == again != another
+
+
+def test_an_idempotency_key_is_sent_as_it_is_given(service: Pretended, asked: Client) -> None:
+    service.on("POST /v1/jobs", httpx2.Response(201, json=job()))
+    asked.submit("bert-encoder:tiny", idempotency_key="night-7", priority=-5)
+    assert service.requests[0].headers["Idempotency-Key"] == "night-7"
+    assert json.loads(service.requests[0].content)["priority"] == -5
+    with pytest.raises(InputError, match="the idempotency key is 'night 7': give 1 to 200 visible ASCII characters"):
+        asked.submit("bert-encoder:tiny", idempotency_key="night 7")
 
 
 def test_cancelling_twice_is_cancelling_once_so_it_is_asked_again(service: Pretended, asked: Client) -> None:
