@@ -1,6 +1,7 @@
 """The cheapest assignment, proven: elimination on what cannot be ruled out by bounds."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from time import monotonic
@@ -27,6 +28,8 @@ RAISED = 1.5
 GROWTH = 0.5
 # Where a plan is known, and its total spares no more rows than these, it is the next guess.
 LEAP = 16_000
+# Results that are still too large when bounds have dropped what they can may be so many times as large.
+WIDER = 4
 # Where all rows together cost so many times the bound, some are dropped before costs are moved.
 COARSE = 1e5
 # Rounding while costs move between tables stays far below this share of a total.
@@ -131,16 +134,19 @@ def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float 
         if reached and np.searchsorted(spares, most - bound) <= known + LEAP:
             guess = most
         guess = min(guess, most)
-        search = _Within(start, with_margin(guess), stoppable=best is not None)
-        for plan in (search.dearer, search.best):
-            if plan is not None and (best is None or plan.constant < best.constant):
-                best, most = plan, plan.constant
-        if search.stopped and best is not None:
+        cases, within = Cases(start, with_margin(guess)), None
+        cases.stoppable = best is not None
+        for case in cases:
+            if case.constant <= cases.most_us:
+                within, cases.most_us, cases.stoppable = case, with_margin(case.constant, -1), True
+            if best is None or case.constant < best.constant:
+                best, most = case, case.constant
+        if cases.stopped and best is not None:
             return Found(best, with_margin(proven, -1))
-        if search.best is not None:
-            return Found(search.best, None)
+        if within is not None:
+            return Found(within, None)
         if guess >= most:
-            raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {search.reason}")
+            raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {cases.reason}")
         proven = guess
     raise AssertionError("guesses rise until they reach the most that there can be")
 
@@ -150,59 +156,70 @@ def with_margin(total_us: float, sign: int = 1) -> float:
     return total_us + sign * MARGIN * (1 + abs(total_us))
 
 
-@dataclass
-class _Within:
-    """The search for the elimination of the least total up to `most_us`: `best` is None where there is none.
+class Cases:
+    """The complete eliminations of the cases that share out the assignments up to a total.
+
+    Rows of dearer assignments are dropped only where a bound shows them, so a case may end above the total.
 
     Args:
-        stoppable: whether it may stop before it has found anything.
+        most_us: may be lowered on the way.
+        kept: variables that stay.
+        most_rows: of a result; above it, the states of a variable are shared between two cases.
+        most_cases: that are looked at, if stoppable.
 
-    `dearer` is a plan above it that was come across, for the next guess: rows of dearer assignments are dropped only
-    where a bound shows them, so an elimination may end above what it was meant for.
+    Attributes:
+        stoppable: whether it stops when the time is over, or enough cases were looked at.
+        stopped: whether it did.
+        reason: why the last case that has no assignment has none.
     """
 
-    start: BucketElimination
-    most_us: float
-    stoppable: bool
-    best: BucketElimination | None = None
-    dearer: BucketElimination | None = None
-    stopped: bool = False
-    reason: str = ""
-    _cases: list[BucketElimination] = field(default_factory=list)
+    def __init__(
+        self,
+        start: BucketElimination,
+        most_us: float,
+        kept: Collection[int] = (),
+        most_rows: float = MOST_ROWS,
+        most_cases: float = inf,
+    ) -> None:
+        self.most_us = most_us
+        self.stoppable = False
+        self.stopped = False
+        self.reason = ""
+        self._limits, self._kept, self._most_rows = start.limits, kept, most_rows
+        self._most_cases = most_cases
+        self._left = [start.copy()]
 
-    def __post_init__(self) -> None:
-        limits = self.start.limits
-        self._cases.append(self.start.copy())
-        while self._cases:
-            if limits.over and (self.stoppable or self.best is not None):
+    def __iter__(self) -> Iterator[BucketElimination]:
+        while self._left:
+            if self.stoppable and (self._limits.over or self._most_cases <= 0):
                 self.stopped = True
                 return
-            case = self._cases.pop()
-            limits.cases += 1
+            self._most_cases -= 1
+            case = self._left.pop()
+            self._limits.cases += 1
             try:
-                halves = _solved(case, self.most_us)
+                halves = self._solved(case)
             except InfeasibleError as error:
                 self.reason = str(error)
                 continue
-            self._cases.extend(reversed(halves))
-            if not halves and case.constant <= self.most_us:
-                self.best = case
-                self.most_us = with_margin(case.constant, -1)
-            elif not halves and (self.dearer is None or case.constant < self.dearer.constant):
-                self.dearer = case
+            self._left.extend(reversed(halves))
+            if not halves:
+                yield case
 
+    def _solved(self, case: BucketElimination) -> list[BucketElimination]:
+        """Eliminate every variable of a case and return nothing, or return the cases that it splits into.
 
-def _solved(case: BucketElimination, most_us: float) -> list[BucketElimination]:
-    """Eliminate every variable of a case and return nothing, or return the cases that it splits into.
-
-    Raises:
-        InfeasibleError: no assignment of this case is as cheap as `most_us`.
-    """
-    while True:
-        before = case.rows
-        case.tighten(most_us)
-        few_dropped = case.rows > (1 - DROPPED) * before
-        if case.run(MOST_ROWS):
-            return []
-        if few_dropped:
-            return case.halves()
+        Raises:
+            InfeasibleError: no assignment of this case is as cheap as `most_us`.
+        """
+        most_rows = MOST_ROWS
+        while True:
+            before = case.rows
+            case.tighten(self.most_us)
+            few_dropped = case.rows > (1 - DROPPED) * before
+            if case.run(most_rows, self._kept):
+                return []
+            if few_dropped:
+                if most_rows >= self._most_rows:
+                    return case.halves()
+                most_rows *= WIDER
