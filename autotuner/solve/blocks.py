@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import consistent
 from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.conditioning import MOST_ROWS, Cases, cheapest, with_margin
 from autotuner.solve.dominance import merged
-from autotuner.solve.exact import MOST_ROWS, Cases, cheapest, with_margin
 from autotuner.solve.limits import SolverLimits
-from autotuner.solve.path_decomposition import Block
+from autotuner.solve.path_decomposition import PathBlock
 from autotuner.solve.tables import Costs, CostTable, Network
 from autotuner.solve.variable_splitting import split
 
@@ -23,10 +23,15 @@ from autotuner.solve.variable_splitting import split
 FEW_ROWS = 300.0
 # Tables over shared states are larger than others; cases are split above so many rows.
 WIDE_ROWS = 64 * MOST_ROWS
-# Cases that are tried for what lies above the least total of a block.
-MOST_CASES = 24
+# What lies above the least total of a block is looked for where that made no larger tables; else a part of it is.
+CHEAP_ROWS = 40_000
+PART = 0.15
+# Cases that are tried for it.
+MOST_CASES = 8
 # A guess that nothing is found below is raised by this factor of its distance from the bound: too high a one is slow.
-RAISED = 1.3
+RAISED = 1.15
+# The first guess of a window lies so far above its bound, as a share.
+STEP = 0.004
 
 
 class TimeOverError(Exception):
@@ -38,7 +43,7 @@ class TimeOverError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class BlockMessage:
     """The least total of a block and of all before it, for each combination of the states that it shares onward.
 
     Args:
@@ -63,14 +68,14 @@ class Message:
         columns = np.array(places, np.int32).reshape(len(variables), len(places[0]))
         return CostTable("what is before", variables, columns, self.totals_us[places] - self.least_us)
 
-    def lifted(self, known_us: Mapping[tuple[int, ...], float]) -> "Message":
+    def lifted(self, known_us: Mapping[tuple[int, ...], float]) -> "BlockMessage":
         """Return the message with bounds raised to what is known of some combinations."""
         totals = self.totals_us.copy()
         for states, us in known_us.items():
             totals[states] = max(totals[states], us)
         return replace(self, totals_us=totals)
 
-    def sent_anew(self) -> "Message":
+    def sent_anew(self) -> "BlockMessage":
         """Return the message with the least of its totals as they are now."""
         return replace(self, least_us=float(self.totals_us.min()))
 
@@ -97,7 +102,7 @@ class BlockSolver:
         InfeasibleError: the block's own tables contradict each other.
     """
 
-    def __init__(self, network: Network, block: Block, limits: SolverLimits) -> None:
+    def __init__(self, network: Network, block: PathBlock, limits: SolverLimits) -> None:
         number = {v: place for place, v in enumerate(block.variables)}
         names = [network.names[v] for v in block.variables]
         counts = [len(network.states[v]) for v in block.variables]
@@ -121,12 +126,16 @@ class BlockSolver:
         self._start.run(FEW_ROWS, kept)
         self._unnamed = [v for v in range(len(names)) if v not in left.domains]
 
-    @property
+    @cached_property
     def bound_us(self) -> float:
-        """The sum of each table's cheapest row."""
-        return self._start.bound_us
+        """A bound on what the block costs, whatever is before and after it."""
+        return self._start.copy().tighten(inf)
 
-    def message(self, before: Message | None, share: float, distance: float) -> Message:
+    @property
+    def rows(self) -> int:
+        return self._start.rows
+
+    def message(self, before: BlockMessage | None, share: float, distance: float) -> BlockMessage:
         """Return the message onward, exact up to a share of the bound above its least.
 
         Args:
@@ -141,20 +150,22 @@ class BlockSolver:
             totals = self._totals(start)
             if not np.isfinite(totals).any():
                 raise InfeasibleError("no states of a block agree with those before")
-            return Message(totals, float(totals.min()), distance)
+            return BlockMessage(totals, float(totals.min()), distance)
         bound = start.tighten(inf)
         most = start.constant + sum(float(table.costs.max()) for table in start.tables.values())
         step = share * bound + (most - bound) / 4096
         guess, proven = bound + max(distance * bound, step), bound
-        found: Message | None = None
+        found: BlockMessage | None = None
         while True:
             guess = guess if guess < most else inf
             totals = np.full(self._shape, inf)
             # What is dearer than the least is worth some effort, but not any.
             cases = Cases(start, with_margin(guess), self.right, WIDE_ROWS, inf if found is None else MOST_CASES)
             cases.stoppable = True
+            largest, self.limits.rows = self.limits.rows, 0
             for case in cases:
                 totals = np.minimum(totals, self._totals(case))
+            rows, self.limits.rows = self.limits.rows, max(largest, self.limits.rows)
             if cases.stopped:
                 if found is None:
                     raise TimeOverError(proven)
@@ -164,14 +175,15 @@ class BlockSolver:
                 raise InfeasibleError(cases.reason)
             if least <= guess:
                 totals = np.where(self._possible, np.minimum(totals, guess), inf)
-                found = Message(totals, least, (least - bound) / (1 + abs(bound)))
-                if guess >= least + 0.7 * share * bound:
+                found = BlockMessage(totals, least, (least - bound) / (1 + abs(bound)))
+                above = share * bound * (1.0 if rows <= CHEAP_ROWS else PART)
+                if guess >= least + 0.7 * above:
                     return found
-                guess = least + share * bound
+                guess = least + above
             else:
                 proven, guess = guess, bound + RAISED * (guess - bound)
 
-    def read(self, before: Message | None, onward: Sequence[int], told_us: float) -> BlockStates:
+    def read(self, before: BlockMessage | None, onward: Sequence[int], told_us: float) -> BlockStates:
         """Return the cheapest states of the block's variables with these states shared onward.
 
         Args:
@@ -193,21 +205,43 @@ class BlockSolver:
         found = cheapest(start, told_us)
         return BlockStates(self._codes(found.plan), found.plan.constant if found.bound_us is None else found.bound_us)
 
-    def onward(self, states: Mapping[int, int]) -> BlockStates:
-        """Return cheap states of the block's variables with these states of what it shares with the block before.
+    def between(self, states: Mapping[int, int]) -> BlockStates:
+        """Return the cheapest states of the block's variables with these states of what it shares, as far as given.
 
         Raises:
             InfeasibleError: there are none.
         """
-        plan = cheapest(self._start.fixed(states)).plan
-        return BlockStates(self._codes(plan) | dict(states), plan.constant)
+        found = cheapest(self._start.fixed(states))
+        bound_us = found.plan.constant if found.bound_us is None else found.bound_us
+        return BlockStates(self._codes(found.plan) | dict(states), bound_us)
+
+    def cheaper(self, states: Mapping[int, int], most_us: float) -> BlockStates | None:
+        """Return states as `between`, or None where none that cost less than `most_us` were found with some effort."""
+        try:
+            start = self._start.fixed(states)
+            guess = bound = start.tighten(with_margin(most_us, -1))
+        except InfeasibleError:
+            return None
+        step = STEP * (1 + abs(bound))
+        while guess < most_us:
+            guess = min(most_us, bound + max(step, RAISED * (guess - bound)))
+            cases, best = Cases(start, with_margin(guess, -1), most_cases=MOST_CASES), None
+            cases.stoppable = True
+            for case in cases:
+                if case.constant <= cases.most_us:
+                    best, cases.most_us = case, with_margin(case.constant, -1)
+            if best is not None:
+                return BlockStates(self._codes(best) | dict(states), best.constant)
+            if cases.stopped:
+                return None
+        return None
 
     def _codes(self, plan: BucketElimination) -> dict[int, int]:
         return dict.fromkeys(self._unnamed, 0) | plan.codes()
 
-    def _after(self, before: Message | None) -> BucketElimination:
+    def _after(self, before: BlockMessage | None) -> BucketElimination:
         start = self._start.copy()
-        if before is not None:
+        if before is not None and self.left:
             start.add(before.table(self.left))
         return start
 
@@ -233,7 +267,7 @@ def _along(mask: NDArray[np.bool_], axis: int, axes: int) -> NDArray[np.bool_]:
     return mask.reshape([-1 if place == axis else 1 for place in range(axes)])
 
 
-def block_key(network: Network, block: Block) -> bytes:
+def block_key(network: Network, block: PathBlock) -> bytes:
     """Return a digest of a block: equal for blocks that differ in names alone."""
     number = {v: place for place, v in enumerate(block.variables)}
     counts = [len(network.states[v]) for v in block.variables]
@@ -241,6 +275,6 @@ def block_key(network: Network, block: Block) -> bytes:
     for place in block.tables:
         table = network.tables[place]
         digest.update(repr([number[v] for v in table.variables]).encode())
-        digest.update(np.ascontiguousarray(table.columns))
-        digest.update(np.ascontiguousarray(table.costs))
+        digest.update(table.columns.tobytes())
+        digest.update(table.costs.tobytes())
     return digest.digest()

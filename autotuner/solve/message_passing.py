@@ -1,4 +1,4 @@
-"""Message passing along a path decomposition: a bound and a plan for a long problem, in time linear in its length.
+"""BlockMessage passing along a path decomposition: a bound and a plan for a long problem, in time linear in its length.
 
 Each block sends on what it and all before it cost at least, by the states that it shares onward. That is exact up to a
 total a little above the least, and cut off there; so a message costs about as much as a solution of its block. The sum
@@ -7,25 +7,28 @@ was cut off, the total is known then, and messages from there on are sent anew, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
+from math import fsum, inf
+from time import monotonic
 
 import numpy as np
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
-from autotuner.solve.blocks import BlockSolver, BlockStates, Message, TimeOverError, block_key
-from autotuner.solve.exact import cheapest, reduced, with_margin
+from autotuner.solve.blocks import BlockMessage, BlockSolver, BlockStates, TimeOverError, block_key
+from autotuner.solve.conditioning import with_margin
 from autotuner.solve.limits import SolverLimits
-from autotuner.solve.path_decomposition import Block
+from autotuner.solve.path_decomposition import PathBlock
 from autotuner.solve.tables import Network
 
 # A message is exact up to this share of a block's bound above its least, at first; then up to twice as much.
-SHARE = 0.005
+SHARE = 0.02
 # A first total of a block is guessed at this share of the distance from the bound that the one before had.
 NEARER = 0.7
 # Where a block costs more than it was told, the one after may choose anew so often.
 PATIENCE = 3
+# Where time is limited, the first messages may take this share of it: a plan is to be found as well.
+FORTH = 0.6
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,17 @@ class MessagePassing:
     """
 
     network: Network
-    blocks: Sequence[Block]
+    blocks: Sequence[PathBlock]
     limits: SolverLimits
     cost_us: Callable[[Mapping[int, int]], float]
     gap: float = 0.0
     _solvers: list[BlockSolver] = field(default_factory=list)
-    _messages: list[Message] = field(default_factory=list)
+    _messages: list[BlockMessage] = field(default_factory=list)
     # Totals that were found when states were read back, by block and shared states, from the first block on.
     _known_us: list[dict[tuple[int, ...], float]] = field(default_factory=list)
     _shares: list[float] = field(default_factory=list)
-    _sent: dict[tuple[int, bytes, float], Message] = field(default_factory=dict)
+    _least_us: list[float] = field(default_factory=list)
+    _sent: dict[tuple[int, bytes, float], BlockMessage] = field(default_factory=dict)
 
     def plan(self) -> PathPlan:
         """Return the best plan found, and a bound.
@@ -81,21 +85,25 @@ class MessagePassing:
             self._solvers.append(made[key])
         self._known_us = [{} for _ in self.blocks]
         self._shares = [SHARE] * len(self.blocks)
+        ends_at = self.limits.ends_at
+        self._least_us = [solver.bound_us if ends_at is not None else -inf for solver in self._solvers]
+        if ends_at is not None:
+            now = monotonic()
+            self.limits.ends_at = now + FORTH * max(0.0, ends_at - now)
         try:
             self._messages = self._forth(0)
         except TimeOverError as error:
+            self.limits.ends_at = ends_at
             return self._cut_short(error.proven_us)
+        self.limits.ends_at = ends_at
         best: PathPlan | None = None
         bound_us = -inf
         while True:
             bound_us = max(bound_us, self._bound_us(len(self.blocks)))
             states, dear = self._back(len(self.blocks) - 1, ())
-            codes = self._joined(states)
-            total_us = self.cost_us(codes)
-            if best is None or total_us < best.total_us:
-                best = PathPlan(codes, total_us, bound_us)
-            best = PathPlan(best.codes, best.total_us, bound_us)
-            if with_margin(bound_us, 3) * (1 + self.gap) >= best.total_us or not dear or self.limits.over:
+            found = self._improved(self._joined(states), bound_us)
+            best = found if best is None or found.total_us < best.total_us else replace(best, bound_us=bound_us)
+            if self._is_enough(best) or not dear or self.limits.over:
                 return best
             for place in dear:
                 self._shares[place] *= 2
@@ -108,7 +116,7 @@ class MessagePassing:
         """Return what the first blocks cost at least."""
         return sum(message.least_us for message in self._messages[:count])
 
-    def _forth(self, first: int) -> list[Message]:
+    def _forth(self, first: int) -> list[BlockMessage]:
         """Return the messages, those from block `first` on sent anew.
 
         Raises:
@@ -129,7 +137,7 @@ class MessagePassing:
                 self._messages = messages
         return messages
 
-    def _message(self, place: int, before: Message | None) -> Message:
+    def _message(self, place: int, before: BlockMessage | None) -> BlockMessage:
         """Return the message of a block, made once for equal blocks after equal messages."""
         solver = self._solvers[place]
         key = (id(solver), before.digest if before is not None else b"", self._shares[place])
@@ -137,7 +145,8 @@ class MessagePassing:
             if place < len(self._messages):
                 distance = self._messages[place].distance
             else:
-                distance = NEARER * before.distance if before is not None else 0.0
+                alike = min(range(place), key=lambda other: abs(self._solvers[other].rows - solver.rows), default=None)
+                distance = NEARER * self._messages[alike].distance if alike is not None else 0.0
             self._sent[key] = solver.message(before, self._shares[place], distance)
         return self._sent[key]
 
@@ -166,7 +175,7 @@ class MessagePassing:
             if bound_us > with_margin(told_us, 3):
                 dear.add(place)
                 self._learn(place, shared, bound_us)
-                if found is None and place == last:
+                if found is None and (place == last or not shared):
                     raise InfeasibleError("no assignment satisfies every factor")
                 if place < last and (found is None or patience[place]):
                     patience[place] -= 1
@@ -205,32 +214,80 @@ class MessagePassing:
             proven_us: what the first block without a message costs at least, with the message before it.
         """
         count = len(self._messages)
-        rest = sum(solver.bound_us for solver in self._solvers[count + 1 :])
-        bound_us = self._bound_us(count) + proven_us + rest
-        try:
-            codes = self._greedy(count)
-        except InfeasibleError:
-            codes = cheapest(reduced(self.network, self.limits)).plan.codes()
-        return PathPlan(codes, self.cost_us(codes), bound_us)
-
-    def _greedy(self, count: int) -> dict[int, int]:
-        """Return states: the best of the first blocks, then those of one block after another.
-
-        Raises:
-            InfeasibleError: these are none.
-        """
-        states: dict[int, Mapping[int, int]] = {}
+        bound_us = self._bound_us(count) + proven_us + sum(self._least_us[count + 1 :])
+        codes: dict[int, int] = {}
         if count:
             totals = self._messages[-1].totals_us
-            onward = tuple(map(int, np.unravel_index(int(totals.argmin()), totals.shape)))
-            states, _ = self._back(count - 1, onward)
+            states, _ = self._back(count - 1, tuple(map(int, np.unravel_index(int(totals.argmin()), totals.shape))))
+            codes = self._joined(states)
         for place in range(count, len(self.blocks)):
-            solver = self._solvers[place]
-            fixed = {}
-            if place:
-                before = self._solvers[place - 1].right
-                shared = onward if place == count else tuple(states[place - 1][v] for v in before)
-                fixed = dict(zip(solver.left, shared, strict=True))
-            found = solver.onward(fixed)
-            states[place] = found.codes
-        return self._joined(states)
+            codes |= self._next(place, codes)
+        return self._improved(codes, bound_us)
+
+    def _next(self, last: int, codes: Mapping[int, int]) -> dict[int, int]:
+        """Return cheap states of a block after those of the ones before; of some of these as well, where none agree.
+
+        Raises:
+            InfeasibleError: there are none.
+        """
+        for first in range(last, -1, -1):
+            try:
+                return self._window(first, last).between(codes)
+            except InfeasibleError:
+                if not first:
+                    raise
+        raise AssertionError("there is a first block")
+
+    def _window(self, first: int, last: int) -> "_Window":
+        """Return several blocks as one."""
+        blocks = self.blocks[first : last + 1]
+        variables = tuple(dict.fromkeys(v for block in blocks for v in block.variables))
+        tables = tuple(place for block in blocks for place in block.tables)
+        whole = PathBlock(variables, tables, blocks[0].left, blocks[-1].right)
+        solver = self._solvers[first] if first == last else BlockSolver(self.network, whole, self.limits)
+        return _Window(whole, solver)
+
+    def _improved(self, codes: dict[int, int], bound_us: float) -> PathPlan:
+        """Return the plan after all windows of two blocks were solved in turn, all else as it is."""
+        codes = dict(codes)
+        plan = PathPlan(codes, self.cost_us(codes), bound_us)
+        for place in range(len(self.blocks) - 1):
+            if self._is_enough(plan) or self.limits.over:
+                break
+            window = self._window(place, place + 1)
+            reached_us = fsum(self.network.tables[each].cost_us(codes) for each in window.block.tables)
+            changed = codes | window.cheaper(codes, reached_us)
+            total_us = self.cost_us(changed)
+            if total_us < plan.total_us:
+                codes, plan = changed, PathPlan(changed, total_us, bound_us)
+        return plan
+
+    def _is_enough(self, plan: PathPlan) -> bool:
+        return with_margin(plan.bound_us, 3) * (1 + self.gap) >= plan.total_us
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Neighbouring blocks, solved as one while everything else stays."""
+
+    block: PathBlock
+    solver: BlockSolver
+
+    def between(self, codes: Mapping[int, int]) -> dict[int, int]:
+        """Return states after those before it.
+
+        Raises:
+            InfeasibleError: there are none.
+        """
+        return self._named(self.solver.between(self._fixed(codes, self.solver.left)))
+
+    def cheaper(self, codes: Mapping[int, int], most_us: float) -> dict[int, int]:
+        """Return states between those before and after it that cost less, or nothing."""
+        found = self.solver.cheaper(self._fixed(codes, (*self.solver.left, *self.solver.right)), most_us)
+        return {} if found is None else self._named(found)
+
+    def _fixed(self, codes: Mapping[int, int], numbers: Sequence[int]) -> dict[int, int]:
+        return {number: codes[self.block.variables[number]] for number in numbers}
+
+    def _named(self, found: BlockStates) -> dict[int, int]:
+        return {v: found.codes[number] for number, v in enumerate(self.block.variables)}

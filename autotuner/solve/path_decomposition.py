@@ -25,11 +25,11 @@ FEWEST = 40
 ROUNDING = 1e-9
 
 _Node = tuple[int, bool]
-"""Where a flow enters a variable, or (True) where it leaves it."""
+"""A variable where a flow enters it, or (True) leaves it."""
 
 
 @dataclass(frozen=True)
-class Block:
+class PathBlock:
     """Neighbouring variables, and what they share with the blocks before and after.
 
     Args:
@@ -45,7 +45,7 @@ class Block:
     right: tuple[int, ...]
 
 
-def path_decomposition(tables: Mapping[int, CostTable], state_counts: Sequence[int]) -> list[Block]:
+def path_decomposition(tables: Mapping[int, CostTable], state_counts: Sequence[int]) -> list[PathBlock]:
     """Return the blocks from one end to the other; a single one where there is no narrow place.
 
     Source:
@@ -56,15 +56,15 @@ def path_decomposition(tables: Mapping[int, CostTable], state_counts: Sequence[i
     order = breadth_first(near, hubs)
     sides = _chosen(_Cuts(order, near, state_counts), near)
     inside: set[int] = set()
-    blocks, left = list[Block](), tuple[int, ...]()
+    blocks, left = list[PathBlock](), tuple[int, ...]()
     number = {v: place for place, side in enumerate(sides) for v in side}
     places: list[list[int]] = [[] for _ in sides]
     for place, table in tables.items():
         places[max((number[v] for v in table.variables), default=0)].append(place)
-    for place, (side, own) in enumerate(zip(sides, places, strict=True)):
+    for side, own in zip(sides, places, strict=True):
         inside.update(side)
         right = tuple(v for v in (*left, *side) if any(u not in inside for u in near[v]))
-        blocks.append(Block((*left, *side), tuple(own), left, right))
+        blocks.append(PathBlock((*left, *side), tuple(own), left, right))
         left = right
     return blocks
 
@@ -117,7 +117,7 @@ def breadth_first(near: Mapping[int, Collection[int]], first: Sequence[int]) -> 
                 reached.update(dict.fromkeys(new))
                 queue += new
             ordered += queue
-        start = ordered[:-len(ordered) - 1 : -1]
+        start = ordered[: -len(ordered) - 1 : -1]
     return ordered
 
 
@@ -132,7 +132,7 @@ class _Cuts:
         self.order, self.near = order, near
         self.rank = {v: place for place, v in enumerate(order)}
         # Of equal cuts, the one of fewer variables.
-        self.bits = {v: log2(state_counts[v]) for v in order}
+        self.bits = {v: log2(max(1, state_counts[v])) for v in order}
         self._last = {v: max((self.rank[u] for u in near[v]), default=0) for v in order}
         self._open: dict[int, None] = {}
         self._low = 0
@@ -182,7 +182,7 @@ class _Cuts:
 
 @dataclass
 class _Flow:
-    """How much flows through each variable, and from one to the other."""
+    """Flow through each variable, and from one to another."""
 
     through: dict[int, float]
     along: dict[tuple[int, int], float]
