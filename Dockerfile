@@ -1,6 +1,7 @@
+# The image of the service and of workers. For hosts with GPUs: --build-arg EXTRAS=torch,cuda,fleet,postgresql
 FROM python:3.11-slim
 
-# Inductor compiles C++ while tuning.
+# Inductor compiles C++ while tuning, and Triton what starts its kernels.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -15,12 +16,13 @@ RUN pip install --no-cache-dir $(grep -E '^(setuptools|torch)==' constraints.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY search_spaces search_spaces
 COPY autotuner autotuner
-RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[torch,postgresql]'
+ARG EXTRAS=torch,postgresql
+RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt ".[${EXTRAS}]"
 
 # By numbers, so that Kubernetes can tell that it is not root.
 RUN groupadd --gid 10001 autotuner \
     && useradd --create-home --uid 10001 --gid 10001 autotuner \
-    && install --directory --owner autotuner --group autotuner /data
+    && install --directory --owner autotuner --group autotuner /data /home/autotuner/.cache
 USER 10001:10001
 WORKDIR /home/autotuner
 VOLUME /data

@@ -65,6 +65,14 @@ class JobStateError(InputError):
     """Something that a job cannot do in the state that it is in."""
 
 
+class KeyReusedError(InputError):
+    """An idempotency key under which something else was asked for before."""
+
+
+class LockHeldError(InputError):
+    """A lock of a database that another holds."""
+
+
 class DeviceError(AutotunerError):
     """A device that is asked for and is not here."""
 

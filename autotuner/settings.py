@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 from urllib.parse import quote, urlsplit
 
 from autotuner.errors import InputError, SettingsError
@@ -18,6 +18,7 @@ DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_CACHE = "~/.cache/autotuner"
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 DEFAULT_HOST = "127.0.0.1"
+LogFormat = Literal["auto", "words", "json"]
 DATABASE_KINDS = ("sqlite", "postgresql")
 
 
@@ -33,6 +34,7 @@ class Settings:
         server_url: `AUTOTUNER_SERVER`, the service that clients ask.
         host: `AUTOTUNER_HOST`, the address that a service listens at.
         allowed_hosts: `AUTOTUNER_ALLOWED_HOSTS`, names that clients may ask it under, separated by commas.
+        log_format: `AUTOTUNER_LOG_FORMAT`, of services and workers: words, json, or auto for words at a terminal.
     """
 
     database_url: str = DEFAULT_DATABASE
@@ -42,6 +44,7 @@ class Settings:
     server_url: str = DEFAULT_SERVER
     host: str = DEFAULT_HOST
     allowed_hosts: tuple[str, ...] = ()
+    log_format: LogFormat = "auto"
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
@@ -62,6 +65,7 @@ class Settings:
             server_url=_server(given.get("AUTOTUNER_SERVER", DEFAULT_SERVER)),
             host=given.get("AUTOTUNER_HOST", DEFAULT_HOST),
             allowed_hosts=tuple(given.get("AUTOTUNER_ALLOWED_HOSTS", "").replace(",", " ").split()),
+            log_format=_log_format(given.get("AUTOTUNER_LOG_FORMAT", "auto")),
         )
 
 
@@ -157,6 +161,40 @@ class TuneKeywords(TypedDict, total=False):
     end_to_end: bool
 
 
+def client_token(env: Mapping[str, str] | None = None) -> str | None:
+    """Return the token that a client sends: `AUTOTUNER_TOKEN`, or the content of the file `AUTOTUNER_TOKEN_FILE`.
+
+    It is no field of `Settings`, so that whoever prints those prints no token.
+
+    Raises:
+        SettingsError: the file cannot be read, or what is given is no token; the message has none of it.
+    """
+    given = os.environ if env is None else env
+    text, path = given.get("AUTOTUNER_TOKEN", "").strip(), given.get("AUTOTUNER_TOKEN_FILE", "").strip()
+    name = "AUTOTUNER_TOKEN"
+    if not text and path:
+        name = f"AUTOTUNER_TOKEN_FILE ({path})"
+        try:
+            text = Path(os.path.expanduser(path)).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+            raise SettingsError(f"{name} cannot be read: {why}") from None
+    elif not text:
+        return None
+    return checked_token(text, name)
+
+
+def checked_token(text: str, name: str) -> str:
+    """Return a token that can be sent.
+
+    Raises:
+        SettingsError: it cannot; the message names where it is from, and has none of it.
+    """
+    if not text or len(text) > 200 or not all("!" <= char <= "~" for char in text):
+        raise SettingsError(f"{name} holds no token: give one as `autotuner token create` prints it")
+    return text
+
+
 def runtime_dir() -> Path | None:
     """Return the folder that `XDG_RUNTIME_DIR` names for what a user's processes share, if it does."""
     text = os.environ.get("XDG_RUNTIME_DIR", "").strip()
@@ -200,6 +238,12 @@ def _database(text: str) -> str:
             "postgresql+psycopg://USER@HOST/NAME"
         )
     return database_url(text)
+
+
+def _log_format(text: str) -> LogFormat:
+    if text in get_args(LogFormat):
+        return cast(LogFormat, text)
+    raise SettingsError(f"AUTOTUNER_LOG_FORMAT is {text!r}: write auto, words or json")
 
 
 def _threads(text: str) -> int:

@@ -1,9 +1,15 @@
-"""Tests marked `gpu` run where a CUDA device is, and are skipped elsewhere."""
+"""Tests marked `gpu` run where a CUDA device is, those of PostgreSQL where that is; they are skipped elsewhere."""
 
+import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+from tests.postgresql import NoServerError, server
+
+os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
 
 
 def cuda_is_available() -> bool:
@@ -21,6 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not cuda_is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL of a PostgreSQL server: that in AUTOTUNER_TEST_POSTGRES, or one that ends with these tests."""
+    given = os.environ.get("AUTOTUNER_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    try:
+        context = server()
+        started = context.__enter__()
+    except NoServerError as error:
+        pytest.skip(str(error))
+    yield started.url
+    context.__exit__(None, None, None)
 
 
 def pytest_sessionfinish() -> None:

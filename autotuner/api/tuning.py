@@ -22,6 +22,8 @@ from autotuner.tuner import Watch
 if TYPE_CHECKING:
     from torch import nn
 
+    from autotuner.fleet.tuning import Fleet
+
 
 @overload
 def tune(
@@ -37,6 +39,7 @@ def tune(
     threads: int | None = None,
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Configuration: ...
 
@@ -52,6 +55,7 @@ def tune(
     threads: int | None = None,
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> list[Configuration]: ...
 
@@ -70,6 +74,7 @@ def tune(
     threads: int | None = None,
     space: str | Path | None = None,
     watch: Watch = lambda _: None,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Configuration | list[Configuration]:
     """Tune a model on this machine and return the best configuration found.
@@ -93,6 +98,7 @@ def tune(
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
         watch: called with the progress.
+        fleet: measure on all GPUs of a cluster, as `autotuner.fleet.tuning.Fleet` names it.
         tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
     Raises:
@@ -100,7 +106,7 @@ def tune(
         AutotunerError: the tree in `autotuner.errors` says what.
     """
     if example_inputs is None and batches is None:
-        return _tune_one(model, extents, options, dtype, mode, database, device, threads, space, watch, tuning)
+        return _tune_one(model, extents, options, dtype, mode, database, device, threads, space, watch, tuning, fleet)
     if isinstance(model, str | Model):
         raise InputError(f"example inputs are for a module's call, and {model!r} is none: leave them out")
     if (extents, options, dtype, mode) != (None, None, None, "train"):
@@ -112,7 +118,7 @@ def tune(
     device = device or device_type_of(model)
     calls = region_calls(model, [example_inputs] if batches is None else batches)
     return [
-        _tune_one(region, None, None, None, "train", database, device, threads, space, watch, tuning)
+        _tune_one(region, None, None, None, "train", database, device, threads, space, watch, tuning, fleet)
         for region in found_in(calls, model)
     ]
 
@@ -146,16 +152,23 @@ def _tune_one(
     space: str | Path | None,
     watch: Watch,
     tuning: TuneKeywords,
+    fleet: "Fleet | None" = None,
 ) -> Configuration:
     device = device or device_type_of(model)
-    environment(device)  # before anything else, since without the device there is nothing to do
+    if fleet is None:
+        environment(device)  # before anything else, since without the device there is nothing to do
     wanted = as_model(model, extents, options, dtype, mode)
     request = Request(wanted, device, options=TuneOptions.of(**tuning))
     settings = Settings.from_environment()
     settings = replace(settings, threads=threads if threads is not None else settings.threads)
     file = space_file(device, space)
     with open_database(database if database is not None else settings.database_url) as opened:
-        found = tune_attended(request, opened, file, settings, watch=watch)
+        if fleet is None:
+            found = tune_attended(request, opened, file, settings, watch=watch)
+        else:
+            from autotuner.fleet.tuning import tune_over
+
+            found = tune_over(fleet, request, opened, file, settings, watch=watch)
     if found.doubts:
         reasons = " ".join(doubt.sentence for doubt in found.doubts)
         warnings.warn(

@@ -70,6 +70,13 @@ def submit(
     device_name: DeviceName = None,
     *,
     tuning: TuneKeywords,
+    priority: Annotated[
+        int, typer.Option(help="Of jobs that wait, those of the highest are taken first.", min=-100, max=100)
+    ] = 0,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(help="One job is stored under it, however often this is run.", show_default="a new one"),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it has ended.")] = False,
     server: Server = None,
     as_json: Json = False,
@@ -82,7 +89,7 @@ def submit(
     with client(server) as asked:
         job = asked.submit(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
-            device_name=device_name, **tuning,
+            device_name=device_name, priority=priority, idempotency_key=idempotency_key, **tuning,
         )  # fmt: skip
         _warn_if_nobody(asked, job, quiet=as_json)
         if wait:
@@ -268,7 +275,9 @@ def _print_job(job: "JobView") -> None:
         ("stops at", _stops(job)),
         ("measures", "everything" if job.exhaustive else ""),
         ("budget", "" if job.budget_bytes is None else f"{job.budget_bytes:,} bytes"),
+        ("priority", str(job.priority) if job.priority else ""),
         ("worker", job.worker or "none yet"),
+        ("attempt", str(job.attempt) if job.attempt > 1 else ""),
         ("created", _moment(job.created_at)),
         ("started", _moment(job.started_at)),
         ("ended", _moment(job.finished_at)),

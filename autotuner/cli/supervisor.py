@@ -30,14 +30,21 @@ class Supervisor:
         command: its output goes where this process's goes.
         tell: called with an event and facts whenever the process has died.
         first_pause_s: before the first new start; it doubles with each that follows, up to a minute.
+        inherited: file descriptors that the process has as well.
     """
 
     def __init__(
-        self, command: Sequence[str], tell: Callable[..., None], *, first_pause_s: float = FIRST_PAUSE_S
+        self,
+        command: Sequence[str],
+        tell: Callable[..., None],
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+        inherited: Sequence[int] = (),
     ) -> None:
         self._command = list(command)
         self._tell = tell
         self._first_pause_s = first_pause_s
+        self._inherited = tuple(inherited)
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,12 +56,17 @@ class Supervisor:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def terminate(self) -> None:
+        """Tell the process to end, and start it no more."""
         self._ending.set()
         with self._lock:
-            process = self._process
+            if self._process is not None:
+                self._process.terminate()
+
+    def __exit__(self, *error: object) -> None:
+        self.terminate()
+        process = self._process
         if process is not None:
-            process.terminate()
             try:
                 process.wait(GRACE_S)
             except subprocess.TimeoutExpired:
@@ -67,7 +79,9 @@ class Supervisor:
             with self._lock:
                 if self._ending.is_set():
                     return
-                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=self._inherited
+                )
             began = monotonic()
             code = self._process.wait()
             if self._ending.is_set():

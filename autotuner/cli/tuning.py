@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotuner.cli.console import emit, err, out
+from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
 from autotuner.cli.options import (
     Budget,
     ConfigurationPath,
@@ -65,6 +66,11 @@ def tune(
     device: Device = "cpu",
     threads: Threads = None,
     space: Annotated[Path | None, typer.Option(help="A search space file.", show_default="that of the device")] = None,
+    fleet: FleetOption = False,
+    address: Address = None,
+    gpus: Gpus = None,
+    measurer: FleetMeasurerOption = None,
+    measurer_arguments: FleetArguments = None,
     *,
     tuning: TuneKeywords,
     as_json: Json = False,
@@ -78,8 +84,11 @@ def tune(
 
     check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
+    over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
     with _interruptible(), Shown(quiet=as_json) as show:
-        found = api.tune(chosen, database=database, device=device, threads=threads, space=space, watch=show, **tuning)
+        found = api.tune(
+            chosen, database=database, device=device, threads=threads, space=space, watch=show, fleet=over, **tuning
+        )
     if output is not None:
         api.save_configuration(found, output)
     print_configuration(found, as_json=as_json)

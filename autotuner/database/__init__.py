@@ -4,12 +4,18 @@ SQLite is the embedded default (one file, many processes), PostgreSQL the databa
 both. `contract` says what other packages may rely on. No row, session or connection leaves this package.
 """
 
-from autotuner.database.contract import Queue, Storage
-from autotuner.database.database import Database, open_database
-from autotuner.database.lease import Leases, this_process
+from autotuner.database.contract import Device, Queue, Storage
+from autotuner.database.database import Database, open_database, upgraded
+from autotuner.database.editions import Edition, ExactKey, SqlEditions
+from autotuner.database.exporting import results_file
+from autotuner.database.inventory import Inventory
+from autotuner.database.locks import Hold, Locks
+from autotuner.database.pruning import Pruned, matching
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
+from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
     ENDED,
+    Answer,
     Filter,
     Job,
     JobState,
@@ -23,23 +29,38 @@ from autotuner.database.values import (
 
 __all__ = [
     "ENDED",
+    "PREFIX",
+    "ROLES",
     "SERVING",
     "WORKING",
+    "Answer",
     "Database",
+    "Device",
+    "Edition",
+    "ExactKey",
     "Filter",
+    "Hold",
+    "Inventory",
     "Job",
     "JobState",
-    "Leases",
+    "Locks",
     "Match",
     "MatchStatus",
+    "Pruned",
     "Queue",
+    "Role",
+    "SqlEditions",
+    "SqlTokens",
     "Statistics",
     "Storage",
     "StoredConfiguration",
     "StoredMeasurement",
     "Timeouts",
+    "Token",
     "Worker",
     "exit_in_hand",
+    "matching",
     "open_database",
-    "this_process",
+    "results_file",
+    "upgraded",
 ]

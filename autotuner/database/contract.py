@@ -10,21 +10,20 @@ Guarantees of all methods:
 - Values come back exactly as they were stored, floats and the order of JSON included. Times of day are in UTC.
 - Threads may share one `Storage`; processes open their own.
 - A method raises `DatabaseError` where the database cannot be read or written.
-
-Owners and workers are named by `this_process()`, followed by "#" and a word where one process has several.
 """
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
+from autotuner.database.locks import Locks
 from autotuner.database.values import (
     EVERY,
+    Answer,
     Filter,
     Job,
     JobState,
     Match,
-    Renewal,
     Statistics,
     StoredConfiguration,
     StoredMeasurement,
@@ -33,7 +32,10 @@ from autotuner.database.values import (
 from autotuner.ir.records import Call, Environment, Measurement
 
 ATTEMPTS = 5
-"""A job whose worker is lost so often in a row, with nothing measured in between, is given up."""
+"""A job whose runner is lost so often in a row, with nothing measured in between, is given up."""
+
+Device = tuple[str, str]
+"""Type and name of a device."""
 
 
 class Configurations(Protocol):
@@ -107,75 +109,112 @@ class Configurations(Protocol):
 class Queue(Protocol):
     """Jobs that wait, run and end; and the workers that run them.
 
-    - At most one worker runs a job. A worker that has lost a job hears so, and changes nothing of it.
-    - A job ends once, and only by the worker that runs it, by a cancellation while it waits, or by the loss of its
-      worker.
-    - No job is forgotten. One that its worker leaves behind goes to the next worker, before all later jobs and with
-      its progress: on the host of that worker as soon as its process is gone, elsewhere when its lease has run out, by
-      clocks that are taken to agree. A job that loses `ATTEMPTS` workers in a row has failed.
+    A *runner* takes jobs and runs them. It holds the lock of its name (`Storage.locks`) from before it takes the first
+    one until after the last.
+
+    - At most one runner has a job. Each taking is an *attempt* with a number of its own. Whoever speaks of a job gives
+      the number: what is said of an earlier attempt changes nothing.
+    - A job ends once: by the runner of its latest attempt, by a cancellation while it waits, or by the loss of its
+      runner.
+    - No job is forgotten. One whose runner is gone goes to the next, with its progress: at once on SQLite, on
+      PostgreSQL as soon as the lock was seen free for 10 s. A job that loses `ATTEMPTS` runners in a row has failed.
+    - Of the jobs that wait for a device, those of the highest priority are taken first, the oldest of them first.
     - A job that its own process runs (`attended`) is given to nobody else: without that process, it is interrupted.
     - A job's revision rises with each change of the job, and with nothing else.
     """
 
     @abstractmethod
     def enqueue(
-        self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        client: str = "",
     ) -> Job:
-        """Store a job that waits for a worker of its device."""
+        """Store a job that waits for a runner of its device.
 
-    @abstractmethod
-    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
-        """Store a job that the caller runs itself, from now on."""
+        Args:
+            idempotency_key: of a job that is stored once, however often this client asks for it; it is returned as it
+                is by now, and `is_new` the first time only.
+            client: who submits it, as `queued` counts.
 
-    @abstractmethod
-    def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
-        """Take the oldest job that waits for this device, or that was left behind on one; None where there is none.
-
-        A worker that claims has no job in hand: one that it seems to run still, it gets again.
+        Raises:
+            KeyReusedError: the client asked for something else under this key.
         """
 
     @abstractmethod
-    def renew(
-        self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
-    ) -> Renewal:
-        """Extend the lease of a job that its worker still runs, and store its progress.
+    def has_key(self, client: str, idempotency_key: str) -> bool:
+        """Say whether a client has submitted a job under a key."""
+
+    @abstractmethod
+    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
+        """Store a job that the caller runs itself, from now on."""
+
+    @abstractmethod
+    def claim(
+        self, runner: str, devices: Iterable[Device], *, limit: int = 1, in_hand: Collection[int] = ()
+    ) -> list[Job]:
+        """Take jobs that wait for one of these devices, or that were left behind on one.
+
+        Args:
+            limit: of their number.
+            in_hand: ids of the jobs that the runner has; any other one that seems to run under its name was left behind
+                by an earlier process of that name.
+        """
+
+    @abstractmethod
+    def running(self, runner: str) -> list[Job]:
+        """Return the jobs that a runner has, or has left behind, the oldest first."""
+
+    @abstractmethod
+    def report(
+        self, job_id: int, attempt: int, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
+    ) -> Answer:
+        """Store how far an attempt is, and return whether it is to go on.
 
         Args:
             progress: replaces what was stored before; None leaves it.
             advanced: something was measured since the job was taken.
 
         Returns:
-            "cancel" where somebody cancelled it, "lost" where another worker has it or it has ended.
+            "cancel" where somebody cancelled the job, "lost" where another attempt has it or it has ended.
         """
 
     @abstractmethod
     def finish(
         self,
         job_id: int,
-        worker: str,
+        attempt: int,
         state: JobState,
         *,
         counts: Mapping[str, int] | None = None,
         configuration_id: int | None = None,
         message: str = "",
     ) -> Job:
-        """Store the end of a job that this worker runs.
+        """Store the end of a job by its latest attempt; to store the same end again changes nothing.
 
         Raises:
             NotFoundError: there is no such job.
-            JobStateError: it has ended already, or another worker has it.
+            JobStateError: it has ended otherwise, or another attempt has it.
         """
 
     @abstractmethod
-    def release(self, job_id: int, worker: str) -> None:
-        """Put a job back that this worker runs, for another to go on with; one that is not its own stays as it is.
+    def release(self, job_id: int, attempt: int, *, lost: bool = False) -> None:
+        """Put a job back, for another attempt to go on with; without effect where this attempt does not have it.
 
-        A job that was cancelled meanwhile ends as that. What is put back was not lost, so attempts count anew.
+        A job that was cancelled meanwhile ends as that.
+
+        Args:
+            lost: whoever worked on it died, which counts towards `ATTEMPTS`; otherwise these count anew.
         """
 
     @abstractmethod
     def cancel(self, job_id: int) -> Job:
-        """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
+        """Cancel a job: one that waits ends at once, one that runs as soon as its runner has heard of it.
 
         Raises:
             NotFoundError: there is no such job.
@@ -199,12 +238,16 @@ class Queue(Protocol):
         """Return, of each of these jobs that is there, the revision and whether it is lost, by id."""
 
     @abstractmethod
+    def queued(self, client: str) -> int:
+        """Return the number of jobs of a client that wait for a worker."""
+
+    @abstractmethod
     def waiting(self) -> dict[JobState, int]:
         """Return the number of jobs in each state that is not an end."""
 
     @abstractmethod
     def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        """Announce a worker that takes jobs; those that are gone are forgotten when a new one comes."""
+        """Announce a runner that takes jobs, unless it is known; those that are gone are forgotten when one comes."""
 
     @abstractmethod
     def leave(self, worker: str) -> None:
@@ -212,7 +255,7 @@ class Queue(Protocol):
 
     @abstractmethod
     def workers(self) -> list[Worker]:
-        """Return the workers that are not gone, in the order in which they came."""
+        """Return those that were announced and hold the lock of their name, in the order in which they came."""
 
 
 class Storage(Protocol):
@@ -220,12 +263,11 @@ class Storage(Protocol):
 
     - A measurement belongs to a call and an environment; another environment is a miss.
     - A successful measurement is replaced only on request; a failure gives way to any newer measurement.
-    - At most one owner holds a call of an environment. A claim ends by `release_calls`, with its owner's process, or on
-      another host with its lease.
     """
 
     configurations: Configurations
     queue: Queue
+    locks: Locks
 
     @abstractmethod
     def remember(self, environment: Environment) -> None:
@@ -258,17 +300,6 @@ class Storage(Protocol):
     @abstractmethod
     def statistics(self, where: Filter = EVERY) -> Statistics:
         """Return the number of measurements and their times."""
-
-    @abstractmethod
-    def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
-        """Claim calls for measuring, and return the keys of those that nobody else has claimed.
-
-        Look up what is measured after claiming: whoever held a call before has stored it by then.
-        """
-
-    @abstractmethod
-    def release_calls(self, owner: str) -> None:
-        """End all claims of an owner; where the database is away, they end before the next ones."""
 
     @abstractmethod
     def set_fact(self, environment_key: str, name: str, value: float) -> None:

@@ -1,30 +1,35 @@
-"""The database: measurements, claims and facts in SQL, with the queue and the configurations beside them."""
+"""The database: measurements and facts in SQL, with the queue and the configurations beside them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, Row, delete, func, select
+from sqlalchemy import ColumnElement, Engine, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
-from autotuner.database.engine import explained, make_engine, must_exist, read_url
-from autotuner.database.lease import Leases, is_gone
-from autotuner.database.migrations import migrate
+from autotuner.database.editions import SqlEditions
+from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
+from autotuner.database.file_locks import FileLocks
+from autotuner.database.inventory import SqlInventory
+from autotuner.database.locks import Locks
+from autotuner.database.migrations import HEAD, migrate
+from autotuner.database.pruning import SqlPruning
 from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
-from autotuner.database.tables import ClaimRow, EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.session_locks import SessionLocks
+from autotuner.database.tables import EnvironmentRow, FactRow, MeasurementRow, insert_into, upsert
+from autotuner.database.tokens import SqlTokens
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
-from autotuner.errors import DatabaseError, UnavailableError
+from autotuner.errors import DatabaseError
 from autotuner.ir.records import STATUSES, Call, Environment, Measurement
 
-LEASES = Leases()
 KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
 
@@ -36,9 +41,9 @@ def open_database(
     *,
     make: bool = True,
     timeouts: Timeouts = WORKING,
-    leases: Leases = LEASES,
     log: Log = warn,
     reopens: bool = False,
+    upgrades: bool | None = None,
 ) -> "Database":
     """Open a database, and make or update its tables where they are missing or old.
 
@@ -46,9 +51,10 @@ def open_database(
         url_or_path: path of an SQLite file, or a URL (`sqlite:///FILE`, `postgresql+psycopg://...`).
         make: make an SQLite file that is missing; otherwise that is an error, as for somebody who only reads.
         timeouts: for a database that is locked or away; opening itself waits for a lock alone.
-        leases: for owners on other hosts.
         log: called with an event and facts when such a wait begins and ends.
         reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
+        upgrades: update tables of an earlier version; by default only those of an SQLite file, as processes of an
+            earlier version may work on a server.
 
     Raises:
         DatabaseError: it cannot be opened or written, is no database, is another application's, or is from a newer
@@ -62,7 +68,7 @@ def open_database(
 
     def migrated() -> None:
         try:
-            migrate(engine)
+            migrate(engine, upgrades=is_sqlite(url) if upgrades is None else upgrades)
         except SQLAlchemyError as error:
             raise explained(error, url) from error
 
@@ -71,7 +77,24 @@ def open_database(
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine, retrying, leases=leases, reopens=reopens)
+    return Database(engine, retrying, reopens=reopens)
+
+
+def upgraded(url_or_path: str | Path) -> tuple[str | None, str]:
+    """Bring the tables of a database up to date, and return the migrations that they were and are at.
+
+    Raises:
+        DatabaseError: as `open_database`; also where there is no such SQLite file.
+    """
+    url = read_url(url_or_path)
+    must_exist(url)
+    engine = make_engine(url)
+    try:
+        return migrate(engine), HEAD
+    except SQLAlchemyError as error:
+        raise explained(error, url) from error
+    finally:
+        engine.dispose()
 
 
 class Database(Storage):
@@ -81,15 +104,19 @@ class Database(Storage):
     that ends; `reopen` goes on with a file that has taken the place of the one that was opened.
     """
 
-    def __init__(self, engine: Engine, retrying: Retrying, *, leases: Leases = LEASES, reopens: bool = False) -> None:
+    def __init__(self, engine: Engine, retrying: Retrying, *, reopens: bool = False) -> None:
         self._transactions = Transactions(engine, retrying, reopens=reopens)
         self.hurry, self.reopen = retrying.hurry, self._transactions.reopen
         self._reading, self._writing = self._transactions.reading, self._transactions.writing
         self._environment_id = self._transactions.environment_id
-        self._leases = leases
-        self.queue = SqlQueue(self._transactions, leases)
+        locks = FileLocks(str(engine.url.database)) if is_sqlite(engine.url) else SessionLocks(engine, retrying)
+        self.locks = Locks(locks, retrying)
+        self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
-        self._unreleased: set[str] = set()
+        self.editions = SqlEditions(self._transactions)
+        self.inventory = SqlInventory(self._transactions)
+        self.pruning = SqlPruning(self._transactions)
+        self.tokens = SqlTokens(self._transactions)
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +130,7 @@ class Database(Storage):
         return self._transactions.generation
 
     def close(self) -> None:
+        self.editions.close()
         self._transactions.engine.dispose()
 
     # Environments and measurements
@@ -208,46 +236,6 @@ class Database(Storage):
             ok.total / ok.number if ok else None,
             ok.greatest if ok else None,
         )
-
-    # Claims of calls that are measured now
-
-    @retried
-    def claim_calls(self, environment_key: str, owner: str, call_keys: Collection[str]) -> set[str]:
-        now = datetime.now(UTC)
-        keys = sorted(set(call_keys))
-        if self._unreleased:
-            self._release(set(self._unreleased))
-        with self._writing() as connection:
-            environment_id = self._environment_id(connection, environment_key, alone=True)
-            others = (ClaimRow.environment_id == environment_id) & (ClaimRow.owner != owner)
-            leases = select(ClaimRow.owner, ClaimRow.lease_until).where(others).distinct()
-            for holder, until in connection.execute(leases).all():
-                if is_gone(holder, until, now):
-                    over = (ClaimRow.owner == holder) & (ClaimRow.lease_until == until)
-                    connection.execute(delete(ClaimRow).where(others, over))
-            held = set(connection.scalars(select(ClaimRow.call_key).where(others)))
-            mine = [key for key in keys if key not in held]
-            if mine:
-                until = now + timedelta(seconds=self._leases.call_s)
-                rows = [
-                    {"environment_id": environment_id, "call_key": key, "owner": owner, "lease_until": until}
-                    for key in mine
-                ]
-                connection.execute(upsert(connection, ClaimRow, ("environment_id", "call_key")), rows)
-        return set(mine)
-
-    def release_calls(self, owner: str) -> None:
-        self._unreleased.add(owner)
-        try:
-            self._release(set(self._unreleased))
-        except UnavailableError as error:
-            self._transactions.retrying.log("claims_kept", owner=owner, error=str(error))
-
-    @retried
-    def _release(self, owners: set[str]) -> None:
-        with self._writing() as connection:
-            connection.execute(delete(ClaimRow).where(ClaimRow.owner.in_(owners)))
-        self._unreleased -= owners
 
     # Facts
 

@@ -78,7 +78,7 @@ def shown(url: URL) -> str:
     return f"database {url.update_query_dict(secret).render_as_string(hide_password=True)}"
 
 
-def make_engine(url: URL, retrying: Retrying | None = None) -> Engine:
+def make_engine(url: URL, retrying: Retrying | None = None, **more: Any) -> Engine:
     """Return an engine; on SQLite with WAL, foreign keys, a busy timeout, and explicit BEGIN.
 
     Connections of a server are checked before use, and wait for it as long as the timeouts allow.
@@ -86,14 +86,17 @@ def make_engine(url: URL, retrying: Retrying | None = None) -> Engine:
     `synchronous=NORMAL` does not sync at each commit: what is committed survives the death of the process, and the last
     commits may be lost, undamaged, when the machine loses power.
 
+    Args:
+        more: arguments of `sqlalchemy.create_engine`; with a `poolclass`, connections are not checked before use.
+
     Raises:
         DatabaseError: the driver of the URL is not installed.
     """
     retrying = retrying or Retrying()
-    arguments: dict[str, Any] = {"json_serializer": _json}
+    arguments: dict[str, Any] = {"json_serializer": _json, **more}
     if is_sqlite(url):
         arguments["connect_args"] = {"timeout": retrying.timeouts.busy_s}
-    else:
+    elif "poolclass" not in more:
         arguments |= {"pool_pre_ping": True, "pool_timeout": retrying.timeouts.answer_s}
     try:
         engine = create_engine(url, **arguments)

@@ -1,21 +1,23 @@
 """The queue in SQL: jobs and workers in the tables of the database."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
 
-from autotuner.database.contract import ATTEMPTS, Queue
-from autotuner.database.lease import Leases, is_gone
+from autotuner.database.contract import ATTEMPTS, Device, Queue
+from autotuner.database.locks import Locks
 from autotuner.database.retrying import retried
-from autotuner.database.tables import JobRow, WorkerRow, upsert
+from autotuner.database.tables import JobRow, WorkerRow, insert_into
 from autotuner.database.transactions import Transactions
-from autotuner.database.values import ENDED, Job, JobState, Renewal, Worker
-from autotuner.errors import JobStateError, NotFoundError
+from autotuner.database.values import ENDED, Answer, Job, JobState, Worker
+from autotuner.errors import JobStateError, KeyReusedError, NotFoundError
 
-JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name != "is_lost"]
+JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name not in ("is_lost", "is_new")]
+ASKED = ("model", "request", "device_type", "device_name", "priority")
 WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
 
 LOST_CANCELLED = "it was cancelled, and its worker was lost"
@@ -25,53 +27,100 @@ WAITING: tuple[JobState, ...] = ("queued", "running")
 class SqlQueue(Queue):
     """A queue in a database. The tests of its contract are `tests/database/conformance/test_queue.py`."""
 
-    def __init__(self, transactions: Transactions, leases: Leases) -> None:
-        self._transactions, self._leases = transactions, leases
+    def __init__(self, transactions: Transactions, locks: Locks) -> None:
+        self._transactions, self._locks = transactions, locks
 
     @retried
     def enqueue(
-        self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str | None = None
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        client: str = "",
     ) -> Job:
+        asked = {
+            "model": model, "request": dict(request), "device_type": device_type, "device_name": device_name,
+            "priority": priority,
+        }  # fmt: skip
         with self._transactions.writing() as connection:
-            return self._insert(connection, model, request, device_type, device_name)
+            job_id = self._insert(connection, idempotency_key=idempotency_key, client=client, **asked)
+            if job_id is not None:
+                return replace(self._job(connection, job_id), is_new=True)
+            there = select(JobRow.id).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
+            job = self._job(connection, connection.execute(there).scalar_one())
+        asked["request"] = json.loads(json.dumps(asked["request"]))
+        differs = [name for name in ASKED if getattr(job, name) != asked[name]]
+        if differs:
+            raise KeyReusedError(
+                f"the idempotency key {idempotency_key!r} is that of job {job.id}, which differs in "
+                f"{', '.join(differs)}: give another request another key"
+            )
+        return job
 
     @retried
-    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, worker: str) -> Job:
+    def has_key(self, client: str, idempotency_key: str) -> bool:
+        query = select(JobRow.id).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
+        with self._transactions.reading() as connection:
+            return connection.execute(query).scalar_one_or_none() is not None
+
+    @retried
+    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
         with self._transactions.writing() as connection:
             self._settle(connection)
-            job = self._insert(connection, model, request, device_type, device_name, attended=True)
-            return self._take(connection, job.id, worker)
+            job_id = self._insert(
+                connection, model=model, request=dict(request), device_type=device_type, device_name=device_name,
+                attended=True,
+            )  # fmt: skip
+            assert job_id is not None
+            return self._take(connection, job_id, runner)
 
     @retried
-    def claim(self, worker: str, device_type: str, device_name: str) -> Job | None:
+    def claim(
+        self, runner: str, devices: Iterable[Device], *, limit: int = 1, in_hand: Collection[int] = ()
+    ) -> list[Job]:
+        fits = [
+            and_(JobRow.device_type == kind, or_(JobRow.device_name.is_(None), JobRow.device_name == name))
+            for kind, name in devices
+        ]
         with self._transactions.writing() as connection:
-            left_behind = self._settle(connection, claiming=worker)
+            left_behind = self._settle(connection, runner, in_hand)
             query = (
                 select(JobRow.id)
-                .where(
-                    or_(JobRow.state == "queued", JobRow.id.in_(left_behind)),
-                    JobRow.device_type == device_type,
-                    or_(JobRow.device_name.is_(None), JobRow.device_name == device_name),
-                )
-                .order_by(JobRow.id)
-                .limit(1)
+                .where(or_(JobRow.state == "queued", JobRow.id.in_(left_behind)), or_(False, *fits))
+                .order_by(JobRow.priority.desc(), JobRow.id)
+                .limit(limit)
                 .with_for_update(skip_locked=True)
             )
-            found = connection.execute(query).scalar_one_or_none()
-            return None if found is None else self._take(connection, found, worker)
+            found = connection.execute(query).scalars().all()
+            return [self._take(connection, job_id, runner, lost=job_id in left_behind) for job_id in found]
 
     @retried
-    def renew(
-        self, job_id: int, worker: str, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
-    ) -> Renewal:
-        values: dict[str, Any] = {"lease_until": self._lease()}
+    def running(self, runner: str) -> list[Job]:
+        query = select(*JOB).where(JobRow.state == "running", JobRow.worker == runner).order_by(JobRow.id)
+        with self._transactions.reading() as connection:
+            return self._jobs(connection, connection.execute(query).all())
+
+    @retried
+    def report(
+        self, job_id: int, attempt: int, *, progress: Mapping[str, Any] | None = None, advanced: bool = False
+    ) -> Answer:
+        values: dict[str, Any] = {}
         if progress is not None:
             values |= {"progress": dict(progress), "revision": JobRow.revision + 1}
         if advanced:
-            values["attempts"] = 0
-        statement = update(JobRow).where(_held(job_id, worker)).values(values).returning(JobRow.cancelling)
-        with self._transactions.writing() as connection:
-            cancelling = connection.execute(statement).scalar_one_or_none()
+            values["losses"] = 0
+        held = _held(job_id, attempt)
+        if values:
+            statement = update(JobRow).where(held).values(values).returning(JobRow.cancelling)
+            with self._transactions.writing() as connection:
+                cancelling = connection.execute(statement).scalar_one_or_none()
+        else:
+            with self._transactions.reading() as connection:
+                cancelling = connection.execute(select(JobRow.cancelling).where(held)).scalar_one_or_none()
         if cancelling is None:
             return "lost"
         return "cancel" if cancelling else "go on"
@@ -80,7 +129,7 @@ class SqlQueue(Queue):
     def finish(
         self,
         job_id: int,
-        worker: str,
+        attempt: int,
         state: JobState,
         *,
         counts: Mapping[str, int] | None = None,
@@ -90,30 +139,32 @@ class SqlQueue(Queue):
         if state not in ENDED:
             raise JobStateError(f"job {job_id} cannot end as {state!r}: give one of {', '.join(ENDED)}")
         values = _ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
-        statement = update(JobRow).where(_held(job_id, worker)).values(values)
+        statement = update(JobRow).where(_held(job_id, attempt)).values(values)
         with self._transactions.writing() as connection:
-            if connection.execute(statement).rowcount == 0:
-                found = self._job(connection, job_id)
-                holder = "no worker" if found.worker is None else f"worker {found.worker}"
-                raise JobStateError(f"job {job_id} is {found.state}, with {holder}: only who runs a job can end it")
-            return self._job(connection, job_id)
+            ended = connection.execute(statement).rowcount > 0
+            found = self._job(connection, job_id)
+        if ended or (found.attempt, found.state, found.configuration_id) == (attempt, state, configuration_id):
+            return found  # if it was stored before, the answer was lost on its way
+        now = f"at attempt {found.attempt}" if found.attempt else "with no worker"
+        raise JobStateError(
+            f"attempt {attempt} of job {job_id} cannot end it: the job is {found.state}, {now}; only who runs a job "
+            "can end it"
+        )
 
     @retried
-    def release(self, job_id: int, worker: str) -> None:
-        held = _held(job_id, worker)
-        put_back = {
-            "state": "queued",
-            "worker": None,
-            "lease_until": None,
-            "attempts": 0,
-            "revision": JobRow.revision + 1,
-        }
+    def release(self, job_id: int, attempt: int, *, lost: bool = False) -> None:
         with self._transactions.writing() as connection:
-            query = select(JobRow.cancelling).where(held).with_for_update()
-            cancelling = connection.execute(query).scalar_one_or_none()
-            if cancelling:
+            query = select(JobRow.cancelling, JobRow.losses).where(_held(job_id, attempt)).with_for_update()
+            found = connection.execute(query).one_or_none()
+            if found is None:
+                return
+            losses = found.losses + 1 if lost else 0
+            if found.cancelling:
                 self._end(connection, job_id, "cancelled", "it was cancelled; what was measured is kept")
-            elif cancelling is not None:
+            elif losses >= ATTEMPTS:
+                self._end(connection, job_id, "failed", given_up(losses))
+            else:
+                put_back = {"state": "queued", "worker": None, "losses": losses, "revision": JobRow.revision + 1}
                 connection.execute(update(JobRow).where(JobRow.id == job_id).values(put_back))
 
     @retried
@@ -140,20 +191,28 @@ class SqlQueue(Queue):
 
     @retried
     def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
-        query = select(*JOB, JobRow.lease_until).order_by(JobRow.id.desc()).limit(limit)
+        query = select(*JOB).order_by(JobRow.id.desc()).limit(limit)
         if state is not None:
             query = query.where(JobRow.state == state)
         if before is not None:
             query = query.where(JobRow.id < before)
         with self._transactions.reading() as connection:
-            return [_job_of(row) for row in connection.execute(query)]
+            return self._jobs(connection, connection.execute(query).all())
 
     @retried
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
-        columns = (JobRow.id, JobRow.revision, JobRow.state, JobRow.worker, JobRow.lease_until)
+        columns = (JobRow.id, JobRow.revision, JobRow.state, JobRow.worker)
         query = select(*columns).where(JobRow.id.in_(list(job_ids)))
         with self._transactions.reading() as connection:
-            return {row.id: (row.revision, _is_lost(row)) for row in connection.execute(query)}
+            rows = connection.execute(query).all()
+            gone = self._gone(connection, rows)
+        return {row.id: (row.revision, row.state == "running" and row.worker in gone) for row in rows}
+
+    @retried
+    def queued(self, client: str) -> int:
+        query = select(func.count()).where(JobRow.state == "queued", JobRow.client == client)
+        with self._transactions.reading() as connection:
+            return connection.execute(query).scalar_one()
 
     @retried
     def waiting(self) -> dict[JobState, int]:
@@ -168,14 +227,15 @@ class SqlQueue(Queue):
 
     @retried
     def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        now = datetime.now(UTC)
-        values = {"name": worker, "device_type": device_type, "device_name": device_name, "started_at": now}
+        values = {"name": worker, "device_type": device_type, "device_name": device_name}
+        with self._transactions.reading() as connection:
+            if any(known.name == worker for known in self._workers(connection)):
+                return
         with self._transactions.writing() as connection:
-            seen = update(WorkerRow).where(WorkerRow.name == worker).values(seen_at=now)
-            if connection.execute(seen).rowcount == 0:
-                gone = [there.name for there in self._workers(connection) if self._is_gone(there)]
-                connection.execute(delete(WorkerRow).where(WorkerRow.name.in_(gone)))
-                connection.execute(upsert(connection, WorkerRow, ("name",)), values | {"seen_at": now})
+            gone = self._locks.gone({there.name for there in self._workers(connection)}, connection)
+            connection.execute(delete(WorkerRow).where(WorkerRow.name.in_(gone)))
+            there = insert_into(connection, WorkerRow).on_conflict_do_nothing(index_elements=["name"])
+            connection.execute(there, values | {"started_at": datetime.now(UTC)})
 
     @retried
     def leave(self, worker: str) -> None:
@@ -186,104 +246,93 @@ class SqlQueue(Queue):
     def workers(self) -> list[Worker]:
         with self._transactions.reading() as connection:
             found = self._workers(connection)
-        return [worker for worker in found if not self._is_gone(worker)]
+            held = self._locks.held({worker.name for worker in found}, connection)
+        return [worker for worker in found if worker.name in held]
 
     # Inside a transaction
 
-    def _insert(
-        self,
-        connection: Connection,
-        model: str,
-        request: Mapping[str, Any],
-        device_type: str,
-        device_name: str | None,
-        *,
-        attended: bool = False,
-    ) -> Job:
-        statement = insert(JobRow).values(
-            model=model, request=dict(request), device_type=device_type, device_name=device_name, attended=attended,
-            state="queued", cancelling=False, attempts=0, progress={}, revision=1, counts={},
-            created_at=datetime.now(UTC), message="",
-        )  # fmt: skip
-        return self._job(connection, connection.execute(statement.returning(JobRow.id)).scalar_one())
+    def _insert(self, connection: Connection, **asked: Any) -> int | None:
+        """Store a job and return its id; None where its idempotency key is that of another."""
+        started = {
+            "attended": False, "state": "queued", "cancelling": False, "attempt": 0, "losses": 0, "priority": 0,
+            "progress": {}, "revision": 1, "counts": {}, "created_at": datetime.now(UTC), "message": "",
+            "client": "",
+        }  # fmt: skip
+        statement = insert_into(connection, JobRow).on_conflict_do_nothing(index_elements=["client", "idempotency_key"])
+        return connection.execute(statement.values(started | asked).returning(JobRow.id)).scalar_one_or_none()
 
-    def _take(self, connection: Connection, job_id: int, worker: str) -> Job:
+    def _take(self, connection: Connection, job_id: int, runner: str, *, lost: bool = False) -> Job:
         values = {
             "state": "running",
-            "worker": worker,
-            "lease_until": self._lease(),
+            "worker": runner,
             "started_at": func.coalesce(JobRow.started_at, datetime.now(UTC)),
-            "attempts": JobRow.attempts + 1,
+            "attempt": JobRow.attempt + 1,
+            "losses": JobRow.losses + (1 if lost else 0),
             "revision": JobRow.revision + 1,
         }
         connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
         return self._job(connection, job_id)
 
-    def _settle(self, connection: Connection, claiming: str | None = None) -> list[int]:
-        """End what lost its worker and is not to go on, and return the ids of what is.
+    def _settle(self, connection: Connection, claiming: str | None = None, in_hand: Collection[int] = ()) -> list[int]:
+        """End what lost its runner and is not to go on, and return the ids of what is.
 
-        A worker that claims a job has none in hand: what it still seems to run, it could not give back. On PostgreSQL
-        the jobs are locked as they were seen here; one that another transaction has in hand is left to that.
+        On PostgreSQL the jobs are locked as they were seen here; one that another transaction has in hand is left to
+        that.
         """
-        now = datetime.now(UTC)
         query = select(
-            JobRow.id, JobRow.worker, JobRow.lease_until, JobRow.attended, JobRow.cancelling, JobRow.attempts
+            JobRow.id, JobRow.state, JobRow.worker, JobRow.attempt, JobRow.attended, JobRow.cancelling, JobRow.losses
         )
+        rows = connection.execute(query.where(JobRow.state == "running").order_by(JobRow.id)).all()
+        gone = self._gone(connection, rows)
         left_behind = []
-        for row in connection.execute(query.where(JobRow.state == "running").order_by(JobRow.id)).all():
-            given_up = row.worker == claiming and not row.attended
-            if not given_up and not is_gone(row.worker, row.lease_until, now):
+        for row in rows:
+            given_up_on = row.worker == claiming and not row.attended and row.id not in in_hand
+            if not given_up_on and (row.worker not in gone or row.worker == claiming):
                 continue
-            as_seen = _held(row.id, row.worker) & (JobRow.lease_until == row.lease_until)
-            lock = select(JobRow.id).where(as_seen).with_for_update(skip_locked=True)
+            lock = select(JobRow.id).where(_held(row.id, row.attempt)).with_for_update(skip_locked=True)
             if connection.execute(lock).one_or_none() is None:
                 continue
             if row.cancelling:
                 self._end(connection, row.id, "cancelled", LOST_CANCELLED)
             elif row.attended:
                 self._end(connection, row.id, "interrupted", "its process ended; what it measured is kept")
-            elif row.attempts >= ATTEMPTS:
-                message = f"its worker was lost {row.attempts} times in a row; what was measured is kept"
-                self._end(connection, row.id, "failed", message)
+            elif row.losses + 1 >= ATTEMPTS:
+                self._end(connection, row.id, "failed", given_up(row.losses + 1))
             else:
                 left_behind.append(row.id)
         return left_behind
+
+    def _gone(self, connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> set[str]:
+        """Return the names of runners that are gone, of those that have a job in these rows."""
+        return self._locks.gone({row.worker for row in rows if row.state == "running"}, connection)
+
+    def _jobs(self, connection: Connection, rows: Collection[Row[*tuple[Any, ...]]]) -> list[Job]:
+        gone = self._gone(connection, rows)
+        return [Job(**row._mapping, is_lost=row.state == "running" and row.worker in gone) for row in rows]
 
     def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
         connection.execute(update(JobRow).where(JobRow.id == job_id).values(_ending(state, message)))
 
     def _job(self, connection: Connection, job_id: int, *, alone: bool = False) -> Job:
         """Return a job; with `alone`, PostgreSQL keeps others from changing it until the transaction ends."""
-        query = select(*JOB, JobRow.lease_until).where(JobRow.id == job_id)
+        query = select(*JOB).where(JobRow.id == job_id)
         row = connection.execute(query.with_for_update() if alone else query).one_or_none()
         if row is None:
             raise NotFoundError(f"{self._transactions.shown} has no job {job_id}: `jobs` lists those that exist")
-        return _job_of(row)
+        return self._jobs(connection, [row])[0]
 
     @staticmethod
     def _workers(connection: Connection) -> list[Worker]:
         query = select(*WORKER).order_by(WorkerRow.started_at, WorkerRow.name)
         return [Worker(**row._mapping) for row in connection.execute(query)]
 
-    def _lease(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self._leases.job_s)
 
-    def _is_gone(self, worker: Worker) -> bool:
-        return is_gone(worker.name, worker.seen_at + timedelta(seconds=self._leases.job_s), datetime.now(UTC))
+def _held(job_id: int, attempt: int) -> ColumnElement[bool]:
+    return (JobRow.id == job_id) & (JobRow.attempt == attempt) & (JobRow.state == "running")
 
 
-def _held(job_id: int, worker: str) -> ColumnElement[bool]:
-    return (JobRow.id == job_id) & (JobRow.worker == worker) & (JobRow.state == "running")
-
-
-def _job_of(row: Row[*tuple[Any, ...]]) -> Job:
-    values = {name: value for name, value in row._mapping.items() if name != "lease_until"}
-    return Job(**values, is_lost=_is_lost(row))
-
-
-def _is_lost(row: Row[*tuple[Any, ...]]) -> bool:
-    """Say whether the job in a row runs by its state, and its worker is gone as far as can be told here."""
-    return row.state == "running" and is_gone(row.worker, row.lease_until, datetime.now(UTC))
+def given_up(losses: int) -> str:
+    return f"its worker was lost {losses} times in a row; what was measured is kept"
 
 
 def _ending(state: JobState, message: str) -> dict[str, Any]:
@@ -293,6 +342,5 @@ def _ending(state: JobState, message: str) -> dict[str, Any]:
         "cancelling": False,
         "finished_at": datetime.now(UTC),
         "message": message,
-        "lease_until": None,
         "revision": JobRow.revision + 1,
     }

@@ -41,7 +41,7 @@ class Timeouts:
     busy_s: float = 1.0
 
 
-WORKING = Timeouts(answer_s=30.0, locked_s=300.0, away_s=300.0)
+WORKING = Timeouts(answer_s=30.0, locked_s=600.0, away_s=600.0)
 """Of a tuning: what it has measured waits in memory meanwhile."""
 
 SERVING = Timeouts(answer_s=4.0, locked_s=5.0, away_s=0.0)

@@ -116,13 +116,13 @@ class MeasurementRow(Tables):
     samples_us: Mapped[list[float]]
     workspace_bytes: Mapped[int] = mapped_column(BigInteger)
     message: Mapped[str] = mapped_column(Message)
-    marks: Mapped[list[str]] = mapped_column(server_default="[]")
     measured_at: Mapped[datetime]
+    marks: Mapped[list[str]] = mapped_column(server_default="[]")
 
 
 class JobRow(Tables):
     __tablename__ = "job"
-    __table_args__ = (Index(None, "state"),)
+    __table_args__ = (Index(None, "state"), UniqueConstraint("client", "idempotency_key"))
 
     id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
     model: Mapped[str]
@@ -133,8 +133,10 @@ class JobRow(Tables):
     state: Mapped[str] = mapped_column(String(16))
     cancelling: Mapped[bool]
     worker: Mapped[str | None]
-    lease_until: Mapped[datetime | None]
-    attempts: Mapped[int]
+    attempt: Mapped[int] = mapped_column(server_default="0")
+    losses: Mapped[int] = mapped_column(server_default="0")
+    priority: Mapped[int] = mapped_column(server_default="0")
+    idempotency_key: Mapped[str | None]
     progress: Mapped[dict[str, Any]]
     revision: Mapped[int]
     counts: Mapped[dict[str, Any]]
@@ -143,6 +145,7 @@ class JobRow(Tables):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     message: Mapped[str] = mapped_column(Message)
+    client: Mapped[str] = mapped_column(server_default="")
 
 
 class WorkerRow(Tables):
@@ -152,18 +155,6 @@ class WorkerRow(Tables):
     device_type: Mapped[str]
     device_name: Mapped[str]
     started_at: Mapped[datetime]
-    seen_at: Mapped[datetime]
-
-
-class ClaimRow(Tables):
-    """A call that somebody measures now."""
-
-    __tablename__ = "claim"
-
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
-    call_key: Mapped[str] = mapped_column(KEY, primary_key=True)
-    owner: Mapped[str]
-    lease_until: Mapped[datetime]
 
 
 class ConfigurationRow(Tables):
@@ -187,6 +178,21 @@ class ConfigurationRow(Tables):
     total_us: Mapped[float]
     measured_us: Mapped[float | None]
     created_at: Mapped[datetime]
+
+
+class TokenRow(Tables):
+    """A token of a client of the service, of which only the digest is kept."""
+
+    __tablename__ = "token"
+    __table_args__ = (UniqueConstraint("digest"),)
+
+    id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    digest: Mapped[str] = mapped_column(KEY)
+    name: Mapped[str]
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
 
 
 class FactRow(Tables):

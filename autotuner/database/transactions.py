@@ -117,10 +117,10 @@ class Transactions:
             "start again"
         )
 
-    def environment_id(self, connection: Connection, key: str, *, alone: bool = False) -> int:
-        """Return the number of an environment; with `alone`, PostgreSQL lets one transaction at a time pass here."""
+    def environment_id(self, connection: Connection, key: str) -> int:
+        """Return the number of an environment."""
         query = select(EnvironmentRow.id).where(EnvironmentRow.key == key)
-        found = connection.execute(query.with_for_update(key_share=True) if alone else query).scalar_one_or_none()
+        found = connection.execute(query).scalar_one_or_none()
         if found is None:
             raise DatabaseError(f"{self.shown} has no environment {key!r}: `remember` it first")
         return found

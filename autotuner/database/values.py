@@ -1,7 +1,7 @@
 """Values that the database takes and returns: filters, stored measurements and configurations, matches, jobs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from autotuner.ir.records import Call, Measurement, Status
 
 JobState = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
 ENDED: tuple[JobState, ...] = ("finished", "failed", "cancelled", "interrupted")
-Renewal = Literal["go on", "cancel", "lost"]
+Answer = Literal["go on", "cancel", "lost"]
 MatchStatus = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 
 
@@ -109,13 +109,17 @@ class Job:
         attended: whether the process that asked runs it itself; if it is killed, nobody goes on with the job.
         state: `queued`, `running`, or how it ended.
         cancelling: it was cancelled while it ran, and has yet to stop.
-        worker: who runs it, or ran it last.
+        worker: name of the runner that has it, or had it last.
+        attempt: the number of times that it was taken; what is said of an earlier attempt changes nothing.
+        priority: of jobs that wait, a higher one is taken first.
         progress: as JSON.
         revision: rises with every change of the job.
         counts: what it did, by name ("measured", "reused", "failed" ...).
         configuration_id: the answer, once finished.
         message: the sentence that goes with an end that is no answer.
-        is_lost: it is `running`, and its worker is gone: nobody works on it.
+        client: who submitted it to a service.
+        is_lost: it is `running`, and its runner is gone: nobody works on it.
+        is_new: it was stored by the very call that returned it.
     """
 
     id: int
@@ -127,6 +131,8 @@ class Job:
     state: JobState
     cancelling: bool
     worker: str | None
+    attempt: int
+    priority: int
     progress: Mapping[str, Any]
     revision: int
     counts: Mapping[str, int]
@@ -135,7 +141,9 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     message: str
+    client: str = ""
     is_lost: bool = False
+    is_new: bool = field(default=False, compare=False)
 
     @property
     def ended(self) -> bool:
@@ -144,10 +152,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that owns a device and takes jobs for it."""
+    """Somebody who takes jobs for a device."""
 
     name: str
     device_type: str
     device_name: str
     started_at: datetime
-    seen_at: datetime

@@ -1,7 +1,7 @@
 """Measuring for the tuner: hands races to the measuring process, and outlives whatever that process does."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -38,6 +38,7 @@ class Measurer:
         rotate_bytes: what operand sets of one call must add up to; None for the policy's own figure.
         cache_dir: where compiled kernels are kept; made if need be.
         modules: what registers kernels when imported: dotted names, or paths of files.
+        beside: returns the number of other processes of the same owner that have a context on the device, and rest.
 
     Raises:
         DeviceError: no such device.
@@ -54,6 +55,7 @@ class Measurer:
         rotate_bytes: int | None = None,
         cache_dir: Path | str,
         modules: Sequence[str] = CATALOGUE,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
@@ -73,6 +75,7 @@ class Measurer:
             "parent_computes": False,
             "lock": lock_path(device_type, device_index),
         }
+        self._beside = beside
         self._child: Child | None = None
         building = {**self._start, "timeout_s": COMPILE_FACTOR * timeout_s}
         self._compilers = CompilerPool(building, self._device.compilers, self._waiting)
@@ -93,6 +96,11 @@ class Measurer:
     def environment(self) -> Environment:
         """The environment of this measurer's timings: they are comparable with others of the same."""
         return self._environment
+
+    @property
+    def devices(self) -> int:
+        """One device is timed on."""
+        return 1
 
     @property
     def process_id(self) -> int | None:
@@ -130,12 +138,12 @@ class Measurer:
             self._child.stop()
             self._child = None
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         """Race calls and yield what came of each as soon as it is known; each distinct call of a race once.
 
         A race's order is the order of its first looks: put what is likely fast first. The measuring process rests while
-        the caller handles a result of a race that is over. A call that ends the process, or makes it late, is left out
-        of its race and tried once more, alone, after it.
+        the caller handles a result of a race that is over, and the next race is taken then. A call that ends the
+        process, or makes it late, is left out of its race and tried once more, alone, after it.
 
         Raises:
             MeasureError: the process cannot be started, or is lost repeatedly while it is on no call.
@@ -209,7 +217,7 @@ class Measurer:
         child = self._alive()
         over = False
         try:
-            asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count}
+            asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count + self._beside()}
             child.send({"do": "race", **asked})
             while "done" not in (answer := child.receive()):
                 if "warning" in answer:

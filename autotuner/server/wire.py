@@ -64,6 +64,11 @@ Cursor = Annotated[int, Field(ge=0, le=INTEGER_MAX), Digits]
 PageLimit = Annotated[int, Field(ge=1, le=PAGE_MAX), Digits]
 
 
+PRIORITY_MAX = 100
+KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
+"""Of an idempotency key: visible ASCII, with or without quotes around it."""
+
+
 class Body(BaseModel):
     """A body with exactly these fields; a field that is not known is an error."""
 
@@ -102,6 +107,7 @@ class SubmittedJob(Body):
     retry: bool = False
     remeasure: bool = False
     end_to_end: bool = True
+    priority: Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX, strict=True), Integer] = 0
 
     def tune_options(self) -> TuneOptions:
         return TuneOptions.from_json(self.model_dump(include=set(TuneOptions.names())))
@@ -207,7 +213,9 @@ class ProgressView(ResponseBody):
 class JobView(ResponseBody):
     """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`.
 
-    `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does.
+    Of jobs that wait, those of a higher `priority` are taken first; `attempt` counts how often it was taken.
+    `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does. `client`
+    is who submitted it: "token 3", or an address.
     """
 
     id: int
@@ -227,6 +235,8 @@ class JobView(ResponseBody):
     exhaustive: bool = False
     limits: SubmittedLimits
     worker: str | None
+    attempt: int = 0
+    priority: int = 0
     progress: ProgressView | None
     counts: dict[str, int]
     configuration_id: int | None
@@ -236,6 +246,7 @@ class JobView(ResponseBody):
     message: str
     revision: int
     stalled: str = ""
+    client: str = ""
 
     @property
     def ended(self) -> bool:
@@ -333,7 +344,6 @@ class EnvironmentView(ResponseBody):
 class WorkerView(ResponseBody):
     name: str
     started_at: datetime
-    seen_at: datetime
 
 
 class DeviceView(ResponseBody):
@@ -361,6 +371,10 @@ class Health(ResponseBody):
     queued: int
     running: int
     workers: int
+
+
+class Readiness(ResponseBody):
+    status: Literal["ready"]
 
 
 class ProblemDetails(ResponseBody):

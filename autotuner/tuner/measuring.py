@@ -1,8 +1,7 @@
 """Measuring strategies: a first plan, every call, or only the calls that could matter."""
 
-import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from autotuner.checkpoint import OverError
@@ -23,7 +22,8 @@ from autotuner.tuner.state import TuningState
 CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6
 """Prices that keep conversions and kernels that need a compiler out of the first plan; see `_opening`."""
 DECIDED = "looks for what matters in"
-"""With a digest of a space's calls, the name of the fact whether a run measures lazily, 1 or 0."""
+"""With a digest of a space's calls, and the devices where there are several, the name of the fact whether a run
+measures lazily, 1 or 0."""
 
 
 def measure_missing(
@@ -38,9 +38,8 @@ def measure_missing(
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
     The chosen calls are measured once more in the end: the least of many noisy timings is too low on average, a second
-    timing of the same call is not. Calls that another process is measuring are waited for, and not measured twice.
-    Doubtful calls of the latest answer, and those that took far longer than their siblings, are measured again; where
-    that fails, the earlier measurement stays.
+    timing of the same call is not. Doubtful calls of the latest answer, and those that took far longer than their
+    siblings, are measured again; where that fails, the earlier measurement stays.
 
     Args:
         unconfirmed: keys of calls that were measured once, earlier in this run.
@@ -81,11 +80,7 @@ def open_plan(space: Space, database: Database, measurer: MeasurerProtocol, stat
             asked.update(left)
             runner.total = runner.done + len(left)
             state.tell(Progress("measure", runner.done, runner.total))
-            waiting = [[space.calls[key]] for key in left]
-            while waiting and state.spent_s < until_s:
-                waiting = [others for race in waiting for others in runner.race(race)]
-                if waiting:
-                    time.sleep(state.policy.wait_for_others_s)
+            runner.race([space.calls[key]] for key in left if state.spent_s < until_s)
             if not left:
                 break
     return runner.result().fresh
@@ -154,7 +149,8 @@ class _Strategy:
         options = state.options
         if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
             return True
-        name = f"{DECIDED} {digest(sorted(self._space.calls))}"
+        devices = self._measurer.devices
+        name = f"{DECIDED} {digest(sorted(self._space.calls))}" + (f" on {devices} devices" if devices > 1 else "")
         decided = self._database.fact(self._environment, name)
         if decided is not None:
             return bool(decided)
@@ -165,7 +161,8 @@ class _Strategy:
             return has_ceilings
         runner.solve()
         left = len(runner.missing.keys() - runner.known.keys())
-        lazy = state.policy.lazy_pays(left, runner.measuring_s / len(runner.fresh), state.solve_s)
+        alone_s = min(devices, len(alone)) * runner.measuring_s / len(runner.fresh)
+        lazy = state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
         self._database.set_fact(self._environment, name, lazy)
         return lazy
 
@@ -193,15 +190,17 @@ class _Strategy:
         others = list(races(self._space, keys - {race[0].key for race in first}))
         runner.total = runner.done + len(keys)
         state.tell(Progress("measure", runner.done, runner.total))
-        waiting: list[list[Call]] = []
-        for number, race in enumerate(first + others):
-            if first and number == len(first):
+        runner.race(self._solving_between(first, others))
+
+    def _solving_between(self, first: Sequence[list[Call]], others: Sequence[list[Call]]) -> Iterator[list[Call]]:
+        """Yield races, and solve when a plan is known, and now and then, before the next one is handed over."""
+        runner, waiting = self._runner, {race[0].key for race in first}
+        for number, race in enumerate((*first, *others)):
+            if waiting and number >= len(first) and waiting.isdisjoint(runner.under_way):
+                waiting = set()
                 runner.solve()
-            if state.enough():
-                return
-            waiting += runner.race(race)
-            state.solve(runner.known)
-        runner.wait_for(waiting)
+            yield race
+            self._state.solve(runner.known)
 
     def _what_matters(self) -> None:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""
@@ -223,7 +222,7 @@ class _Strategy:
             runner.total = runner.done + len(wanted)
             state.tell(Progress("measure", runner.done, runner.total))
             pace_s = runner.measuring_s / max(1, len(runner.fresh))
-            batch = set(state.batch(wanted, len(runner.known), pace_s))
+            batch = set(state.batch(wanted, len(runner.known), pace_s, self._measurer.devices))
             runner.measure(list(races(self._space, batch)))
 
     def _confirm(self) -> bool:

@@ -26,7 +26,6 @@ class TuningPolicy:
             worth measuring it is more: a solution costs less than calls that need not be measured.
         confirm_rounds: how often the chosen calls are measured again before the choice is final.
         store_after_results, store_after_s: results are stored in batches of so many, or after so long.
-        wait_for_others_s: between two looks at calls that another process is measuring.
     """
 
     space_s: float = 60.0
@@ -43,17 +42,19 @@ class TuningPolicy:
     confirm_rounds: int = 4
     store_after_results: int = 32
     store_after_s: float = 1.0
-    wait_for_others_s: float = 0.2
 
-    def lazy_pays(self, left: int, alone_s: float, solve_s: float) -> bool:
+    def lazy_pays(self, left: int, alone_s: float, solve_s: float, devices: int = 1) -> bool:
         """Say whether solving repeatedly and measuring what matters takes less time than measuring everything.
+
+        Devices share the measuring, not the solving.
 
         Args:
             left: calls that are not measured.
-            alone_s: for measuring one call alone.
+            alone_s: for measuring one call alone on one device.
             solve_s: for one solution of the relaxed problem.
+            devices: that measure at once.
         """
-        return self.spared_share * left * alone_s / self.alone_factor > self.solutions * solve_s
+        return self.spared_share * left * alone_s / self.alone_factor / devices > self.solutions * solve_s
 
 
 DEFAULT_POLICY = TuningPolicy()

@@ -1,6 +1,6 @@
 """Progress of a tuning run, and the protocol of the measurer that it uses."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
@@ -19,8 +19,13 @@ class MeasurerProtocol(Protocol):
     @property
     def environment(self) -> Environment: ...
 
-    waited_s: float
-    """Seconds spent waiting for a device that another process held."""
+    @property
+    def devices(self) -> int:
+        """The number of devices that time calls at once, all of the same environment."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for a device that another process held."""
 
     def hear(self, tell: Callable[[str], None]) -> None:
         """Have `tell` called with the holder of the device while it is waited for, and with "" when that is over."""
@@ -28,8 +33,12 @@ class MeasurerProtocol(Protocol):
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         """Compile calls, and yield each with None, or with the measurement that says why it failed."""
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
-        """Time calls race after race, and yield each result as it comes."""
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
+        """Time races, and yield each result as it comes, of any race that is under way.
+
+        A race is taken from `races` when a device is free for it, in the thread that iterates: the caller may still
+        decide by then that it is not needed. Closing the iterator gives up what is under way.
+        """
 
     def noise_floor(self) -> float: ...
 
@@ -53,13 +62,17 @@ class Replay:
         self.recorded_ceilings = ceilings
         self.waited_s = 0.0
 
+    @property
+    def devices(self) -> int:
+        return 1
+
     def hear(self, tell: Callable[[str], None]) -> None:
         """Never wait."""
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         yield from ((call, None) for call in calls)
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         for race in races:
             yield from ((call, self.recorded[call.key]) for call in race if call.key in self.recorded)
 

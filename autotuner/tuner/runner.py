@@ -1,21 +1,30 @@
-"""Race runner: claims, compiles, races and stores the calls of a space."""
+"""Race runner: looks up, compiles, races and stores the calls of a space."""
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
-from uuid import uuid4
+from functools import cached_property
+from itertools import takewhile
+from math import inf
 
 from autotuner.checkpoint import OverError
-from autotuner.database import Database, this_process
+from autotuner.database import Database
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.solve.baselines import is_declared
 from autotuner.space import Space
+from autotuner.tuner.batches import CALLS_MAX
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
 from autotuner.tuner.state import TuningState
+
+RIVAL_FACTOR = 1.05
+"""A call that takes at most this much of a chosen one is raced against it: devices of one type differ by less."""
+
+FINALISTS_MAX = 8
+"""Calls of one final at most, so that it fits into one batch of one device."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,10 @@ class Known:
 class RaceRunner:
     """Runs races of the calls of one space; results are shared with other processes through the database.
 
-    Leaving it as a context manager stores all results and releases all claims.
+    What other runs have stored is looked up when a device is free for a race. Two runs at once may both measure a call
+    that neither has stored yet: the database keeps the first result. Where several devices measure, a race is led by
+    the fastest known call of the same computation: it is timed again, so that slow calls are dropped early on each
+    device. Leaving it as a context manager stores all results.
 
     Args:
         retry: measure failed calls again.
@@ -58,7 +70,6 @@ class RaceRunner:
         retry: bool = False,
         unconfirmed: Iterable[str] = (),
     ) -> None:
-        self._owner = f"{this_process()}#{uuid4().hex[:8]}"
         self.space, self._database, self._measurer, self.state = space, database, measurer, state
         self._retry = retry
         self._environment = measurer.environment.key
@@ -66,8 +77,12 @@ class RaceRunner:
         self.known = self._stored(list(space.calls))
         self.missing = {key: call for key, call in space.calls.items() if key not in self.known}
         self.fresh: set[str] = set()
+        self.under_way: set[str] = set()
+        """Keys of calls that were sent and have no result yet."""
         self.unconfirmed = set(unconfirmed)
         self._new: list[Result] = []
+        self._newer: dict[str, Result] = {}
+        """By key, results that replace what is stored."""
         self._stored_at = time.monotonic()
         self.asked: set[str] = set()
         self._prepared: set[str] = set()
@@ -82,7 +97,7 @@ class RaceRunner:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.share()
+        self.flush()
 
     def distrust(self, chosen: Collection[str] | None) -> None:
         """Treat doubtful measurements as missing until they are measured again, or until `fall_back`.
@@ -97,59 +112,67 @@ class RaceRunner:
         self.state.reused -= len(doubtful)
 
     def measure(self, races: Sequence[Sequence[Call]]) -> None:
-        """Compile and measure races, and wait for calls that another process is measuring."""
+        """Compile and measure races."""
         self.compile(call for race in races for call in race)
-        waiting: list[list[Call]] = []
-        for race in races:
-            if self.state.enough():
-                return
-            calls = [call for call in race if call.key in self.missing and call.key not in self.known]
-            waiting += self.race(calls)
-            self.asked.update(call.key for call in race)
-        self.wait_for(waiting)
+        self.race([call for call in race if call.key in self.missing] for race in races)
 
-    def wait_for(self, waiting: list[list[Call]]) -> None:
-        while waiting and not self.state.enough():
-            time.sleep(self.state.policy.wait_for_others_s)
-            waiting = [left for race in waiting for left in self.race(race)]
-            self.state.tell(Progress("measure", self.done, self.total))
+    def race(self, races: Iterable[Sequence[Call]]) -> None:
+        """Measure the calls of races that are not known when a device is free for them.
 
-    def race(self, race: Sequence[Call]) -> list[list[Call]]:
-        """Measure the calls that no other process is measuring, and return the others.
-
-        Where the time is over, the race is given up; its results so far are kept.
+        No race begins once the state says enough. Where the time is over, those under way are given up; their results
+        so far are kept.
         """
-        calls, others = self.claim(race)
-        began = time.monotonic()
+        began_s = self.state.spent_s
         limit = nullcontext() if self.is_opening else self.state.within("measure")
         with suppress(OverError), limit:
-            for call, measurement in self._measurer.measure([calls]) if calls else ():
+            for _ in self.results(self._needed(races)):
+                self.state.tell(Progress("measure", self.done, self.total))
+        self.measuring_s += self.state.spent_s - began_s
+        if self._is_time_to_store():
+            self.flush()
+
+    def results(self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]]) -> Iterator[Result]:
+        """Measure races, take the results and yield them.
+
+        Args:
+            races: of each, what leads it and is known already, and what is to be known. What leads is renewed where it
+                works once more, and keeps its earlier timing otherwise.
+        """
+        for call, measurement in self._measurer.measure(self._sent(races)):
+            if call.key in self.under_way:
+                self.under_way.discard(call.key)
                 self.learn(call, measurement)
                 self.done += 1
-                self.state.tell(Progress("measure", self.done, self.total))
-        self.measuring_s += time.monotonic() - began
-        if self._is_time_to_store():
-            self.share()
-        return [others] if others else []
+            elif measurement.status == "ok":
+                self.renew(call, measurement)
+            yield call, measurement
 
-    def claim(self, race: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-        """Claim calls; return those to measure, and those that another process measures.
+    def _sent(self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]]) -> Iterator[Sequence[Call]]:
+        """Yield races as devices take them, and note which calls are under way."""
+        self.under_way.clear()
+        for leading, calls in races:
+            self.under_way.update(call.key for call in calls)
+            yield [*leading, *calls]
 
-        Results that others have stored by now become known.
-        """
-        mine = self._database.claim_calls(self._environment, self._owner, [call.key for call in race])
-        found = self._stored(list(mine))
+    def _needed(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Sequence[Call], Sequence[Call]]]:
+        """Yield what is left of races when it is their turn, and what leads them, until the state says enough."""
+        for race in races:
+            if not self.is_opening and self.state.enough(under_way=len(self.under_way)):
+                return
+            calls = self.look_up(race)
+            self.asked.update(call.key for call in race)
+            if calls:
+                yield self._leading(calls), calls
+
+    def look_up(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the calls that are not known; results that other runs have stored by now become known."""
+        found = self._stored([call.key for call in calls if call.key not in self.known])
+        found = {key: measurement for key, measurement in found.items() if key not in self.under_way}
         self.known |= found
         self.is_news |= bool(found)
         self.state.reused += len(found)
         self.done += len(found)
-        calls = [call for call in race if call.key in mine and call.key not in found]
-        return calls, [call for call in race if call.key not in mine]
-
-    def share(self) -> None:
-        """Store all results, and release all claims."""
-        self._flush()
-        self._database.release_calls(self._owner)
+        return [call for call in calls if call.key not in self.known]
 
     def compile(self, calls: Iterable[Call]) -> None:
         """Compile calls ahead of timing. A failure is a measurement; a call that was left out is not timed."""
@@ -191,30 +214,76 @@ class RaceRunner:
         """Race calls again that took far longer in this run than their siblings."""
         wanted = outliers(self.space.calls, self.known) & self.unconfirmed
         self.unconfirmed -= wanted
-        self._flush()
-        for race in races(self.space, wanted):
-            if self.state.enough():
-                return
-            again = [(call, measured) for call, measured in self._measurer.measure([race]) if measured.status == "ok"]
-            self.renew(again)
+        for _ in self._again(takewhile(lambda _: not self.state.enough(), races(self.space, wanted))):
             self.is_news = True
 
     def confirm(self, calls: Sequence[Call]) -> None:
-        """Measure calls once more, and store the results of those that work."""
-        again: list[Result] = []
-        self._flush()
-        try:
-            for done, (call, measurement) in enumerate(self._measurer.measure([[call] for call in calls]), start=1):
-                if measurement.status == "ok":
-                    again.append((call, measurement))
-                self.state.tell(Progress("confirm", done, len(calls)))
-        finally:
-            self.renew(again)
+        """Measure calls once more, and store the results of those that work.
 
-    def renew(self, again: Sequence[Result]) -> None:
-        """Store newer timings of calls in place of the older ones."""
-        self._database.store(self._environment, again, replace=True)
-        self.known |= {call.key: measurement for call, measurement in again}
+        Where several devices measure, what competes is compared on one: a call races against those of its computation
+        that took about as long, wherever that was measured.
+        """
+        finals = [[call] for call in calls] if self._measurer.devices == 1 else self._finals(calls)
+        total = sum(map(len, finals))
+        with closing(self._again(finals)) as results:
+            for done, _ in enumerate(results, start=1):
+                self.state.tell(Progress("confirm", done, total))
+
+    def _again(self, races: Iterable[Sequence[Call]]) -> Generator[Result, None, None]:
+        """Measure known calls once more, take the results of those that work, and yield all."""
+        try:
+            for call, measurement in self._measurer.measure(races):
+                if measurement.status == "ok":
+                    self.renew(call, measurement)
+                yield call, measurement
+        finally:
+            self.flush()
+
+    def _finals(self, calls: Sequence[Call]) -> list[list[Call]]:
+        """Return a race for each call, with its rivals; a rival races once, and counts as confirmed."""
+        chosen = {call.key for call in calls}
+        finals = []
+        for call in calls:
+            us = self.known[call.key].median_us or 0.0
+            times = {key: self.known[key].median_us or inf for key in self._alike(call) & self.unconfirmed - chosen}
+            near = [key for key, rival_us in times.items() if rival_us <= RIVAL_FACTOR * us]
+            rivals = sorted(near, key=lambda key: (abs(times[key] - us), key))[: FINALISTS_MAX - 1]
+            self.unconfirmed -= set(rivals)
+            finals.append([call, *(self.space.calls[key] for key in rivals)])
+        return finals
+
+    def _leading(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the incumbent of a race that several devices share: the fastest known call of its computation."""
+        if self._measurer.devices == 1 or len(calls) <= CALLS_MAX:
+            return []
+        times = {key: self.known[key].median_us or inf for key in self._alike(calls[0])}
+        return [self.space.calls[key] for key in sorted(times, key=lambda key: (times[key], key))[:1]]
+
+    def _alike(self, call: Call) -> set[str]:
+        """Return the keys of known calls that work and compute the same thing as a call."""
+        alike = {key for group in self._groups[call.key] for key in self._computed[group]}
+        return {key for key in alike & self.known.keys() if self.known[key].status == "ok"}
+
+    @cached_property
+    def _computed(self) -> Mapping[Hashable, set[str]]:
+        """The keys of calls, by what they compute."""
+        found: dict[Hashable, set[str]] = defaultdict(set)
+        for computation, call in computations(self.space):
+            found[computation].add(call.key)
+        return found
+
+    @cached_property
+    def _groups(self) -> Mapping[str, set[Hashable]]:
+        """Computations of each call, by its key: the same call may stand for several operators."""
+        found: dict[str, set[Hashable]] = defaultdict(set)
+        for computation, call in computations(self.space):
+            found[call.key].add(computation)
+        return found
+
+    def renew(self, call: Call, measurement: Measurement) -> None:
+        """Take a newer timing of a call; it is stored in place of the older one later."""
+        self.known[call.key] = measurement
+        self._newer[call.key] = (call, measurement)
 
     def learn(self, call: Call, measurement: Measurement) -> None:
         """Take a new result; it is stored with others later."""
@@ -225,22 +294,26 @@ class RaceRunner:
         self.fresh.add(call.key)
         self.unconfirmed.add(call.key)
         self.is_news = True
-        self._new.append((call, measurement))
+        if call.key in self.before:
+            self._newer[call.key] = (call, measurement)
+        else:
+            self._new.append((call, measurement))
         self.state.measured += 1
         self.state.failed += measurement.status != "ok"
         if self._is_time_to_store():
-            self._flush()
+            self.flush()
 
     def _is_time_to_store(self) -> bool:
-        policy = self.state.policy
-        return len(self._new) >= policy.store_after_results or time.monotonic() - self._stored_at > policy.store_after_s
+        policy, waiting = self.state.policy, len(self._new) + len(self._newer)
+        return waiting >= policy.store_after_results or time.monotonic() - self._stored_at > policy.store_after_s
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Store the results that are not stored yet."""
         if self._new:
-            newer = [(call, measurement) for call, measurement in self._new if call.key in self.before]
-            self._database.store(self._environment, [each for each in self._new if each[0].key not in self.before])
-            self._database.store(self._environment, newer, replace=True)
-        self._new, self._stored_at = [], time.monotonic()
+            self._database.store(self._environment, self._new)
+        if self._newer:
+            self._database.store(self._environment, list(self._newer.values()), replace=True)
+        self._new, self._newer, self._stored_at = [], {}, time.monotonic()
 
     def _stored(self, keys: Sequence[str]) -> dict[str, Measurement]:
         found = self._database.find(self._environment, keys)
@@ -281,17 +354,21 @@ def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
 
 def races(space: Space, keys: set[str]) -> Iterator[list[Call]]:
     """Yield calls that compute the same thing, declared layouts first, so that the incumbent is good early."""
-    found: dict[object, dict[str, Call]] = defaultdict(dict)
-    for choice in space.choices:
-        if choice.call.key in keys:
-            kinds = (choice.call.subgraph.kinds, choice.cover.operators)
-            found[kinds].setdefault(choice.call.key, choice.call)
-    for conversion in space.conversions:
-        if conversion.call.key in keys:
-            found["conversion", space.graph.shape(conversion.tensor)].setdefault(conversion.call.key, conversion.call)
+    found: dict[Hashable, dict[str, Call]] = defaultdict(dict)
+    for computation, call in computations(space):
+        if call.key in keys:
+            found[computation].setdefault(call.key, call)
     seen: set[str] = set()
     for race in found.values():
         fresh = [call for key, call in race.items() if key not in seen]
         seen |= race.keys()
         if fresh:
             yield fresh
+
+
+def computations(space: Space) -> Iterator[tuple[Hashable, Call]]:
+    """Yield what competes: each call with what it computes, as often as it may stand for something else."""
+    for choice in space.choices:
+        yield (choice.call.subgraph.kinds, choice.cover.operators), choice.call
+    for conversion in space.conversions:
+        yield ("conversion", space.graph.shape(conversion.tensor)), conversion.call

@@ -1,9 +1,9 @@
-"""Search of a space's sampled cells, round after round: proposals compile together, then race cell by cell."""
+"""Search of a space's sampled cells, round after round: proposals compile together, then race, each cell's apart."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from autotuner.checkpoint import OverError, checkpoint
@@ -18,6 +18,10 @@ from autotuner.tuner.state import TuningState
 
 BATCH = 4
 """Proposals of a cell that race at once: more of them know less of each other, fewer leave cores idle that compile."""
+
+CELLS_PER_DEVICE = 2
+"""Cells whose kernel does not compile and that are searched at once: a device begins the next one's race when it is
+done with another."""
 
 GIVEN_UP = ((16, 2.0), (8, 3.0))
 """Numbers of trials, and the factor by which the best of so many may be behind another cell of the same computation.
@@ -44,9 +48,9 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
 
     What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
     with the best of their cell so far. Cells whose kernel compiles take turns, so that one round of proposals compiles
-    on all cores; the others follow one after another. A cell that is far behind another one of the same computation is
-    searched no further, unless everything is to be measured. It ends early where the job's limits say so; what is not
-    tried stays unknown.
+    on all cores; the others follow one after another, or a few at once for each of several devices. A cell that is far
+    behind another one of the same computation is searched no further, unless everything is to be measured. It ends
+    early where the job's limits say so; what is not tried stays unknown.
     """
     if not space.cells:
         return Searched(space, frozenset())
@@ -116,8 +120,28 @@ def _samples_min(measurer: MeasurerProtocol) -> int:
     return int(dict(measurer.environment.policy).get("samples_min", SAMPLES_MIN))
 
 
+@dataclass(eq=False)
+class _Heat:
+    """Proposals of one cell, which race against its incumbent.
+
+    Args:
+        race: keys of the calls that are raced, once that begins.
+        results: of those that are over, by key.
+    """
+
+    search: CellSearch
+    proposed: tuple[Call, ...]
+    race: tuple[str, ...] = ()
+    results: dict[str, Result] = field(default_factory=dict)
+    is_told: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return all(key in self.results for key in self.race)
+
+
 class Rounds:
-    """Rounds of several searches: proposals of all are compiled together, then race cell by cell."""
+    """Rounds of several searches: proposals of all are compiled together, then race, each against those of its cell."""
 
     def __init__(self, searches: Sequence[CellSearch], runner: RaceRunner, measurer: MeasurerProtocol) -> None:
         self._searches, self._runner, self._measurer, self._state = searches, runner, measurer, runner.state
@@ -131,44 +155,60 @@ class Rounds:
     def run(self) -> None:
         """Search all cells, or until the state says enough."""
         compiling = [search for search in self._searches if KERNELS[search.cell.kernel].compiles]
-        others = [[search] for search in self._searches if not KERNELS[search.cell.kernel].compiles]
+        others = [search for search in self._searches if not KERNELS[search.cell.kernel].compiles]
+        devices = self._measurer.devices
+        width = 1 if devices == 1 else CELLS_PER_DEVICE * devices
         self._tell()
-        for together in ([compiling] if compiling else []) + others:
+        apart = [others[place : place + width] for place in range(0, len(others), width)]
+        for together in ([compiling] if compiling else []) + apart:
             while (active := [search for search in together if self._goes_on(search)]) and not self._enough():
                 self._round(active)
 
     def _round(self, active: Sequence[CellSearch]) -> None:
-        proposed = [(search, search.propose(BATCH)) for search in active]
-        mine, _ = self._runner.claim([call for _, calls in proposed for call in calls])
-        compiled = [call for call in mine if KERNELS[call.candidate.kernel].compiles]
+        heats = [_Heat(search, tuple(search.propose(BATCH))) for search in active]
+        left = self._runner.look_up([call for heat in heats for call in heat.proposed])
+        compiled = [call for call in left if KERNELS[call.candidate.kernel].compiles]
         for call, problem in self._measurer.prepare(compiled) if compiled else ():
             if problem is not None:
                 self._runner.learn(call, problem)
-        claimed = {call.key for call in mine}
-        for search, calls in proposed:
-            if self._enough():
-                break
-            search.tell(self._raced(calls, claimed, search.best))
-            self._done += len(calls)
-            self._note(search)
-            self._tell()
-        self._runner.share()
+        begun: dict[str, _Heat] = {}
+        for call, measurement in self._runner.results(self._races(heats, begun)):
+            heat = begun[call.key]
+            heat.results[call.key] = (call, measurement)
+            if heat.is_over:
+                self._end(heat)
+        for heat in begun.values():
+            self._end(heat)  # what the measurer left out stays unknown
+        self._runner.flush()
 
-    def _raced(self, proposed: Sequence[Call], claimed: Container[str], best: Result | None) -> list[Result]:
-        """Race proposals against the incumbent and return the results; what another process measures is left to it."""
-        runner = self._runner
-        left = {call.key: call for call in proposed if call.key in claimed and call.key not in runner.known}
-        incumbent = [] if best is None or not left else [best[0]]
-        again: list[Result] = []
-        try:
-            for call, measurement in self._measurer.measure([[*incumbent, *left.values()]]) if left else ():
-                if call.key in left:
-                    runner.learn(call, measurement)
-                elif measurement.status == "ok":
-                    again.append((call, measurement))
-        finally:
-            runner.renew(again)  # the older timing was the incumbent's by luck, too
-        return [(call, runner.known[call.key]) for call in proposed if call.key in runner.known] + again
+    def _races(
+        self, heats: Sequence[_Heat], begun: dict[str, _Heat]
+    ) -> Iterator[tuple[Sequence[Call], Sequence[Call]]]:
+        """Yield the race of each heat, its incumbent apart, and note by key whose calls they are."""
+        for heat in heats:
+            if self._enough():
+                return
+            race = [call for call in heat.proposed if call.key not in self._runner.known]
+            incumbent = [] if heat.search.best is None or not race else [heat.search.best[0]]
+            heat.race = tuple(call.key for call in (*incumbent, *race))
+            begun.update(dict.fromkeys(heat.race, heat))
+            if race:
+                yield incumbent, race
+            else:
+                self._end(heat)
+
+    def _end(self, heat: _Heat) -> None:
+        """Tell a cell's search the results of its race: of its proposals, and of the incumbent once more."""
+        if heat.is_told:
+            return
+        heat.is_told = True
+        known = self._runner.known
+        proposed = {call.key for call in heat.proposed}
+        again = [(c, m) for c, m in heat.results.values() if c.key not in proposed and m.status == "ok"]
+        heat.search.tell([(call, known[call.key]) for call in heat.proposed if call.key in known] + again)
+        self._done += len(heat.proposed)
+        self._note(heat.search)
+        self._tell()
 
     def _goes_on(self, search: CellSearch) -> bool:
         """Tell whether a cell is worth more trials: by its best so far, and by the best of the same computation."""

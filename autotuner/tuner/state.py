@@ -156,22 +156,28 @@ class TuningState:
             self._relaxation = Relaxation(self.space)
         return self._relaxation
 
-    def batch(self, wanted: Sequence[str], known: int, pace_s: float) -> Sequence[str]:
+    def batch(self, wanted: Sequence[str], known: int, pace_s: float, devices: int = 1) -> Sequence[str]:
         """Return the wanted calls to measure before the next solution.
 
         Args:
             wanted: keys, those of `Bounds.wanted` that can be had, in its order.
             known: how many calls are measured.
-            pace_s: for measuring one call.
+            pace_s: from one result to the next; less where several devices measure.
+            devices: that measure at once; of calls that may not be needed, each of them takes as many as one would.
         """
         assert self.bounds is not None
         first = set(self.bounds.wanted[: self.bounds.first])
         worth = self._solving_s / self.policy.solve_share / max(pace_s, 1e-9)
-        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, self.bounds.more(known))))]
+        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, devices * self.bounds.more(known))))]
 
-    def enough(self, stage: str = "measure") -> bool:
-        """Say whether to stop measuring (or compiling, or searching) and answer with what there is."""
-        share, measured = 1.0 if stage == "measure" else EARLY_SHARE, self.spent.measurements + self.measured
+    def enough(self, stage: str = "measure", under_way: int = 0) -> bool:
+        """Say whether to stop measuring (or compiling, or searching) and answer with what there is.
+
+        Args:
+            under_way: calls that are being measured; they count as measured.
+        """
+        share = 1.0 if stage == "measure" else EARLY_SHARE
+        measured = self.spent.measurements + self.measured + under_way
         if self.options.limits.measurements is not None and measured >= share * self.options.limits.measurements:
             return True
         if self.is_over(stage):

@@ -1,5 +1,6 @@
 """Commands that ask a service: what they send, what they print, and the exit code of each."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def test_the_service_of_the_settings_is_asked_unless_another_is_named(
 def test_a_job_that_nobody_could_take_is_pointed_out(
     run: Run, service: Pretended, name: str, workers: int, said: bool
 ) -> None:
-    up = {"name": "w", "started_at": "2026-11-20T10:00:00Z", "seen_at": "2026-11-20T10:00:00Z"}
+    up = {"name": "w", "started_at": "2026-11-20T10:00:00Z"}
     service.on("POST /v1/jobs", job(device_name="Xeon"))
     service.on("GET /v1/devices", [{"type": "cpu", "name": name, "workers": [up] * workers, "environments": []}])
     ran = run("submit", "bert-encoder:tiny", "--device-name", "Xeon")
@@ -276,3 +277,15 @@ def test_without_a_service_the_exit_code_is_8_and_the_sentence_says_what_to_do(
         "error ServiceError: no service answers at http://127.0.0.1:8000 (connection refused): start one with "
         "`autotuner serve`, or name another with --server or AUTOTUNER_SERVER\n"
     )
+
+
+def test_priority_and_idempotency_key_of_a_job_are_sent_and_shown(run: Run, service: Pretended) -> None:
+    service.on("POST /v1/jobs", httpx2.Response(201, json=job()))
+    service.on("GET /v1/devices", [])
+    run("submit", "bert-encoder:tiny", "--priority", "5", "--idempotency-key", "k")
+    sent = next(request for request in service.requests if request.method == "POST")
+    assert (json.loads(sent.content)["priority"], sent.headers["Idempotency-Key"]) == (5, "k")
+    service.on("GET /v1/jobs/3", job(state="running", priority=5, attempt=2))
+    shown = run("jobs", "3").out
+    assert [line for line in shown.splitlines() if "priority" in line and "5" in line]
+    assert [line for line in shown.splitlines() if "attempt" in line and "2" in line]

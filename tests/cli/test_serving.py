@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from autotuner.cli import serving
+from autotuner.server import logs
 from autotuner.server.client import Client
+from autotuner.server.http import Quota, ServiceOptions
 from tests.cli.living import PATIENCE_S, gone, until
 from tests.cli.running import Run
 
@@ -34,11 +35,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def __exit__(self, *_: object) -> None:
             seen["ended"] = True
 
-    def serve(database: Any, **given: Any) -> None:
-        seen.update(given, database=database)
+    def serve(database: Any, options: ServiceOptions, **given: Any) -> None:
+        seen.update(given, database=database, options=options)
         seen.get("then", lambda: None)()
 
-    monkeypatch.setitem(sys.modules, "autotuner.server.http", SimpleNamespace(serve=serve))
+    monkeypatch.setitem(
+        sys.modules, "autotuner.server.http", SimpleNamespace(serve=serve, ServiceOptions=ServiceOptions, Quota=Quota)
+    )
     monkeypatch.setattr("autotuner.cli.supervisor.Supervisor", Noted)
     return seen
 
@@ -59,9 +62,8 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_service_is_started_where_it_was_asked_for(run: Run, served: dict[str, Any]) -> None:
     given = ("--host", "0.0.0.0", "--port", "8123", "--allow-host", "a.example", "--allow-host", "b")
     assert run("serve", "--database", "a.sqlite", *given).code == 0
-    assert {**served} == {
-        "beside": [], "database": "a.sqlite", "host": "0.0.0.0", "port": 8123, "allowed_hosts": ["a.example", "b"],
-    }  # fmt: skip
+    options = ServiceOptions("0.0.0.0", 8123, ["a.example", "b"], log_format="words")
+    assert {**served} == {"beside": [], "database": "a.sqlite", "listener": None, "options": options}
 
 
 def test_where_the_service_listens_and_its_names_come_from_the_environment_unless_given(
@@ -70,22 +72,23 @@ def test_where_the_service_listens_and_its_names_come_from_the_environment_unles
     monkeypatch.setenv("AUTOTUNER_HOST", "0.0.0.0")
     monkeypatch.setenv("AUTOTUNER_ALLOWED_HOSTS", "tuning.example,tuner-1")
     assert run("serve").code == 0
-    assert (served["host"], served["allowed_hosts"]) == ("0.0.0.0", ("tuning.example", "tuner-1"))
+    assert served["options"].host == "0.0.0.0"
+    assert served["options"].allowed_hosts == ("tuning.example", "tuner-1")
     assert run("serve", "--host", "127.0.0.1", "--allow-host", "other").code == 0
-    assert (served["host"], served["allowed_hosts"]) == ("127.0.0.1", ["other"])
+    assert (served["options"].host, served["options"].allowed_hosts) == ("127.0.0.1", ["other"])
 
 
 def test_the_database_of_the_settings_is_served_unless_another_is_named(run: Run, served: dict[str, Any]) -> None:
     run("serve")
-    assert (served["database"], served["host"], served["port"]) == (
-        "sqlite:///" + os.environ["AUTOTUNER_DATABASE"], "127.0.0.1", 8000,
-    )  # fmt: skip
+    assert served["database"] == "sqlite:///" + os.environ["AUTOTUNER_DATABASE"]
+    assert (served["options"].host, served["options"].port) == ("127.0.0.1", 8000)
 
 
 def test_a_worker_beside_the_service_has_its_database_and_dies_with_it(run: Run, served: dict[str, Any]) -> None:
     assert run("serve", "--with-worker", "--database", "a.sqlite").code == 0
     command = [sys.executable, "-m", "autotuner.cli", "worker", "--device", "cpu"]
-    assert served["beside"] == [[*command, "--database", "a.sqlite", "--parent", str(os.getpid())]]
+    last = ["--log-format", "words", "--parent", str(os.getpid())]
+    assert served["beside"] == [[*command, "--database", "a.sqlite", *last]]
     assert served["ended"]
     run("serve", "--with-worker")
     assert "--database" not in served["beside"][1], "no password is listed among the processes"
@@ -138,7 +141,7 @@ def test_a_worker_beside_a_service_is_started_anew_and_dies_with_a_service_that_
             first = int(told(r"worker_started worker='[^:]+:(\d+):"))
             os.kill(first, signal.SIGKILL)
             second = int(told(r"worker_started worker='[^:]+:(\d+):", 2))
-            assert f"process_died process={first} end='signal 9' starts_again_in_s=1.0" in log.read_text()
+            assert f"ERROR process_died process={first} end='signal 9' starts_again_in_s=1.0" in log.read_text()
             until(lambda: [w.name.split(":")[1] for d in asked.devices() for w in d.workers] == [str(second)])
     finally:
         service.kill()
@@ -166,7 +169,7 @@ def test_sigterm_ends_service_and_worker_in_order(tmp_path: Path) -> None:
 def test_a_worker_is_started_as_asked_for(run: Run, worked: dict[str, Any]) -> None:
     ran = run("worker", "--database", "a.sqlite", "--threads", "2", "--space", "cpu.yaml", "--once")
     assert (ran.code, ran.out) == (0, "")
-    assert worked.pop("log") is serving.tell
+    assert worked.pop("log") is logs.tell
     assert worked == {"database": "a.sqlite", "device": "cpu", "threads": 2, "space": Path("cpu.yaml"), "once": True}
 
 

@@ -15,7 +15,6 @@ Statement = tuple[str, tuple[object, ...]]
 EXTENTS = {"b": 8, "l": 128}
 QUESTIONS: dict[str, Callable[[Database, str], object]] = {
     "find": lambda database, key: database.find(key, ["c" * 64]),
-    "claim calls": lambda database, key: database.claim_calls(key, "elsewhere/1:1:1", ["c" * 64]),
     "measurements of an environment": lambda database, key: database.measurements(Filter(key), limit=9, after=9),
     "failures": lambda database, key: database.measurements(Filter(key, status="error"), limit=9, after=9),
     "measurements of a signature": lambda database, _: database.measurements(Filter(signature="s" * 64), limit=9),
@@ -29,7 +28,7 @@ QUESTIONS: dict[str, Callable[[Database, str], object]] = {
         family_key="f" * 64, dtype="float32", extents={"b": 8, "l": 100}, device_type="cpu", device_name="Xeon"
     ),
     "known": lambda database, _: database.configurations.known("f" * 64),
-    "claim a job": lambda database, _: database.queue.claim("elsewhere/1:1:1", "cpu", "Xeon"),
+    "claim a job": lambda database, _: database.queue.claim("gone", [("cpu", "Xeon")]),
     "cancel": lambda database, _: database.queue.cancel(1),
     "jobs in a state": lambda database, _: database.queue.jobs(state="queued", limit=9, before=99),
     "waiting": lambda database, _: database.queue.waiting(),

@@ -76,7 +76,7 @@ def test_what_is_written_while_the_file_is_replaced_is_not_said_to_be_kept(
 ) -> None:
     real = SqlQueue._insert
 
-    def meanwhile(*arguments: object, **named: object) -> Job:
+    def meanwhile(*arguments: object, **named: object) -> int | None:
         copy = file.with_name("copy")
         shutil.copy(file, copy)
         copy.replace(file)

@@ -164,21 +164,6 @@ def test_results_that_cannot_be_stored_are_counted_in_the_error(
             database.store(environment.key, [(make_call(n), Measurement("ok", 1.0)) for n in (1, 2)])
 
 
-def test_claims_that_could_not_be_released_end_before_the_next_ones(
-    locked: tuple[Path, sqlite3.Connection], environment: Environment
-) -> None:
-    file, other = locked
-    with open_database(file, timeouts=HASTY) as database, open_database(file) as second:
-        database.remember(environment)
-        assert database.claim_calls(environment.key, "elsewhere/1:1:1#a", ["k"]) == {"k"}
-        other.execute("BEGIN IMMEDIATE")
-        database.release_calls("elsewhere/1:1:1#a")
-        other.execute("ROLLBACK")
-        assert second.claim_calls(environment.key, "elsewhere/1:1:1#b", ["k"]) == set()
-        database.claim_calls(environment.key, "elsewhere/1:1:1#c", [])
-        assert second.claim_calls(environment.key, "elsewhere/1:1:1#b", ["k"]) == {"k"}
-
-
 def test_a_process_that_opens_a_file_while_another_makes_it_waits(tmp_path: Path) -> None:
     file = tmp_path / "timings.sqlite"
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)

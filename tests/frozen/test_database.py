@@ -38,12 +38,12 @@ def write() -> None:
             queue, name = database.queue, ENVIRONMENT.device_name
             asked: dict[str, Any] = {"model": TINY.model.reference, "request": REQUEST.to_json(), "device_type": "cpu"}
             jobs = [queue.enqueue(**asked) for _ in range(3)]
-            queue.claim(WORKER, "cpu", name)
+            queue.claim(WORKER, [("cpu", name)])
             found = tune(REQUEST, TINY.file, database, Replay(ENVIRONMENT, measurements_of(TINY), TINY.ceilings))
             counts = found.configuration.counts
-            queue.finish(jobs[0].id, WORKER, "finished", counts=counts, configuration_id=found.id)
-            queue.claim(WORKER, "cpu", name)
-            queue.finish(jobs[1].id, WORKER, "failed", message="no plan fits")
+            queue.finish(jobs[0].id, 1, "finished", counts=counts, configuration_id=found.id)
+            queue.claim(WORKER, [("cpu", name)])
+            queue.finish(jobs[1].id, 1, "failed", message="no plan fits")
             write_golden(HOLDS, found.configuration.to_json())
         PACKED.write_bytes(gzip.compress(file.read_bytes(), mtime=0))
 
@@ -87,8 +87,7 @@ def test_it_holds_the_jobs_as_they_were(database: Database) -> None:
     assert (failed.message, finished.worker, finished.configuration_id) == ("no plan fits", WORKER, 1)
     assert finished.counts == golden(HOLDS)["counts"]
     assert Request.from_json(finished.request) == REQUEST
-    claimed = database.queue.claim("another", "cpu", ENVIRONMENT.device_name)
-    assert claimed is not None
+    (claimed,) = database.queue.claim("another", [("cpu", ENVIRONMENT.device_name)])
     assert claimed.id == waits.id
 
 

@@ -1,6 +1,6 @@
 """A measurer for tests of tuning runs: answers from made-up or recorded measurements, and keeps what it was asked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotuner import tuner
@@ -37,15 +37,16 @@ class Asking(Replay):
         self.compiled += [call.key for call in calls]
         return super().prepare(calls)
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
-        keys = [call.key for race in races for call in race]
-        self.confirmed += [key for key in keys if key in self.asked]
-        self.asked += [key for key in keys if key not in self.confirmed]
-        for call, measurement in super().measure(races):
-            if len(self.answered) == self.stop_after:
-                raise KeyboardInterrupt
-            self.answered.append(call.key)
-            yield call, measurement
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        for race in races:
+            keys = [call.key for call in race]
+            self.confirmed += [key for key in keys if key in self.asked]
+            self.asked += [key for key in keys if key not in self.confirmed]
+            for call, measurement in super().measure([race]):
+                if len(self.answered) == self.stop_after:
+                    raise KeyboardInterrupt
+                self.answered.append(call.key)
+                yield call, measurement
 
 
 def tune(

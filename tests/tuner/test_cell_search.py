@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -101,7 +101,7 @@ class Racing(Replay):
         """Calls of the searched kernel, each as often as it raced."""
         return [call for race in self.races for call in race if call.candidate.kernel == "planted_tiled"]
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         for race in races:
             self.races.append(list(race))
             costs = {call.key: self._cost_us(call) for call in race}
@@ -333,13 +333,20 @@ def test_what_fails_counts_as_tried_and_stays_out_of_later_races(
     assert silent.races == []
 
 
-def test_what_somebody_else_measures_is_left_to_him(planted: Any, space: Space, database: Database) -> None:
+def test_what_another_run_has_stored_by_then_is_not_measured_and_counts_as_tried(
+    planted: Any, space: Space, database: Database
+) -> None:
     database.remember(HERE)
     (cell,) = space.cells
     theirs = cell.called(cell.starts[0])
-    database.claim_calls(HERE.key, "elsewhere/1:1:1", [theirs.key])
+    state = state_of(space)
+
+    def watch(_: Progress) -> None:
+        database.store(HERE.key, [(theirs, Measurement("ok", 1e6))])
+
+    state.watch = watch
     racing = Racing(planted)
-    found = search_cells(space, database, racing, state_of(space))
+    found = search_cells(space, database, racing, state)
     assert theirs.key not in {call.key for call in racing.asked}
     assert theirs.key in found.space.calls
     assert len(found.fresh) == TRIALS - 1
@@ -501,7 +508,7 @@ def test_a_search_ends_at_its_share_of_the_seconds(linear: Model, file: SpaceFil
     class Endless(Replay):
         """Races for ever, and asks whether to go on."""
 
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:  # noqa: ARG002
             while True:
                 checkpoint()
                 time.sleep(0.01)

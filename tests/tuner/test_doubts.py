@@ -1,6 +1,6 @@
 """What was measured in a bad moment: said, and measured again by the next request. Made-up times."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,7 +174,7 @@ def test_what_took_far_longer_than_its_siblings_is_sampled_again_in_the_same_tun
     absurd, known = with_absurd(small)
 
     class Stalled(Asking):
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             before = set(self.asked)
             for call, measurement in super().measure(races):
                 late = call.key == absurd and call.key in before
@@ -257,7 +257,7 @@ def test_waiting_for_the_device_does_not_count_against_the_limits_and_is_told(sm
         def hear(self, tell: Callable[[str], None]) -> None:
             self.told = tell
 
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             self.waited_s += 1e6
             self.told("waiting for the device, held by process 17")
             self.told("")

@@ -1,12 +1,13 @@
-"""Two tuning runs at once on one database: each call is measured by one of them."""
+"""Two tuning runs at once on one database: nothing is lost, and each takes what the other has stored by then."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from autotuner.database import open_database
+from autotuner.database import Database, open_database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.plan.configuration import Configuration
@@ -22,14 +23,16 @@ class Together(Asking):
 
     barrier: threading.Barrier
 
-    def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
         if not self.asked:
             self.barrier.wait(WAIT_S)
         return super().measure(races)
 
 
 @pytest.mark.slow
-def test_two_jobs_at_once_measure_a_shared_candidate_once(small: Model, tmp_path: Path) -> None:
+def test_two_jobs_at_once_have_the_answer_of_one_and_measure_a_call_twice_at_worst(
+    small: Model, tmp_path: Path
+) -> None:
     known = times(space_of(small).calls)
     barrier = threading.Barrier(2)
     measurers = [Together(known), Together(known)]
@@ -45,36 +48,50 @@ def test_two_jobs_at_once_measure_a_shared_candidate_once(small: Model, tmp_path
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert sorted(measurers[0].asked + measurers[1].asked) == sorted(known)
-    assert measurers[0].asked
-    assert measurers[1].asked
+    asked = Counter(measurers[0].asked + measurers[1].asked)
+    assert asked.keys() == known.keys()
+    assert max(asked.values()) <= len(measurers)
     assert found[0].certificate.predicted_us == found[1].certificate.predicted_us
     assert {one.counts["measured"] + one.counts["reused"] for one in found.values()} == {len(known)}
-
-
-def test_what_another_run_has_in_hand_is_waited_for(small: Model, tmp_path: Path) -> None:
-    known = times(space_of(small).calls)
-    other_key = sorted(known)[0]
-    call = space_of(small).calls[other_key]
     with open_database(tmp_path / "shared.sqlite") as database:
-        database.remember(HERE)
-        assert database.claim_calls(HERE.key, "elsewhere/1:1:1", [other_key]) == {other_key}
-        watched: list[int] = []
-
-        def watch(progress: Progress) -> None:
-            watched.append(progress.done)
-            if len(watched) > len(known):  # all else is measured by now
-                database.store(HERE.key, [(call, known[other_key])])
-                database.release_calls("elsewhere/1:1:1")
-
-        asking = Asking(known)
-        tune(small, CPU, database, asking, watch=watch)
-        assert other_key not in asking.asked
+        assert database.find(HERE.key, tuple(known)) == known
+        assert database.statistics().statuses["ok"] == len(known)
 
 
-def test_a_run_that_fails_leaves_no_claim(small: Model, tmp_path: Path) -> None:
+def test_what_another_run_stores_meanwhile_is_not_measured(small: Model, database: Database) -> None:
+    known = times(space_of(small).calls)
+    calls = space_of(small).calls
+    database.remember(HERE)
+    told = 0
+
+    def watch(progress: Progress) -> None:
+        nonlocal told
+        told += progress.stage == "measure" and progress.done == 1
+        if told == 1:
+            database.store(HERE.key, [(call, known[key]) for key, call in calls.items()])
+
+    asking = Asking(known)
+    found = tune(small, CPU, database, asking, watch=watch)
+    assert len(asking.answered) < len(known) / 2
+    assert (found.counts["measured"] + found.counts["reused"], found.counts["unknown"]) == (len(known), 0)
+
+
+def test_what_both_runs_measured_is_stored_once(small: Model, tmp_path: Path) -> None:
     known = times(space_of(small).calls)
     with open_database(tmp_path / "shared.sqlite") as database:
-        with pytest.raises(KeyboardInterrupt):
-            tune(small, CPU, database, Asking(known, stop_after=3))
-        assert database.claim_calls(HERE.key, "elsewhere/1:1:1", list(known)) == set(known)
+        tune(small, CPU, database, Both(known, database))
+        assert database.find(HERE.key, tuple(known)) == known
+        assert database.statistics().statuses["ok"] == len(known)
+
+
+class Both(Asking):
+    """Another run stores each call just before this one has its result."""
+
+    def __init__(self, known: dict[str, Measurement], database: Database) -> None:
+        super().__init__(known)
+        self.database = database
+
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        for call, measurement in super().measure(races):
+            self.database.store(HERE.key, [(call, measurement)])
+            yield call, measurement

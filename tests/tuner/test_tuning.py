@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def test_what_is_chosen_is_timed_once_more_and_a_lucky_timing_does_not_stay_chos
     slow = {key for key in known if key not in first.confirmed}
 
     class Lucky(Asking):
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             again = set(self.asked)
             for call, measurement in super().measure(races):
                 lucky = call.key in slow and call.key not in again

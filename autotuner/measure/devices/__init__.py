@@ -13,7 +13,16 @@ from autotuner.measure.devices.cuda import cuda_devices
 from autotuner.measure.devices.device import Device
 from autotuner.measure.policy import Policy
 
-__all__ = ["Device", "check_torch", "device_of", "devices", "environment", "policy_for", "rotate_bytes"]
+__all__ = [
+    "Device",
+    "check_torch",
+    "device_of",
+    "devices",
+    "environment",
+    "half_step_bytes",
+    "policy_for",
+    "rotate_bytes",
+]
 
 FOUND: dict[str, Callable[[], Sequence[Device]]] = {CPU: cpu_devices, CUDA: cuda_devices}
 
@@ -78,8 +87,13 @@ def rotate_bytes(graph: Graph, device_type: str = CPU, device_index: int = 0) ->
     power of two, so that models of about one size share measurements. The policy's own figure is the least on a CPU,
     whose last cache holds many such sets, and the most on a CUDA device, beyond whose cache there is only memory.
     """
+    return device_of(device_type, device_index).rotate_bytes(half_step_bytes(graph))
+
+
+def half_step_bytes(graph: Graph) -> int:
+    """Return half the working set of a training step, rounded down to a power of two; see `rotate_bytes`."""
     half = working_set_bytes(graph) // 2
-    return device_of(device_type, device_index).rotate_bytes(1 << (half.bit_length() - 1))
+    return 1 << (half.bit_length() - 1)
 
 
 def check_torch() -> None:

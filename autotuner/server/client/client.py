@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx2
 
@@ -12,7 +13,7 @@ from autotuner.errors import InputError, JobStateError, ServiceError
 from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
-from autotuner.server.client.submitting import GivenModel, best_query, checked, given_model, params
+from autotuner.server.client.submitting import GivenModel, best_query, checked, checked_key, given_model, params
 from autotuner.server.client.transport import LONGEST_PAUSE_S, Clock, Transport
 from autotuner.server.wire import (
     PAGE_MAX,
@@ -32,7 +33,7 @@ from autotuner.server.wire import (
     StatisticsView,
     SubmittedJob,
 )
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, checked_token, client_token
 
 PATIENCE_S = 60.0
 LOOK_S = (0.2, 2.0)
@@ -71,9 +72,10 @@ class Client:
         retries: how often a question is asked again, with growing pauses.
         transport: carries the requests in place of the network.
         clock: measures time and pauses.
+        token: that the service knows this client by; by default that of `AUTOTUNER_TOKEN` or `AUTOTUNER_TOKEN_FILE`.
 
     Raises:
-        InputError: `url` is no URL of a service.
+        InputError: `url` is no URL of a service, or `token` cannot be sent.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Client:
         retries: int = 3,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
+        token: str | None = None,
     ) -> None:
-        self._transport = Transport(url, timeout_s, retries, transport, clock or Clock())
+        token = client_token() if token is None else checked_token(token, "the argument `token`")
+        self._transport = Transport(url, timeout_s, retries, transport, clock or Clock(), token)
         self._answers: OrderedDict[str, tuple[str, BestView]] = OrderedDict()
         self.page_max = PAGE_MAX
 
@@ -117,9 +121,13 @@ class Client:
         device_name: str | None = None,
         max_seconds: float | None = None,
         max_measurements: int | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
         **tuning: Unpack[TuneKeywords],
     ) -> JobView:
         """Submit a tuning job, and return it as it waits for a worker.
+
+        It is sent again where no answer came, and stored once all the same.
 
         Args:
             model: "bert-encoder:tiny"; the path of a model file, which is sent along; or its content.
@@ -130,6 +138,9 @@ class Client:
             device: device type.
             device_name: of one device, as `devices` lists it; None for any of the type.
             max_seconds, max_measurements: the same as `limits` of `tuning`.
+            priority: from -100 to 100; of jobs that wait, those of the highest are taken first.
+            idempotency_key: under which one job is stored, whoever of this client's processes sends it, and however
+                often; by default a new one.
             tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
         Raises:
@@ -143,9 +154,11 @@ class Client:
         limits = asdict(given) if given else {"seconds": max_seconds, "measurements": max_measurements}
         body = checked(
             SubmittedJob, model=sent, preset=preset, extents=dict(extents or {}), options=dict(options or {}),
-            dtype=dtype, device={"type": device, "name": device_name}, limits=limits, **tuning,
+            dtype=dtype, device={"type": device, "name": device_name}, limits=limits, priority=priority, **tuning,
         )  # fmt: skip
-        return self._transport.read(JobView, self._transport.post("v1/jobs", body.model_dump_json()))
+        headers = {"Idempotency-Key": checked_key(idempotency_key or str(uuid4()))}
+        found = self._transport.post("v1/jobs", body.model_dump_json(), headers=headers, repeatable=True)
+        return self._transport.read(JobView, found)
 
     def jobs(self, *, state: JobStateName | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Yield jobs, the newest first, at most `limit`."""

@@ -1,5 +1,6 @@
 """Bodies and queries for the service, made and checked from the arguments of a client's methods."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from autotuner.errors import InputError, ModelError
 from autotuner.ir.models import ModelFile, load_model, parse_reference
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Scalar, canonical_json
-from autotuner.server.wire import BestQuery, Query
+from autotuner.server.wire import KEY_PATTERN, BestQuery, Query
 
 GivenModel = str | Path | Mapping[str, Any]
 T = TypeVar("T", bound=BaseModel)
@@ -86,6 +87,17 @@ def checked(kind: type[T], **values: Any) -> T:
         return kind(**values)
     except ValidationError as error:
         raise InputError("; ".join(_sentence(found) for found in error.errors(include_url=False))) from error
+
+
+def checked_key(key: str) -> str:
+    """Return an idempotency key.
+
+    Raises:
+        InputError: no header could carry it.
+    """
+    if re.fullmatch(KEY_PATTERN, key) is None:
+        raise InputError(f"the idempotency key is {key!r}: give 1 to 200 visible ASCII characters without spaces")
+    return key
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

@@ -75,13 +75,20 @@ class Transport:
         timeout_s: for connecting, and for each wait for more of an answer.
         retries: how often a question is asked again that found no service.
         transport: carries the requests in place of the network.
+        token: sent with each request; None for none.
 
     Raises:
         InputError: `url` is no URL of a service.
     """
 
     def __init__(
-        self, url: str, timeout_s: float, retries: int, transport: httpx2.BaseTransport | None, clock: Clock
+        self,
+        url: str,
+        timeout_s: float,
+        retries: int,
+        transport: httpx2.BaseTransport | None,
+        clock: Clock,
+        token: str | None = None,
     ) -> None:
         if not timeout_s > 0 or retries < 0:
             raise InputError(f"timeout_s is {timeout_s} and retries {retries}: give a time above 0, and retries from 0")
@@ -98,7 +105,7 @@ class Transport:
             transport=transport,
             # A proxy of the environment does not reach a service on this machine.
             trust_env=parsed.host not in LOOPBACK,
-            headers={"User-Agent": "autotuner", "Accept": "application/json"},
+            headers={"User-Agent": "autotuner", "Accept": "application/json", **_authorization(token)},
         )
 
     def close(self) -> None:
@@ -126,7 +133,14 @@ class Transport:
                     raise  # somebody is there and does not answer: that was waited for long enough
                 backoff.wait(error)
 
-    def post(self, path: str, body: str | None = None, *, repeatable: bool = False) -> httpx2.Response:
+    def post(
+        self,
+        path: str,
+        body: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = False,
+    ) -> httpx2.Response:
         """Send something once; again only if it cannot have arrived, or if it may arrive twice.
 
         Args:
@@ -137,7 +151,7 @@ class Transport:
             As `get`.
         """
         backoff = self.backoff(tries=self._retries)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
         while True:
             try:
                 return self._send("POST", path, content=body, headers=headers)
@@ -211,7 +225,11 @@ class Transport:
             return (JobStateError if "/v1/jobs/" in response.request.url.path else ModelError)(said)
         if 400 <= status < 500 and status not in (401, 403, 408, 429):
             return InputError(said)
-        return ServiceError(f"the service at {self.shown} failed: {said} (status {status})", passing=status in PASSING)
+        if status == 401:
+            said += "; a client sends AUTOTUNER_TOKEN, or what the file AUTOTUNER_TOKEN_FILE holds"
+        does = "refuses" if status in (401, 403, 429) else "failed"
+        passing = status in PASSING or (status == 429 and response.request.method == "GET")
+        return ServiceError(f"the service at {self.shown} {does}: {said} (status {status})", passing=passing)
 
     def _unreachable(self, error: httpx2.TransportError) -> ServiceError:
         what = str(error) or type(error).__name__
@@ -225,6 +243,10 @@ class Transport:
         return ServiceError(
             f"what answers at {self.shown} is no autotuner service of this version ({what}): see `autotuner serve`"
         )
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def _fields(problem: ProblemDetails) -> Iterator[str]:

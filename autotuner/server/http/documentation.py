@@ -10,6 +10,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import RedirectResponse, Response
 
+from autotuner.server.http.access import Access
 from autotuner.server.http.examples import ANSWERS, PROBLEMS
 from autotuner.server.http.problems import PROBLEM_JSON
 from autotuner.server.http.submissions import Submission
@@ -34,7 +35,8 @@ TAGS = [
     {"name": "service", "description": "Whether the service can answer."},
 ]
 MEANINGS: Mapping[int, str] = {
-    403: "It comes from a page of another site.",
+    401: "A token is missing, or is not valid.",
+    403: "The token is of a lesser role, or it comes from a page of another site.",
     404: "It is not there.",
     408: "The body did not arrive in time.",
     409: "It is well formed, and contradicts the model or the state of the job.",
@@ -42,13 +44,27 @@ MEANINGS: Mapping[int, str] = {
     415: "The body is not said to be JSON.",
     421: "The service does not answer to the host that is named.",
     422: "Something is not well formed.",
+    429: "The client has as many waiting jobs, or open streams, as it may.",
     500: "The service failed; its log says why.",
     503: "The database cannot be used now; try again later.",
 }
 
 
+TOKEN: dict[str, Any] = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A token, as `autotuner token create` prints it. A `reader` asks, a `submitter` submits jobs and "
+    "cancels its own, an `admin` cancels all. A service of one machine answers without, as long as it has no tokens.",
+}
+
+
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what a route may answer in place of success: these, and what every route may."""
+    """Return what a route that needs a token may answer in place of success: these, and what every such route may."""
+    return open_refusals(*statuses, 401, 403)
+
+
+def open_refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what a route that everybody may ask may answer in place of success."""
     return {status: _refusal(status) for status in sorted({*statuses, 421, 422, 500, 503})}
 
 
@@ -56,24 +72,30 @@ def _refusal(status: int) -> dict[str, Any]:
     value = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status} | PROBLEMS[status]
     schema = {"$ref": TEMPLATE.format(model="Problem")}
     headers = {}
-    if status == 503:
+    if status == 401:
+        headers = {"WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}}}
+    if status in (429, 503):
         headers = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     found = {"description": MEANINGS[status], "content": {PROBLEM_JSON: {"schema": schema, "example": value}}}
     return found | ({"headers": headers} if headers else {})
 
 
-def describe(app: FastAPI) -> None:
-    """Have the application give the OpenAPI document with what FastAPI leaves out."""
+def describe(app: FastAPI, access: Access) -> None:
+    """Have the application give the OpenAPI document with what FastAPI leaves out.
+
+    As long as everybody is answered, a token may be left out, by the document as well.
+    """
+    documents: dict[bool, dict[str, Any]] = {}
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
+        if access.open not in documents:
+            documents[access.open] = _document(app, without_token=access.open)
+        return documents[access.open]
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, *, without_token: bool) -> dict[str, Any]:
     document = get_openapi(
         title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
         tags=TAGS,
@@ -84,7 +106,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["Problem"] = ProblemDetails.model_json_schema(ref_template=TEMPLATE)
     for name in ("Submission", *Submission.model_json_schema()["$defs"]):
         _bound(schemas[name])
+    document["components"]["securitySchemes"] = {"token": TOKEN}
     for operation in (operation for path in document["paths"].values() for operation in path.values()):
+        if "401" in operation["responses"]:
+            operation["security"] = [{"token": []}, *([{}] if without_token else [])]
         for status, response in operation["responses"].items():
             if status.startswith("2") and "application/json" in response.get("content", {}):
                 # Here, and not with the route: FastAPI drops what is null from the examples that it is given.

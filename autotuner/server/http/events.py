@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from autotuner.database import ENDED, Database, Job
 from autotuner.errors import AutotunerError
+from autotuner.server.http.access import Quota
 from autotuner.server.http.connections import WATCHERS, streams_max
 from autotuner.server.http.documentation import TEMPLATE, refusals
 from autotuner.server.http.examples import EVENTS
@@ -65,12 +67,19 @@ class Watch:
 
     Args:
         render: returns the event that tells how a job is; once for each change, in a thread.
+        counted: called with 1 when a stream is opened, and with -1 when it has ended.
     """
 
-    def __init__(self, database: Database, render: Callable[[Job], bytes]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        render: Callable[[Job], bytes],
+        counted: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._database = database
-        self._render = render
+        self._render, self._counted = render, counted
         self._watched: dict[int, Watched] = {}
+        self.streams = Counter[str]()
         self._thread = CapacityLimiter(WATCHERS)
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
@@ -79,19 +88,27 @@ class Watch:
     def followers(self) -> int:
         return sum(watched.followers for watched in self._watched.values())
 
+    @property
+    def closed(self) -> bool:
+        """True once the service ends."""
+        return self._closed
+
     def close(self) -> None:
         """End every stream, and those to come after what they have to tell."""
         self._closed = True
         self._end_all()
 
-    async def follow(self, job: Job, event: bytes, told: int) -> AsyncIterator[bytes]:
+    async def follow(self, job: Job, event: bytes, told: int, client: str = "") -> AsyncIterator[bytes]:
         """Yield a job's event after each change until it has ended; a comment where nothing happens for long.
 
         Args:
             job, event: as they were just read.
             told: revision that the client knows.
+            client: of whom `streams` counts this one.
         """
         watched, seen = self._enter(job, event), (told, False)
+        self.streams[client] += 1
+        self._counted(1)
         try:
             yield b": events of a job; a comment like this comes every 10 s\n\n"
             while True:
@@ -107,6 +124,10 @@ class Watch:
                         yield b": still here\n\n"
         finally:
             self._leave(job.id, watched)
+            self.streams[client] -= 1
+            self._counted(-1)
+            if not self.streams[client]:
+                del self.streams[client]
 
     def _enter(self, job: Job, event: bytes) -> Watched:
         watched = self._watched.get(job.id)
@@ -189,7 +210,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def event_routes(database: Database, watch: Watch) -> APIRouter:
+def event_routes(database: Database, watch: Watch, quota: Quota) -> APIRouter:
     """Return the route of events."""
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -198,10 +219,11 @@ def event_routes(database: Database, watch: Watch) -> APIRouter:
         operation_id="follow_job",
         summary="Follow a job by server-sent events",
         response_class=StreamingResponse,
-        responses={**RESPONSES, **refusals(404)},
+        responses={**RESPONSES, **refusals(404, 429)},
     )
     async def events(
         job_id: JobId,
+        request: Request,
         last_event_id: Annotated[
             Cursor, Header(description="Id of the last event that was received: what it said is not repeated.")
         ] = 0,
@@ -214,7 +236,11 @@ def event_routes(database: Database, watch: Watch) -> APIRouter:
         if watch.followers >= most:
             detail = f"the service has {most} streams of events, and opens no more now: try again later"
             raise Refusal(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
-        stream = watch.follow(job, event, last_event_id)
+        client = request.state.caller.name
+        if watch.streams[client] >= quota.streams:
+            detail = f"{client} has {quota.streams} streams of events, and may open no more: end one first"
+            raise Refusal(429, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+        stream = watch.follow(job, event, last_event_id, client)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     return routes

@@ -49,7 +49,8 @@ QUEUED: dict[str, Any] = {
     "family": _FAMILY, "extents": {"b": 4, "l": 32, "h": 128, "n": 4, "p": 32, "f": 512},
     "options": {"activation": "relu"}, "dtype": "float32", "device_type": "cpu", "device_name": None, "gap": 0.05,
     "estimated_gap": None, "budget_bytes": None, "exhaustive": False,
-    "limits": {"seconds": None, "measurements": None}, "worker": None, "progress": None, "counts": {},
+    "limits": {"seconds": None, "measurements": None}, "worker": None, "attempt": 0, "priority": 0,
+    "progress": None, "counts": {},
     "configuration_id": None, "created_at": _AT, "started_at": None, "finished_at": None, "message": "",
     "revision": 1,
 }  # fmt: skip
@@ -57,7 +58,14 @@ _PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 420, "total": 1733, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4,
     "bound_us": 3990.1, "gap": 0.283, "estimated_gap": 0.041, "eta_s": 95.0,
 }  # fmt: skip
-RUNNING = QUEUED | {"state": "running", "worker": _WORKER, "progress": _PROGRESS, "started_at": _AT, "revision": 9}
+RUNNING = QUEUED | {
+    "state": "running",
+    "worker": _WORKER,
+    "attempt": 1,
+    "progress": _PROGRESS,
+    "started_at": _AT,
+    "revision": 9,
+}
 CANCELLING = RUNNING | {"cancelling": True, "revision": 10}
 FINISHED = RUNNING | {
     "state": "finished", "progress": _PROGRESS | {"stage": "done", "done": 1733, "gap": 0.04, "eta_s": 0.0},
@@ -164,7 +172,7 @@ MEASUREMENT_PAGE: dict[str, Any] = {
 }  # fmt: skip
 DEVICES: list[dict[str, Any]] = [
     {
-        "type": "cpu", "name": _CPU, "workers": [{"name": _WORKER, "started_at": _AT, "seen_at": _LATER}],
+        "type": "cpu", "name": _CPU, "workers": [{"name": _WORKER, "started_at": _AT}],
         "environments": [
             {"key": _KEY, "facts": {"cores": 2, "threads": 2, "torch": "2.11.0"}, "policy": {"cache": "warm"},
              "measurements": _STATUSES}
@@ -179,10 +187,24 @@ MODELS: list[dict[str, Any]] = [
 ]  # fmt: skip
 HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
 
+METRICS = """\
+# HELP autotuner_jobs Jobs by state.
+# TYPE autotuner_jobs gauge
+autotuner_jobs{state="queued"} 2.0
+autotuner_jobs{state="running"} 1.0
+# HELP autotuner_queue_oldest_seconds Time since the oldest job that waits was submitted, 0 without one.
+# TYPE autotuner_queue_oldest_seconds gauge
+autotuner_queue_oldest_seconds 41.5
+"""
+
 PROBLEMS: dict[int, dict[str, Any]] = {
+    401: {
+        "detail": "this needs a token: send `Authorization: Bearer TOKEN`; `autotuner token create` makes one",
+        "instance": "/v1/jobs",
+    },
     403: {
-        "detail": "POST from a page of another site is refused (`Origin` is 'http://other.example'): use a client, or "
-        "the service's own page",
+        "detail": "this needs a token of role submitter, and token 3 is of role reader: `autotuner token create --role "
+        "submitter` makes one",
         "instance": "/v1/jobs",
     },
     408: {"detail": "the body did not arrive within 30 s: send it at once", "instance": "/v1/jobs"},
@@ -206,6 +228,10 @@ PROBLEMS: dict[int, dict[str, Any]] = {
         "instance": "/v1/jobs",
         "errors": [{"field": "query limit", "message": "should be less than or equal to 1000, not '5000'"}],
     },
+    429: {
+        "detail": "100 jobs of token 3 wait for a worker, and no more may: try again later",
+        "instance": "/v1/jobs",
+    },
     500: {"detail": "the service failed; its log says why", "instance": "/v1/jobs"},
     503: {
         "detail": "the database of the service cannot be used now; its log says why: try again later",
@@ -226,5 +252,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "list_devices": {"example": DEVICES},
     "list_models": {"example": MODELS},
     "get_health": {"example": HEALTH},
+    "get_readiness": {"example": {"status": "ready"}},
 }
 """Of the JSON that each operation answers with."""

@@ -5,7 +5,8 @@ Whether a request comes from another site is decided as in Go's `http.CrossOrigi
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
@@ -18,6 +19,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 AUTHORITY = re.compile(r"(?:\[(?P<literal>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]*))?")
 SHOWN_MAX = 100
+KEPT_NAMES = 256
 
 
 class Hosts:
@@ -51,17 +53,37 @@ class Hosts:
         return name in self._names or (self._everywhere and _is_address(name))
 
 
-class Guard:
-    """Refuses requests to hosts that are not served, and requests of other sites that would change something."""
+def allowed_origin(text: str) -> str:
+    """Return an origin whose pages may ask the service, as browsers name it.
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    Raises:
+        InputError: it is none, or stands for all.
+    """
+    scheme, _, authority = text.lower().rstrip("/").partition("://")
+    if scheme not in ("http", "https") or _read(authority) is None:
+        raise InputError(
+            f"--allow-origin {text!r}: write the scheme and host of a site, such as https://tuning.example; all cannot "
+            "be allowed"
+        )
+    return f"{scheme}://{authority}"
+
+
+class Guard:
+    """Refuses requests to hosts that are not served, and requests of other sites that would change something.
+
+    Args:
+        origins: of other sites whose pages may ask all the same.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, origins: Collection[str] = ()) -> None:
         self._app = app
         self._hosts = hosts
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            refusal = self._wrong_host(headers) or self._other_site(scope["method"], headers)
+            refusal = self._misdirected(headers) or self._other_site(scope["method"], headers)
             if refusal is not None:
                 status, detail = refusal
                 refused = problem(status, detail, instance=scope["path"], headers={"Connection": "close"})
@@ -69,7 +91,10 @@ class Guard:
                 return
         await self._app(scope, receive, send)
 
-    def _wrong_host(self, headers: Headers) -> tuple[int, str] | None:
+    def _misdirected(self, headers: Headers) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may take the one to say where the body ends, and this service the other (request smuggling).
+            return 400, "the request has `Content-Length` and `Transfer-Encoding`: send one of them"
         given = headers.get("host")
         if given is None:
             return None  # HTTP/1.0, as a probe may send it: no browser does
@@ -86,7 +111,12 @@ class Guard:
 
     def _other_site(self, method: str, headers: Headers) -> tuple[int, str] | None:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        if method in SAFE or site in ("same-origin", "none") or (site is None and origin is None):
+        if (
+            origin in self._origins
+            or method in SAFE
+            or site in ("same-origin", "none")
+            or (site is None and origin is None)
+        ):
             return None
         if site is None and origin is not None:
             scheme, _, authority = origin.partition("://")
@@ -97,6 +127,7 @@ class Guard:
         return 403, f"{method} from a page of another site is refused ({said}): use a client, or the service's own page"
 
 
+@lru_cache(KEPT_NAMES)
 def _read(authority: str) -> tuple[str, str] | None:
     """Return the name and the port of "name:port"; a port that is the scheme's own is none."""
     match = AUTHORITY.fullmatch(authority.lower())

@@ -1,21 +1,27 @@
 """Routes of jobs: submit, list, show, cancel."""
 
+from functools import partial
+from threading import Lock
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+from fastapi import Request as HttpRequest
 
 from autotuner.database import Database, Job
 from autotuner.errors import NotFoundError
 from autotuner.ir.models import Model
 from autotuner.plan.request import Request
+from autotuner.server.http.access import Caller, Quota
 from autotuner.server.http.connections import CHECKERS, WRITERS
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
+from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
 from autotuner.server.wire import (
+    KEY_PATTERN,
     Id,
     JobPage,
     JobsQuery,
@@ -23,6 +29,8 @@ from autotuner.server.wire import (
     SubmittedLimits,
 )
 from autotuner.settings import TuneOptions
+
+QUEUED_RETRY_AFTER_S = 30
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
 
@@ -54,9 +62,9 @@ def find_job(database: Database, job_id: int) -> Job:
         raise NotFoundError(f"no job {job_id}: GET /v1/jobs lists those that there are") from None
 
 
-def job_routes(database: Database, files: ModelFiles) -> APIRouter:
+def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter:
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
-    checking, writing = CapacityLimiter(CHECKERS), CapacityLimiter(WRITERS)
+    checking, writing, submitting = CapacityLimiter(CHECKERS), CapacityLimiter(WRITERS), Submitting(database, quota)
 
     @routes.post(
         "",
@@ -65,26 +73,47 @@ def job_routes(database: Database, files: ModelFiles) -> APIRouter:
         summary="Submit a tuning job",
         response_description="The job, which waits for a worker of its device.",
         responses={
+            200: {
+                "description": "The job that was submitted under this key before, as it is by now.",
+                "model": JobView,
+                "headers": LOCATION,
+                "links": LINKS,
+            },
             201: {
                 "description": "The job, which waits for a worker of its device.",
                 "headers": LOCATION,
                 "links": LINKS,
             },
-            **refusals(403, 404, 408, 409, 413, 415),
+            **refusals(403, 404, 408, 409, 413, 415, 429),
         },
     )
     async def submit(
         submission: Annotated[Submission, Body(openapi_examples=SUBMISSIONS)],
+        http: HttpRequest,
         response: Response,
+        idempotency_key: Annotated[
+            str | None,
+            Header(
+                description="Made up by the client for this job: however often it is sent, one job is stored.",
+                pattern=KEY_PATTERN,
+                examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
+            ),
+        ] = None,
     ) -> JobView:
         """Store a job that waits for a worker of its device; see `GET /v1/jobs/{job_id}/events` for how it goes on.
 
         `model` names a model of the service with or without a preset, or is the content of a model file, as JSON.
         `extents`, `options` and `dtype` replace values of the preset and the file. `gap` ends measuring as soon as the
         best plan is proven to take at most this share longer than the best there can be.
+
+        With an `Idempotency-Key`, the request may be sent again where its answer was lost: it is answered by the job
+        that is there, with 200. Another request of the client under the same key is a 422.
         """
         request = await run_sync(request_of, submission, files, database, limiter=checking)
-        job = await run_sync(_enqueued, database, request, limiter=writing)
+        enqueued = partial(submitting.enqueued, request, http.state.caller, submission.priority, _bare(idempotency_key))
+        job = await run_sync(enqueued, limiter=writing)
+        if not job.is_new:
+            response.status_code = 200
         response.headers["Location"] = f"/v1/jobs/{job.id}"
         return job_view(job)
 
@@ -116,25 +145,56 @@ def job_routes(database: Database, files: ModelFiles) -> APIRouter:
         summary="Cancel a job",
         responses={200: {"description": "The job, cancelled or about to end."}, **refusals(403, 404, 409, 413, 415)},
     )
-    async def cancel(job_id: JobId) -> JobView:
+    async def cancel(job_id: JobId, http: HttpRequest) -> JobView:
         """Cancel a job: one that waits ends at once, one that runs as soon as its worker has heard of it.
 
-        What was measured is kept. A job that is cancelled already stays so; one that has ended otherwise is a 409.
+        What was measured is kept. A job that is cancelled already stays so; one that has ended otherwise is a 409. A
+        submitter cancels its own jobs, an admin all.
         """
-        return job_view(await run_sync(_cancelled, database, job_id, limiter=writing))
+        return job_view(await run_sync(_cancelled, database, job_id, http.state.caller, limiter=writing))
 
     return routes
 
 
-def _enqueued(database: Database, request: Request) -> Job:
-    return database.queue.enqueue(
-        model=request.model.reference, request=request.to_json(), device_type=request.device_type,
-        device_name=request.device_name,
-    )  # fmt: skip
+class Submitting:
+    """Stores jobs of clients, as many as a client may have waiting."""
+
+    def __init__(self, database: Database, quota: Quota) -> None:
+        self._database = database
+        self._most = quota.queued
+        self._lock = Lock()
+
+    def enqueued(self, request: Request, caller: Caller, priority: int, idempotency_key: str | None) -> Job:
+        """Store a job of a client.
+
+        Raises:
+            KeyReusedError: the client has another request under this key.
+            Refusal: 429, as many of its jobs wait as may. Processes of a service that store jobs of one client in the
+                same moment may together exceed that by one each.
+        """
+        queue = self._database.queue
+        with self._lock:
+            if queue.queued(caller.name) >= self._most and not (
+                idempotency_key and queue.has_key(caller.name, idempotency_key)
+            ):
+                detail = f"{self._most} jobs of {caller.name} wait for a worker, and no more may: try again later"
+                raise Refusal(429, detail, headers={"Retry-After": str(QUEUED_RETRY_AFTER_S)})
+            return queue.enqueue(
+                model=request.model.reference, request=request.to_json(), device_type=request.device_type,
+                device_name=request.device_name, client=caller.name, priority=priority, idempotency_key=idempotency_key,
+            )  # fmt: skip
 
 
-def _cancelled(database: Database, job_id: int) -> Job:
-    find_job(database, job_id)
+def _bare(key: str | None) -> str | None:
+    """Return a key without the quotes that the header's own syntax has around it."""
+    return key[1:-1] if key and len(key) > 2 and key[0] == key[-1] == '"' else key
+
+
+def _cancelled(database: Database, job_id: int, caller: Caller) -> Job:
+    job = find_job(database, job_id)
+    if not caller.may("admin") and job.client != caller.name:
+        whose = job.client or "nobody who asked this service"
+        raise Refusal(403, f"job {job_id} is of {whose}: {caller.name} cancels its own, a token of role admin any")
     return database.queue.cancel(job_id)
 
 

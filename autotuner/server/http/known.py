@@ -1,22 +1,19 @@
-"""Routes of what is known: measurements, devices, models; and whether the service can answer."""
+"""Routes of what is known: measurements, devices, models."""
 
 from collections import defaultdict
 from typing import Annotated
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 
 from autotuner.database import Database, Filter, StoredMeasurement
 from autotuner.ir.models import ModelFile
-from autotuner.server.http.connections import PROBES
+from autotuner.ir.records import STATUSES
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles
 from autotuner.server.wire import (
     DeviceView,
     EnvironmentView,
-    Health,
     MeasurementPage,
     MeasurementsQuery,
     MeasurementView,
@@ -26,9 +23,8 @@ from autotuner.server.wire import (
 )
 
 
-def known_routes(database: Database, files: ModelFiles, version: str) -> APIRouter:
+def known_routes(database: Database, files: ModelFiles) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
-    probing = CapacityLimiter(PROBES)
 
     @routes.get(
         "/v1/measurements",
@@ -70,14 +66,14 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         workers, environments = defaultdict(list), defaultdict(list)
         for worker in database.queue.workers():
             workers[worker.device_type, worker.device_name].append(WorkerView.model_validate(worker))
+        counted = database.inventory.measurements()
         for environment in database.environments():
-            statuses = database.statistics(Filter(environment_key=environment.key)).statuses
             environments[environment.device_type, environment.device_name].append(
                 EnvironmentView(
                     key=environment.key,
                     facts=dict(environment.facts),
                     policy=dict(environment.policy),
-                    measurements=dict(statuses),
+                    measurements=counted.get(environment.key, dict.fromkeys(STATUSES, 0)),
                 )
             )
         return [
@@ -96,28 +92,7 @@ def known_routes(database: Database, files: ModelFiles, version: str) -> APIRout
         """Return the model files of the service: their axes, presets and options."""
         return [model_view(name, files.file(name)) for name in files.names()]
 
-    @routes.get(
-        "/v1/healthz",
-        tags=["service"],
-        operation_id="get_health",
-        summary="Say whether the service can answer",
-        responses={200: {"description": "The service reads its database."}, **refusals()},
-    )
-    @routes.get("/healthz", include_in_schema=False)
-    async def health() -> Health:
-        """Return how many jobs wait and run, and how many workers there are; 503 where the database cannot be read.
-
-        The same is at /healthz, where probes look for it.
-        """
-        return await run_sync(_health, database, version, limiter=probing)
-
     return routes
-
-
-def _health(database: Database, version: str) -> Health:
-    waiting = database.queue.waiting()
-    workers = len(database.queue.workers())
-    return Health(status="ok", version=version, queued=waiting["queued"], running=waiting["running"], workers=workers)
 
 
 def measurement_view(found: StoredMeasurement) -> MeasurementView:

@@ -1,25 +1,27 @@
-"""Serving: the application behind uvicorn, with one line of a log for each request, until it is told to end."""
+"""Serving: the application behind uvicorn, until it is told to end."""
 
 import asyncio
 import logging
 import signal
 import socket
-import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotuner.database import SERVING, open_database
+from autotuner.database import SERVING, Database, open_database
 from autotuner.errors import InputError
-from autotuner.server.http.application import create_app
+from autotuner.server.http.access import Quota
+from autotuner.server.http.application import QUOTA, create_app
 from autotuner.server.http.connections import Connection, handle_loop_error
-from autotuner.server.http.guard import Hosts
+from autotuner.server.http.guard import Hosts, allowed_origin
+from autotuner.server.http.observing import Observed
+from autotuner.server.logs import logging_to_stderr, tell
+from autotuner.settings import LogFormat
 
 GRACE_S = 4
 """For how long requests in hand may go on when the service is told to end; a worker beside it needs as long again."""
@@ -30,13 +32,45 @@ BACKLOG = 128
 log = logging.getLogger("autotuner.server.http")
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """Options of a service, the same in all of its processes.
+
+    Args:
+        host: address or name to listen at.
+        port: 0 for any that is free; the log says which.
+        allowed_hosts: names that it answers to beside that of `host` and this machine's own.
+        allowed_origins: of other sites whose pages may ask it (CORS).
+        trusted_proxies: addresses or networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.
+        quota: of each client.
+        log_level: "info" for a line per request, "warning" for what goes wrong.
+        log_format: of the log on standard error.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allowed_hosts: Collection[str] = ()
+    allowed_origins: Collection[str] = ()
+    trusted_proxies: Collection[str] = ()
+    quota: Quota = QUOTA
+    log_level: str = "info"
+    log_format: LogFormat = "auto"
+
+    def __post_init__(self) -> None:
+        for text in self.trusted_proxies:
+            try:
+                ip_network(text)
+            except ValueError as error:
+                raise InputError(
+                    f"--trusted-proxy {text!r}: write the address or the network of a proxy, such as 10.0.0.7"
+                ) from error
+
+
 def serve(
     database_url: str,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    options: ServiceOptions | None = None,
     *,
-    allowed_hosts: Iterable[str] = (),
-    log_level: str = "info",
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve a database over HTTP until the process is told to end (SIGTERM, SIGINT).
 
@@ -44,23 +78,42 @@ def serve(
 
     Args:
         database_url: URL, or path of an SQLite file.
-        host: address or name to listen at.
-        port: 0 for any that is free; the log says which.
-        allowed_hosts: names that it answers to beside that of `host` and this machine's own.
-        log_level: "info" for a line per request, "warning" for what goes wrong.
+        listener: a socket that listens; by default one is made.
 
     Raises:
-        InputError: nobody can listen there, or what is allowed is no host.
+        InputError: nobody can listen there, what is allowed is no host, or others could ask and there is no token.
         DatabaseError: the database cannot be opened.
     """
-    listener = listen(host, port)
-    with (
-        listener,
-        open_database(database_url, timeouts=SERVING, reopens=True) as database,
-        _logging(log_level),
-    ):
-        hosts = Hosts((host, listener.getsockname()[0]), allowed_hosts)
-        Server(create_app(database, hosts), listener, ending=database.hurry).run()
+    options = options or ServiceOptions()
+    with ExitStack() as opened:
+        listener = opened.enter_context(listener or listen(options.host, options.port))
+        database = opened.enter_context(open_database(database_url, timeouts=SERVING, log=tell, reopens=True))
+        hosts, local = checked(options, listener, database)
+        opened.enter_context(logging_to_stderr(options.log_format, options.log_level))
+        origins = [allowed_origin(text) for text in options.allowed_origins]
+        app = create_app(database, hosts, local=local, quota=options.quota, origins=origins)
+        Server(app, listener, ending=database.hurry, trusted_proxies=options.trusted_proxies).run()
+
+
+def checked(options: ServiceOptions, listener: socket.socket, database: Database) -> tuple[Hosts, bool]:
+    """Return the hosts that a service answers to, and whether it answers this machine alone.
+
+    Raises:
+        InputError: it would answer others, and its database has no valid token; or what is allowed is no host.
+    """
+    address = listener.getsockname()[0]
+    hosts = Hosts((options.host, address), options.allowed_hosts)
+    local = ip_address(address).is_loopback and not options.allowed_hosts and not options.trusted_proxies
+    if not local and not any(token.state == "valid" for token in database.tokens.all()):
+        how = (
+            f"listening at {options.host}" if not ip_address(address).is_loopback else "behind a proxy or another name"
+        )
+        raise InputError(
+            f"{how}, the service can be reached by others, and the database has no valid token: make one with "
+            "`autotuner token create NAME --role admin`, or listen at 127.0.0.1, without --allow-host and "
+            "--trusted-proxy, where only this machine asks"
+        )
+    return hosts, local
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,11 +151,19 @@ class Server(uvicorn.Server):
     however it was told. Then it calls `ending` as well.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket, *, ending: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        *,
+        ending: Callable[[], None] = lambda: None,
+        trusted_proxies: Collection[str] = (),
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                AccessLog(app), log_config=None, access_log=False, lifespan="on", loop="asyncio",
+                Observed(app), log_config=None, access_log=False, lifespan="on", loop="asyncio",
                 timeout_graceful_shutdown=GRACE_S, server_header=False, http=Connection, ws="none", backlog=BACKLOG,
+                proxy_headers=bool(trusted_proxies), forwarded_allow_ips=list(trusted_proxies),
             )
         )  # fmt: skip
         self._listener = listener
@@ -142,69 +203,3 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class AccessLog:
-    """Logs each request when its answer is complete: event "request", method, path, status, duration, client."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not log.isEnabledFor(logging.INFO):
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 0
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        finally:
-            query = scope["query_string"].decode("latin-1")
-            facts = {
-                "method": scope["method"],
-                "path": scope["path"] + (f"?{query}" if query else ""),
-                "status": status,
-                "duration_ms": round(1e3 * (time.perf_counter() - began), 2),
-                "client": (scope.get("client") or ("",))[0],
-            }
-            log.info("request", extra={"facts": facts})
-
-
-class LogFormatter(logging.Formatter):
-    """One line for each record: when, what, and the facts that go with it; a traceback where there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        now = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        facts = getattr(record, "facts", None)
-        event, facts = (record.getMessage(), facts or {}) if record.name == log.name else (
-            "server", {"level": record.levelname.lower(), "text": record.getMessage()}
-        )  # fmt: skip
-        line = " ".join([now, event, *(f"{name}={value!r}" for name, value in facts.items())])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-@contextmanager
-def _logging(level: str) -> Generator[None]:
-    """Write the service's log, and what goes wrong in uvicorn, on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
-    uvicorns = logging.getLogger("uvicorn")
-    before = [(logger, logger.level, logger.propagate) for logger in (log, uvicorns)]
-    log.setLevel(level.upper())
-    uvicorns.setLevel(logging.WARNING)
-    for logger in (log, uvicorns):
-        logger.addHandler(handler)
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger, old, propagate in before:
-            logger.removeHandler(handler)
-            logger.setLevel(old)
-            logger.propagate = propagate

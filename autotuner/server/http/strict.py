@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autotuner.database import Role
 from autotuner.server.http.connections import CHECKERS
 from autotuner.server.http.guard import SAFE
 from autotuner.server.http.problems import Refusal, not_valid, problem
@@ -36,7 +37,15 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRoute(APIRoute):
-    """A route that refuses queries and bodies which FastAPI would read in part: unknown or repeated names, odd JSON."""
+    """A route that asks for a token, and refuses queries and bodies which FastAPI would read in part.
+
+    Such are unknown or repeated names, and odd JSON.
+    """
+
+    @property
+    def role(self) -> Role | None:
+        """The role that a client needs; None where everybody may ask."""
+        return "submitter" if set(self.methods or ()) - set(SAFE) else "reader"
 
     @cached_property
     def query_names(self) -> dict[str, bool]:
@@ -54,6 +63,9 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
+            request.state.route = self.path_format
+            if self.role is not None:
+                request.state.caller = await request.app.state.access.caller(request.scope, self.role)
             if request.scope["query_string"]:
                 check_query(request, self.query_names)
             if self.body_field is not None or (request.method not in SAFE and _has_body(request)):
@@ -90,6 +102,14 @@ class StrictRoute(APIRoute):
         assert self.body_field is not None
         body: Any = self.body_field.field_info.annotation
         return TypeAdapter(body)
+
+
+class OpenRoute(StrictRoute):
+    """A route that everybody may ask, with a token or without: it tells whether the service can answer."""
+
+    @property
+    def role(self) -> None:
+        return None
 
 
 def check_query(request: Request, names: Mapping[str, bool]) -> None:

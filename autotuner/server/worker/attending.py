@@ -1,14 +1,19 @@
 """Attending: one job from its request to its end, whoever asked for it."""
 
+import os
+import socket
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import monotonic
+from uuid import uuid4
 
 from autotuner import tuner
 from autotuner.checkpoint import OverError, until, watched
-from autotuner.database import Database, Job, JobState, exit_in_hand, this_process
+from autotuner.database import Database, Job, JobState, exit_in_hand
 from autotuner.errors import (
     ConfigurationError,
     DatabaseError,
@@ -22,16 +27,28 @@ from autotuner.ir.device import has_graphs
 from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.devices import environment
+from autotuner.measure.lock import Waiting
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
 from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
-from autotuner.tuner import Spent, Tuned, TuningPolicy, Watch
+from autotuner.tuner import MeasurerProtocol, Spent, Tuned, TuningPolicy, Watch
 from autotuner.tuner.policy import DEFAULT_POLICY
 
 END_TO_END_SAMPLES = 30
+
+Measuring = Callable[[Request], AbstractContextManager[MeasurerProtocol]]
+"""Makes the measurer of a request."""
+
+Timing = Callable[[Configuration, int, Waiting], Configuration]
+"""Times a configuration end to end, with so many samples; the third is told what is waited for."""
+
+
+def runner_name() -> str:
+    """Return a name that no other runner of jobs ever has; host and process are for people."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
 def silent(event: str, **facts: object) -> None:
@@ -46,20 +63,28 @@ def tune_attended(
     *,
     watch: Watch = lambda _: None,
     policy: TuningPolicy = DEFAULT_POLICY,
+    device_name: str | None = None,
+    measuring: Measuring | None = None,
+    timing: Timing | None = None,
 ) -> Configuration:
     """Run a job of one's own here and now, and return its answer. Arguments as those of `run_job`.
+
+    Args:
+        device_name: of the device that it runs on; by default that of this host.
 
     Raises:
         JobStateError: somebody cancelled it meanwhile.
         AutotunerError: the tree in `autotuner.errors` says what.
     """
-    here = environment(request.device_type)
-    worker = this_process()
-    job = database.queue.begin(
-        model=request.model.reference, request=request.to_json(), device_type=here.device_type,
-        device_name=here.device_name, worker=worker,
-    )  # fmt: skip
-    found = run_job(job, request, database, file, settings, worker=worker, watch=watch, policy=policy)
+    name = runner_name()
+    with database.locks.hold(name):
+        job = database.queue.begin(
+            model=request.model.reference, request=request.to_json(), device_type=request.device_type,
+            device_name=device_name or environment(request.device_type).device_name, runner=name,
+        )  # fmt: skip
+        found = run_job(
+            job, request, database, file, settings, watch=watch, policy=policy, measuring=measuring, timing=timing
+        )
     if found is None:
         raise JobStateError(
             f"job {job.id} was cancelled; what was measured is kept, the same command goes on from there"
@@ -74,37 +99,47 @@ def run_job(
     file: SpaceFile,
     settings: Settings,
     *,
-    worker: str,
     watch: Watch = lambda _: None,
     also: Callable[[], None] = lambda: None,
     log: Log = silent,
     policy: TuningPolicy = DEFAULT_POLICY,
+    measuring: Measuring | None = None,
+    timing: Timing | None = None,
 ) -> Configuration | None:
-    """Run a job that this worker has taken, and store how it ended.
+    """Run a job that was taken, and store how it ended: all that is stored of it is said by its attempt.
+
+    The lock of its runner is held meanwhile, by this process or by another.
 
     Args:
+        job: as it was taken.
         settings: for threads, timeout and cache.
         watch: called with the progress.
         also: called every few seconds, on a thread of its own.
         log: called with an event and facts.
         policy: thresholds of the tuning run.
+        measuring: by default a measurer of this host.
+        timing: by default in a process of its own on this host.
 
     Returns:
-        The answer; None where the job was cancelled, or was given to another worker.
+        The answer; None where the job was cancelled, or another attempt has it.
 
     Raises:
         AutotunerError: why it failed, which is stored as well. A database that stayed away is no failure of a job that
-            a worker took: the next one to claim it goes on.
+            was claimed: the next one to claim it goes on.
         BaseException: what interrupted it. An attended job ends as interrupted, another goes back to the queue.
     """
     before = exit_in_hand()
-    with Beat(database, job, worker, also, log) as beat:
-        reporter = Reporter(database, job, worker, beat, watch, limited=request.options.limits.seconds is not None)
+    measuring = measuring or partial(_measurer, settings=settings)
+    timing = timing or partial(_timed_apart, threads=settings.threads)
+    with Beat(database, job, also, log) as beat:
+        reporter = Reporter(beat, watch, limited=request.options.limits.seconds is not None)
         try:
             with watched(reporter.look):
-                tuned = _tuned(request, database, file, settings, reporter, Spent.of(job.progress), policy)
+                spent = Spent.of(job.progress)
+                tuned = _tuned(request, database, file, reporter, spent, policy, measuring, timing)
+            beat.flush()
         except CancelledError:
-            _end(database, job, worker, log, "cancelled", "it was cancelled; what was measured is kept")
+            _end(database, job, log, "cancelled", "it was cancelled; what was measured is kept")
             return None
         except JobLostError:
             log("job_lost", job=job.id)
@@ -113,16 +148,16 @@ def run_job(
             leaving = exit_in_hand()
             if leaving is not None and leaving is not before:
                 # It was on its way out, and then something failed as well.
-                _leave(database, job, worker, log)
+                _leave(database, job, log)
                 raise leaving from error
             if job.attended or not isinstance(error, UnavailableError):
-                _end(database, job, worker, log, "failed", told(error))
+                _end(database, job, log, "failed", told(error))
             raise
         except BaseException:
-            _leave(database, job, worker, log)
+            _leave(database, job, log)
             raise
         doubts = doubts_words(tuned.configuration)
-        return tuned.configuration if _end(database, job, worker, log, "finished", doubts, tuned) else None
+        return tuned.configuration if _end(database, job, log, "finished", doubts, tuned) else None
 
 
 def told(error: Exception) -> str:
@@ -133,19 +168,13 @@ def told(error: Exception) -> str:
 
 
 def _end(
-    database: Database, job: Job, worker: str, log: Log, state: JobState, message: str = "", tuned: Tuned | None = None
+    database: Database, job: Job, log: Log, state: JobState, message: str = "", tuned: Tuned | None = None
 ) -> bool:
-    """Store how a job ended, and return whether it was this worker's to the end."""
+    """Store how a job ended, and return whether this attempt had it to the end."""
     counts, number = (tuned.configuration.counts, tuned.id) if tuned else ({}, None)
     try:
-        try:
-            database.queue.finish(job.id, worker, state, message=message, counts=counts, configuration_id=number)
-        except JobStateError as error:
-            found = database.queue.job(job.id)
-            if (found.state, found.worker, found.configuration_id) != (state, worker, number):
-                log("job_lost", job=job.id, error=str(error))
-                return False  # otherwise it was stored, and the connection was lost before that was confirmed
-    except NotFoundError as error:
+        database.queue.finish(job.id, job.attempt, state, message=message, counts=counts, configuration_id=number)
+    except (JobStateError, NotFoundError) as error:
         log("job_lost", job=job.id, error=str(error))
         return False
     except DatabaseError as error:
@@ -154,13 +183,13 @@ def _end(
     return True
 
 
-def _leave(database: Database, job: Job, worker: str, log: Log) -> None:
-    """Put a job back that is not to its end; one without a database stays, and its process is found to be gone."""
+def _leave(database: Database, job: Job, log: Log) -> None:
+    """Put a job back that is not to its end; one without a database stays, until its runner is found to be gone."""
     if job.attended:
-        _end(database, job, worker, log, "interrupted", "it was interrupted; what was measured is kept")
+        _end(database, job, log, "interrupted", "it was interrupted; what was measured is kept")
         return
     try:
-        database.queue.release(job.id, worker)
+        database.queue.release(job.id, job.attempt)
     except DatabaseError as error:
         log("job_not_put_back", job=job.id, error=str(error))
 
@@ -174,19 +203,14 @@ def _tuned(
     request: Request,
     database: Database,
     file: SpaceFile,
-    settings: Settings,
     reporter: Reporter,
     spent: Spent,
     policy: TuningPolicy,
+    measuring: Measuring,
+    timing: Timing,
 ) -> Tuned:
     began = monotonic()
-    with Measurer(
-        threads=settings.threads,
-        timeout_s=settings.timeout_s,
-        device_type=request.device_type,
-        cache_dir=settings.cache_dir,
-        rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
-    ) as measurer:
+    with measuring(request) as measurer:
         samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
         timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
         tuned = tuner.tune(
@@ -207,7 +231,7 @@ def _tuned(
 
     try:
         with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            found = time_apart(found, samples, settings.threads, waiting)
+            found = timing(found, samples, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
@@ -216,6 +240,20 @@ def _tuned(
         return replace(tuned, id=number)
     complete = tuned.complete and not found.doubts
     return Tuned(found, tuner.save(database, found, tuner.request_key(request, file), complete=complete), complete)
+
+
+def _measurer(request: Request, settings: Settings) -> Measurer:
+    return Measurer(
+        threads=settings.threads,
+        timeout_s=settings.timeout_s,
+        device_type=request.device_type,
+        cache_dir=settings.cache_dir,
+        rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
+    )
+
+
+def _timed_apart(found: Configuration, samples: int, waiting: Waiting, threads: int | None) -> Configuration:
+    return time_apart(found, samples, threads, waiting)
 
 
 def _has_peers(model: Model) -> bool:

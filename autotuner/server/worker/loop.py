@@ -1,16 +1,16 @@
 """The loop of a worker: take a job for this device, run it, take the next."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotuner.database import Database, Job, open_database, this_process
+from autotuner.database import Database, Device, Hold, Job, open_database
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
 from autotuner.measure.devices import check_torch, environment
 from autotuner.plan.request import Request
-from autotuner.server.worker.attending import run_job, silent, told
+from autotuner.server.worker.attending import run_job, runner_name, silent, told
 from autotuner.server.worker.reporting import Log
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile, space_file
@@ -50,47 +50,62 @@ def run(
     check_torch()
     here = environment(device, settings.threads)
     file = space_file(device, space)
-    name = this_process()
+    name = runner_name()
     with open_database(database if database is not None else settings.database_url, log=log) as opened:
         with Measurer(
             threads=settings.threads, timeout_s=settings.timeout_s, device_type=device, cache_dir=settings.cache_dir
         ) as measurer:
             measurer.start()  # a worker that cannot measure takes no job to fail it
         queue = opened.queue
-        greeted_at, ran = -GREET_S, False
 
         def greet() -> None:
             queue.greet(name, here.device_type, here.device_name)
 
-        log("worker_started", worker=name, device_type=here.device_type, device_name=here.device_name)
-        try:
-            while True:
-                try:
-                    if time.monotonic() - greeted_at > GREET_S:
-                        greet()
-                        greeted_at = time.monotonic()
-                    if ran:
-                        opened.release_calls(name)  # with those that could not be released while the database was away
-                        ran = False
-                    job = queue.claim(name, here.device_type, here.device_name)
-                except DatabaseError as error:
-                    log("database_failed", error=str(error), retry_after_s=BROKEN_S)
-                    time.sleep(BROKEN_S)
-                    _reopen(opened, log)
-                    continue
-                if job is not None:
-                    _run(job, opened, file, settings, name, greet, log)
-                    ran = True
-                elif once:
-                    return
-                else:
-                    time.sleep(LOOK_S)
-        finally:
-            log("worker_ended", worker=name)
+        def run_one(job: Job) -> None:
+            _run(job, opened, file, settings, greet, log)
+
+        with opened.locks.hold(name) as held:
+            log("worker_started", worker=name, device_type=here.device_type, device_name=here.device_name)
             try:
-                queue.leave(name)
-            except DatabaseError as error:
-                log("database_failed", error=str(error))
+                _take_jobs(opened, held, [(here.device_type, here.device_name)], run_one, greet, log, once=once)
+            finally:
+                log("worker_ended", worker=name)
+                try:
+                    queue.leave(name)
+                except DatabaseError as error:
+                    log("database_failed", error=str(error))
+
+
+def _take_jobs(
+    database: Database,
+    held: Hold,
+    devices: Sequence[Device],
+    run_one: Callable[[Job], None],
+    greet: Callable[[], None],
+    log: Log,
+    *,
+    once: bool,
+) -> None:
+    """Take jobs for these devices and run them, one after another; with `once`, until none waits."""
+    greeted_at = -GREET_S
+    while True:
+        try:
+            if time.monotonic() - greeted_at > GREET_S:
+                greet()
+                greeted_at = time.monotonic()
+            # What is taken without the lock, the next worker would take for left behind.
+            jobs = database.queue.claim(held.name, devices) if held.is_held else []
+        except DatabaseError as error:
+            log("database_failed", error=str(error), retry_after_s=BROKEN_S)
+            time.sleep(BROKEN_S)
+            _reopen(database, log)
+            continue
+        for job in jobs:
+            run_one(job)
+        if not jobs and once and held.is_held:
+            return
+        if not jobs:
+            time.sleep(LOOK_S)
 
 
 def _reopen(database: Database, log: Log) -> None:
@@ -106,20 +121,17 @@ def _run(
     database: Database,
     file: SpaceFile,
     settings: Settings,
-    name: str,
     greet: Callable[[], None],
     log: Log,
 ) -> None:
-    log("job_taken", job=job.id, model=job.model)
+    log("job_taken", job=job.id, model=job.model, attempt=job.attempt)
     try:
         try:
             request = Request.from_json(job.request)
         except AutotunerError as error:
-            database.queue.finish(job.id, name, "failed", message=told(error))
+            database.queue.finish(job.id, job.attempt, "failed", message=told(error))
             raise
-        found = run_job(
-            job, request, database, file, settings, worker=name, also=greet, log=log
-        )  # fmt: skip
+        found = run_job(job, request, database, file, settings, also=greet, log=log)
     except UnavailableError as error:
         log("job_given_up", job=job.id, error=str(error))
     except AutotunerError as error:

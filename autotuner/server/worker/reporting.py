@@ -1,19 +1,21 @@
-"""Reporting: a job's progress and the sign of life of whoever runs it, written while it runs."""
+"""Reporting: a job's progress, stored while it runs, and what is to become of it, heard by who runs it."""
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from autotuner.database import Database, Job
+from autotuner.database import Answer, Database, Job
 from autotuner.errors import DatabaseError
 from autotuner.tuner import Progress, Stage, Watch
 
 BEAT_S = 1.0
 """The time after which a job hears that it was cancelled; it ends at its next checkpoint."""
+
+PATIENCE_S = 1.0
+"""The time for which a tuning run waits until its progress is stored; then it goes on meanwhile."""
 
 ALSO_AFTER_S = 5.0
 TELL_AFTER_S = 1.0
@@ -30,50 +32,82 @@ class CancelledError(Exception):
 
 
 class JobLostError(Exception):
-    """The job that runs belongs to another worker now, or has ended."""
+    """Another attempt has the job that runs, or it has ended."""
 
 
 class Beat:
-    """A thread that says every few seconds that this process lives, and hears whether its job was cancelled."""
+    """A thread that stores how far a job is, and hears every second whether it was cancelled.
 
-    def __init__(self, database: Database, job: Job, worker: str, also: Callable[[], None], log: Log) -> None:
-        self._database, self._job, self._worker = database, job, worker
-        self._also, self._log = also, log
-        self._over = threading.Event()
+    While the database is away, what works on the job goes on: the thread waits, and stores the latest progress after.
+    """
+
+    def __init__(self, database: Database, job: Job, also: Callable[[], None], log: Log) -> None:
+        self._database, self._job, self._also, self._log = database, job, also, log
+        self._over = False
+        self._changed = threading.Condition()
+        self._waiting: tuple[dict[str, Any], bool] | None = None
+        self._stores = self._is_behind = False
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
-        self.heard = "go on"
+        self.heard: Answer = "go on"
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over.set()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
         self._thread.join()
+
+    def tell(self, progress: Mapping[str, Any], *, advanced: bool) -> None:
+        """Have progress stored, and wait for that; not where the database takes its time."""
+        with self._changed:
+            self._waiting = dict(progress), advanced or (self._waiting is not None and self._waiting[1])
+            self._changed.notify_all()
+            if not self._is_behind:
+                self._is_behind = not self._changed.wait_for(self._is_idle, PATIENCE_S)
+
+    def flush(self) -> None:
+        """Wait until all progress is stored, or until the database was given up."""
+        with self._changed:
+            self._changed.wait_for(self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return self._waiting is None and not self._stores
 
     def _run(self) -> None:
         also_at = time.monotonic() + ALSO_AFTER_S
-        while not self._over.wait(BEAT_S):
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._waiting is not None, BEAT_S)
+                if self._over:
+                    return
+                (progress, advanced), self._waiting = self._waiting or (None, False), None
+                self._stores = True
             try:
-                self.heard = self._database.queue.renew(self._job.id, self._worker)
+                self.heard = self._database.queue.report(
+                    self._job.id, self._job.attempt, progress=progress, advanced=advanced
+                )
                 if time.monotonic() >= also_at:
                     self._also()
                     also_at = time.monotonic() + ALSO_AFTER_S
             except DatabaseError as error:
                 self._log("beat_failed", job=self._job.id, error=str(error))
+            finally:
+                with self._changed:
+                    self._stores = self._is_behind = False
+                    self._changed.notify_all()
 
 
 class Reporter:
-    """Stores a job's progress, and ends its tuning run when it is cancelled or was given to another worker.
+    """Tells a job's progress, and ends its tuning run when it is cancelled or another attempt has it.
 
     Args:
         limited: the job has a limit of seconds.
     """
 
-    def __init__(
-        self, database: Database, job: Job, worker: str, beat: Beat, watch: Watch, *, limited: bool = False
-    ) -> None:
-        self._database, self._job, self._worker = database, job, worker
+    def __init__(self, beat: Beat, watch: Watch, *, limited: bool = False) -> None:
         self._beat, self._watch, self._limited = beat, watch, limited
         self._last: Progress | None = None
         self._heard_at = self._told_at = 0.0
@@ -103,16 +137,12 @@ class Reporter:
         if self._last is not None and self._limited and silent_s > KEEP_AFTER_S:
             self._last = replace(self._last, spent_s=self._last.spent_s + silent_s)
             self._heard_at = time.monotonic()
-            with suppress(DatabaseError):  # it is stored with the next progress
-                self._store(self._last)
+            self._store(self._last)
         self._obey()
 
     def _store(self, progress: Progress) -> None:
         self._told_at = time.monotonic()
-        value: dict[str, Any] = progress.to_json()
-        self._beat.heard = self._database.queue.renew(
-            self._job.id, self._worker, progress=value, advanced=progress.measured > 0
-        )
+        self._beat.tell(progress.to_json(), advanced=progress.measured > 0)
 
     def _obey(self) -> None:
         if self._beat.heard == "cancel":

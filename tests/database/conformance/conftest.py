@@ -1,13 +1,15 @@
-"""Processes of their own that hold jobs and calls, and a database whose leases run out at once."""
+"""Processes of their own that hold locks and jobs, and runners that are gone."""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from autotuner.database import Database, Leases, Queue, Storage, open_database
+from autotuner.database import Database, Queue, Storage
+from autotuner.database.session_locks import SessionLocks
 
 HOLDING = Path(__file__).with_name("holding.py")
 
@@ -17,21 +19,22 @@ def queue(database: Storage) -> Queue:
     return database.queue
 
 
-@pytest.fixture
-def expired(url: str, database: Database) -> Iterator[Storage]:  # noqa: ARG001 (it makes the tables)
-    """The same database, in which every lease that is given, and every worker, is out of date at once."""
-    with open_database(url, leases=Leases(job_s=-1.0, call_s=-1.0)) as opened:
-        yield opened
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a lock that is free on PostgreSQL mean at once that its holder is gone."""
+    monkeypatch.setattr(SessionLocks, "patience_s", 0.0)
 
 
 @pytest.fixture
-def expire(expired: Storage) -> Callable[..., None]:
-    """Let the lease of a job run out, by renewing it to the past."""
+def alive(database: Database) -> Iterator[Callable[..., None]]:
+    """Hold the locks of runners until the end of the test; all others are gone."""
+    with ExitStack() as stack:
 
-    def renewed(job_id: int, worker: str = "elsewhere/1:1:1", *, advanced: bool = False) -> None:
-        assert expired.queue.renew(job_id, worker, advanced=advanced) != "lost"
+        def hold(*names: str) -> None:
+            for name in names:
+                stack.enter_context(database.locks.hold(name))
 
-    return renewed
+        yield hold
 
 
 @pytest.fixture

@@ -1,39 +1,43 @@
-"""Run by tests as a process of its own: takes something, says what, and holds it until it is killed.
+"""Run by tests as a process of its own: takes something under a name, says what, and holds it until it is killed.
 
 Usage:
-    holding.py URL job              claims a job; prints its own name and the job's id
-    holding.py URL attended         runs a job of its own; prints the same
-    holding.py URL calls KEY ...    claims calls of the only environment; prints its own name and the keys it got
-    holding.py URL worker           is a worker; prints its own name
-    holding.py URL drain            after a line of input, claims and finishes jobs until none waits; prints their ids
+    holding.py URL NAME lock        holds the lock
+    holding.py URL NAME job         claims a job; prints its id and attempt
+    holding.py URL NAME attended    runs a job of its own; prints the same
+    holding.py URL NAME worker      is a worker
+    holding.py URL NAME fork        holds the lock in a process that has forked another; prints the number of that one
+    holding.py URL NAME drain       after a line of input, claims and finishes jobs until none waits; prints their ids
 """
 
+import os
 import sys
 import time
 
-from autotuner.database import open_database, this_process
+from autotuner.database import open_database
+
+XEON = [("cpu", "Xeon")]
 
 
-def main(url: str, what: str, *keys: str) -> None:
-    name = this_process()
-    with open_database(url) as database:
+def main(url: str, name: str, what: str) -> None:
+    with open_database(url) as database, database.locks.hold(name):
         queue = database.queue
         if what == "drain":
             print("ready", flush=True)
             sys.stdin.readline()
-            while job := queue.claim(name, "cpu", "Xeon"):
-                print(job.id, flush=True)
-                queue.finish(job.id, name, "finished")
+            while jobs := queue.claim(name, XEON):
+                print(jobs[0].id, flush=True)
+                queue.finish(jobs[0].id, jobs[0].attempt, "finished")
             return
         if what == "job":
-            job = queue.claim(name, "cpu", "Xeon")
-            print(name, job.id if job else None, flush=True)
+            (job,) = queue.claim(name, XEON)
+            print(job.id, job.attempt, flush=True)
         elif what == "attended":
-            begun = queue.begin(model="m:p", request={}, device_type="cpu", device_name="Xeon", worker=name)
-            print(name, begun.id, flush=True)
-        elif what == "calls":
-            (environment,) = database.environments()
-            print(name, *sorted(database.claim_calls(environment.key, name, keys)), flush=True)
+            begun = queue.begin(model="m:p", request={}, device_type="cpu", device_name="Xeon", runner=name)
+            print(begun.id, begun.attempt, flush=True)
+        elif what == "fork":
+            child = os.fork()
+            if child:
+                print(child, flush=True)
         else:
             queue.greet(name, "cpu", "Xeon")
             print(name, flush=True)

@@ -1,34 +1,43 @@
-"""Jobs that wait, run and end: at most one runner, one end, the oldest first."""
+"""Jobs that wait, run and end: at most one runner, one end, by priority and then the oldest first."""
 
 import subprocess
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from autotuner.database import ENDED, Job, JobState, Queue, Storage, open_database, this_process
-from autotuner.errors import DatabaseError, JobStateError, NotFoundError
+from autotuner.database import ENDED, Job, JobState, Queue, Storage, open_database
+from autotuner.errors import DatabaseError, JobStateError, KeyReusedError, NotFoundError
 
 StartHolding = Callable[..., subprocess.Popen[str]]
-ME, OTHER = f"{this_process()}#me", f"{this_process()}#other"
+ME, OTHER = "me", "other"
+XEON = [("cpu", "Xeon")]
 WAIT_S = 120.0
 
 
-def enqueued(queue: Queue, device_name: str | None = None, device_type: str = "cpu") -> Job:
-    return queue.enqueue(model="m:p", request={"gap": None}, device_type=device_type, device_name=device_name)
+@pytest.fixture(autouse=True)
+def runners(alive: Callable[..., None]) -> None:
+    """Both are alive throughout."""
+    alive(ME, OTHER)
 
 
-def claimed(queue: Queue, worker: str = ME) -> Job:
-    job = queue.claim(worker, "cpu", "Xeon")
-    assert job is not None
+def enqueued(queue: Queue, device_name: str | None = None, device_type: str = "cpu", priority: int = 0) -> Job:
+    return queue.enqueue(
+        model="m:p", request={"gap": None}, device_type=device_type, device_name=device_name, priority=priority
+    )
+
+
+def claimed(queue: Queue, runner: str = ME) -> Job:
+    """Return the next job for a runner, beside those that it has."""
+    (job,) = queue.claim(runner, XEON, in_hand=[job.id for job in queue.running(runner)])
     return job
 
 
 def ended(queue: Queue, state: JobState) -> Job:
     enqueued(queue)
-    return queue.finish(claimed(queue).id, ME, state)
+    return queue.finish(claimed(queue).id, 1, state)
 
 
 def test_a_job_waits_as_it_was_asked_for(queue: Queue) -> None:
@@ -38,6 +47,7 @@ def test_a_job_waits_as_it_was_asked_for(queue: Queue) -> None:
     assert job == queue.job(job.id)
     assert (job.model, job.request, job.device_type, job.device_name) == ("bert:tiny", request, "cpu", "Xeon")
     assert (job.state, job.attended, job.cancelling, job.ended) == ("queued", False, False, False)
+    assert (job.attempt, job.priority, job.is_new) == (0, 0, True)
     assert (job.worker, job.progress, job.counts, job.configuration_id, job.message) == (None, {}, {}, None, "")
     assert (job.started_at, job.finished_at) == (None, None)
     assert before <= job.created_at <= datetime.now(UTC)
@@ -52,15 +62,35 @@ def test_a_request_that_json_cannot_say_is_refused(queue: Queue) -> None:
 
 def test_the_oldest_job_is_claimed_first(queue: Queue) -> None:
     jobs = [enqueued(queue).id for _ in range(3)]
-    assert [claimed(queue, f"{ME}{number}").id for number in range(3)] == jobs
-    assert queue.claim(ME, "cpu", "Xeon") is None
+    assert [claimed(queue).id for _ in range(3)] == jobs
+    assert queue.claim(OTHER, XEON) == []
+
+
+def test_a_higher_priority_goes_first_and_then_the_older_job(queue: Queue) -> None:
+    low, first, urgent, second = (enqueued(queue, priority=priority).id for priority in (-1, 0, 5, 0))
+    assert [claimed(queue).id for _ in range(4)] == [urgent, first, second, low]
+    assert queue.job(urgent).priority == 5
+
+
+def test_a_runner_may_take_several_jobs_for_several_devices(queue: Queue) -> None:
+    cuda, cpu, more, elsewhere = (
+        enqueued(queue, device_type="cuda").id, enqueued(queue, priority=1).id, enqueued(queue).id,
+        enqueued(queue, "EPYC").id,
+    )  # fmt: skip
+    taken = queue.claim(ME, [*XEON, ("cuda", "H200")], limit=2)
+    assert [job.id for job in taken] == [cpu, cuda]
+    assert queue.running(ME) == [queue.job(cuda), queue.job(cpu)]
+    assert [job.id for job in queue.claim(ME, XEON, limit=9, in_hand=[cpu, cuda])] == [more]
+    assert queue.claim(OTHER, [], limit=9) == []
+    assert queue.job(elsewhere).state == "queued"
+    assert queue.running("nobody") == []
 
 
 def test_a_claimed_job_is_running_with_its_worker(queue: Queue) -> None:
     enqueued(queue)
     job = claimed(queue)
     assert job == queue.job(job.id)
-    assert (job.state, job.worker, job.attended) == ("running", ME, False)
+    assert (job.state, job.worker, job.attempt, job.attended) == ("running", ME, 1, False)
     assert job.started_at is not None
     assert job.created_at <= job.started_at <= datetime.now(UTC)
     assert job.started_at.utcoffset() == timedelta(0)
@@ -71,10 +101,9 @@ def test_a_worker_gets_only_jobs_of_its_device(queue: Queue) -> None:
     epyc = enqueued(queue, "EPYC")
     any_cpu, xeon = enqueued(queue), enqueued(queue, "Xeon")
     assert [claimed(queue).id, claimed(queue, OTHER).id] == [any_cpu.id, xeon.id]
-    assert queue.claim(f"{ME}1", "cpu", "Xeon") is None
+    assert queue.claim(ME, XEON, in_hand=[any_cpu.id]) == []
     for job, device in ((epyc, ("cpu", "EPYC")), (cuda, ("cuda", "H200"))):
-        taken = queue.claim(f"{ME}{job.id}", *device)
-        assert taken is not None
+        (taken,) = queue.claim(OTHER, [device], in_hand=[job.id for job in queue.running(OTHER)])
         assert taken.id == job.id
 
 
@@ -84,12 +113,12 @@ def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: Queu
     barrier = threading.Barrier(len(taken))
 
     def work(number: int) -> None:
-        worker = f"{this_process()}#{number}"
-        with open_database(url) as database:
+        with open_database(url) as database, database.locks.hold(f"thread {number}"):
             barrier.wait(WAIT_S)
-            while job := database.queue.claim(worker, "cpu", "Xeon"):
-                taken[number].append(job.id)
-                database.queue.finish(job.id, worker, "finished")
+            while jobs := database.queue.claim(f"thread {number}", XEON, limit=2):
+                for job in jobs:
+                    taken[number].append(job.id)
+                    database.queue.finish(job.id, job.attempt, "finished")
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(taken))]
     for thread in threads:
@@ -103,7 +132,7 @@ def test_threads_that_claim_at_once_never_get_the_same_job(url: str, queue: Queu
 @pytest.mark.slow
 def test_processes_that_claim_at_once_never_get_the_same_job(queue: Queue, start_holding: StartHolding) -> None:
     jobs = [enqueued(queue).id for _ in range(40)]
-    processes = [start_holding("drain") for _ in range(2)]
+    processes = [start_holding(f"process {number}", "drain") for number in range(2)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -120,20 +149,21 @@ def test_processes_that_claim_at_once_never_get_the_same_job(queue: Queue, start
 
 
 def test_a_job_that_the_caller_runs_itself_is_never_queued(queue: Queue) -> None:
-    job = queue.begin(model="m:p", request={"gap": 0.5}, device_type="cpu", device_name="Xeon", worker=ME)
+    job = queue.begin(model="m:p", request={"gap": 0.5}, device_type="cpu", device_name="Xeon", runner=ME)
     assert job == queue.job(job.id)
     assert (job.model, job.request, job.device_name) == ("m:p", {"gap": 0.5}, "Xeon")
-    assert (job.state, job.worker, job.attended) == ("running", ME, True)
+    assert (job.state, job.worker, job.attempt, job.attended) == ("running", ME, 1, True)
     assert job.started_at is not None
-    assert queue.claim(OTHER, "cpu", "Xeon") is None
+    assert queue.claim(OTHER, XEON) == queue.claim(ME, XEON) == []
 
 
 def test_progress_is_what_was_told_last(queue: Queue) -> None:
     enqueued(queue)
     job = claimed(queue)
-    assert queue.renew(job.id, ME, progress={"stage": "measure", "done": 1}) == "go on"
-    assert queue.renew(job.id, ME, progress={"stage": "solve"}, advanced=True) == "go on"
-    assert queue.renew(job.id, ME) == "go on"
+    assert queue.report(job.id, 1, progress={"stage": "measure", "done": 1}) == "go on"
+    assert queue.report(job.id, 1, progress={"stage": "solve"}, advanced=True) == "go on"
+    assert queue.report(job.id, 1, advanced=True) == "go on"
+    assert queue.report(job.id, 1) == "go on"
     assert queue.job(job.id).progress == {"stage": "solve"}
 
 
@@ -145,41 +175,44 @@ def test_a_finished_job_holds_its_answer(queue: Queue, database: Storage) -> Non
     )  # fmt: skip
     enqueued(queue)
     job = claimed(queue)
-    found = queue.finish(job.id, ME, "finished", counts={"measured": 3, "reused": 0}, configuration_id=answer)
+    found = queue.finish(job.id, 1, "finished", counts={"measured": 3, "reused": 0}, configuration_id=answer)
     assert found == queue.job(job.id)
     assert (found.state, found.ended, found.worker, found.message) == ("finished", True, ME, "")
     assert (found.counts, found.configuration_id) == ({"measured": 3, "reused": 0}, answer)
     assert found.started_at is not None
     assert found.finished_at is not None
     assert found.finished_at >= found.started_at
+    assert queue.finish(job.id, 1, "finished", counts={"measured": 3}, configuration_id=answer) == found
 
 
 def test_a_job_that_ends_without_an_answer_says_why(queue: Queue) -> None:
     enqueued(queue)
-    job = queue.finish(claimed(queue).id, ME, "failed", message="the device is gone\0\ud800")
+    job = queue.finish(claimed(queue).id, 1, "failed", message="the device is gone\0\ud800")
     assert (job.state, job.message) == ("failed", r"the device is gone\x00\ud800")
 
 
 def test_a_job_ends_once_in_a_known_way_and_by_who_runs_it(queue: Queue) -> None:
     waiting = enqueued(queue).id
 
-    def refusal(job_id: int, worker: str, state: JobState = "failed") -> str:
+    def refusal(job_id: int, attempt: int, state: JobState = "failed") -> str:
         with pytest.raises(JobStateError) as caught:
-            queue.finish(job_id, worker, state)
+            queue.finish(job_id, attempt, state)
         return str(caught.value)
 
     only = "only who runs a job can end it"
-    assert refusal(waiting, ME) == f"job {waiting} is queued, with no worker: {only}"
+    assert refusal(waiting, 0) == (
+        f"attempt 0 of job {waiting} cannot end it: the job is queued, with no worker; {only}"
+    )
     job = claimed(queue).id
-    assert refusal(job, OTHER) == f"job {job} is running, with worker {ME}: {only}"
-    assert refusal(job, ME, "running") == (
+    assert refusal(job, 2) == f"attempt 2 of job {job} cannot end it: the job is running, at attempt 1; {only}"
+    assert refusal(job, 1, "running") == (
         f"job {job} cannot end as 'running': give one of finished, failed, cancelled, interrupted"
     )
     assert queue.job(job).state == "running"
-    queue.finish(job, ME, "finished")
-    assert refusal(job, ME) == f"job {job} is finished, with worker {ME}: {only}"
+    queue.finish(job, 1, "finished")
+    assert refusal(job, 1) == f"attempt 1 of job {job} cannot end it: the job is finished, at attempt 1; {only}"
     with pytest.raises(NotFoundError, match="has no job 99"):
-        queue.finish(99, ME, "failed")
+        queue.finish(99, 1, "failed")
 
 
 def test_a_job_that_does_not_exist_is_named_with_the_database(queue: Queue) -> None:
@@ -191,41 +224,42 @@ def test_a_job_that_does_not_exist_is_named_with_the_database(queue: Queue) -> N
 @pytest.mark.parametrize("state", ENDED)
 def test_who_runs_a_job_that_has_ended_hears_that_it_is_lost(queue: Queue, state: JobState) -> None:
     job = ended(queue, state)
-    assert queue.renew(job.id, ME, progress={"stage": "measure"}, advanced=True) == "lost"
+    assert queue.report(job.id, 1, progress={"stage": "measure"}, advanced=True) == "lost"
+    assert queue.report(job.id, 1) == "lost"
     assert queue.job(job.id) == job
 
 
 def test_who_never_had_a_job_hears_that_it_is_lost(queue: Queue) -> None:
     job = enqueued(queue)
-    assert queue.renew(job.id, ME) == "lost"
-    assert queue.renew(99, ME) == "lost"
+    assert queue.report(job.id, 0) == queue.report(job.id, 1) == "lost"
+    assert queue.report(99, 1) == "lost"
     job = claimed(queue)
-    assert queue.renew(job.id, OTHER, progress={"stage": "measure"}) == "lost"
+    assert queue.report(job.id, 2, progress={"stage": "measure"}) == "lost"
     assert queue.job(job.id) == job
 
 
 def test_a_released_job_is_the_first_to_be_claimed_again(queue: Queue) -> None:
     first, second = enqueued(queue), enqueued(queue)
     started_at = claimed(queue).started_at
-    queue.renew(first.id, ME, progress={"done": 3})
-    queue.release(first.id, ME)
+    queue.report(first.id, 1, progress={"done": 3})
+    queue.release(first.id, 1)
     put_back = queue.job(first.id)
     assert (put_back.state, put_back.worker, put_back.progress) == ("queued", None, {"done": 3})
     again = claimed(queue, OTHER)
-    assert (again.id, again.worker, again.started_at) == (first.id, OTHER, started_at)
+    assert (again.id, again.worker, again.attempt, again.started_at) == (first.id, OTHER, 2, started_at)
     assert claimed(queue).id == second.id
 
 
-def test_a_job_of_another_is_not_released(queue: Queue) -> None:
+def test_a_job_of_another_attempt_is_not_released(queue: Queue) -> None:
     waiting = enqueued(queue)
-    queue.release(waiting.id, ME)
+    queue.release(waiting.id, 0)
     assert queue.job(waiting.id) == waiting
     job = claimed(queue)
-    queue.release(job.id, OTHER)
+    queue.release(job.id, 2)
     assert queue.job(job.id) == job
-    done = queue.finish(job.id, ME, "finished")
-    queue.release(job.id, ME)
-    queue.release(99, ME)
+    done = queue.finish(job.id, 1, "finished")
+    queue.release(job.id, 1)
+    queue.release(99, 1)
     assert queue.job(job.id) == done
 
 
@@ -234,33 +268,33 @@ def test_a_job_that_waits_is_cancelled_at_once(queue: Queue) -> None:
     assert job == queue.job(job.id)
     assert (job.state, job.cancelling, job.message) == ("cancelled", False, "it was cancelled while it waited")
     assert job.finished_at is not None
-    assert queue.claim(ME, "cpu", "Xeon") is None
+    assert queue.claim(ME, XEON) == []
 
 
 def test_a_job_that_runs_is_cancelled_by_its_worker(queue: Queue) -> None:
     enqueued(queue)
     job = queue.cancel(claimed(queue).id)
     assert (job.state, job.cancelling) == ("running", True)
-    assert queue.renew(job.id, OTHER) == "lost"
-    assert queue.renew(job.id, ME, progress={"done": 1}) == "cancel"
-    ended = queue.finish(job.id, ME, "cancelled", message="it was cancelled")
+    assert queue.report(job.id, 2) == "lost"
+    assert queue.report(job.id, 1, progress={"done": 1}) == queue.report(job.id, 1) == "cancel"
+    ended = queue.finish(job.id, 1, "cancelled", message="it was cancelled")
     assert (ended.state, ended.cancelling, ended.message) == ("cancelled", False, "it was cancelled")
 
 
 def test_a_job_that_was_cancelled_too_late_is_finished(queue: Queue) -> None:
     enqueued(queue)
     queue.cancel(claimed(queue).id)
-    job = queue.finish(1, ME, "finished")
+    job = queue.finish(1, 1, "finished")
     assert (job.state, job.cancelling) == ("finished", False)
 
 
 def test_a_job_that_is_released_while_it_is_cancelled_ends(queue: Queue) -> None:
     enqueued(queue)
     job = queue.cancel(claimed(queue).id)
-    queue.release(job.id, ME)
+    queue.release(job.id, 1)
     assert queue.job(job.id).state == "cancelled"
     assert queue.job(job.id).message == "it was cancelled; what was measured is kept"
-    assert queue.claim(ME, "cpu", "Xeon") is None
+    assert queue.claim(ME, XEON) == []
 
 
 def test_cancelling_twice_is_cancelling_once(queue: Queue) -> None:
@@ -289,23 +323,23 @@ def test_the_revision_rises_with_each_change_and_with_nothing_else(queue: Queue)
 
     assert claimed(queue)
     assert rose()
-    queue.renew(job_id, ME, progress={"done": 1})
+    queue.report(job_id, 1, progress={"done": 1})
     assert rose()
-    queue.renew(job_id, ME)
+    queue.report(job_id, 1, advanced=True)
     assert not rose()
-    queue.release(job_id, ME)
+    queue.release(job_id, 1)
     assert rose()
-    assert queue.claim(OTHER, "cuda", "H200") is None
+    assert queue.claim(OTHER, [("cuda", "H200")]) == []
     assert not rose()
     assert claimed(queue, OTHER)
     assert rose()
-    queue.renew(job_id, ME, progress={"done": 2})
+    queue.report(job_id, 1, progress={"done": 2})
     assert not rose()
     queue.cancel(job_id)
     assert rose()
     queue.cancel(job_id)
     assert not rose()
-    queue.finish(job_id, OTHER, "cancelled")
+    queue.finish(job_id, 2, "cancelled")
     assert rose()
 
 
@@ -338,3 +372,57 @@ def test_jobs_that_wait_and_run_are_counted(queue: Queue) -> None:
 
 def test_a_state_is_an_end_or_waits_or_runs() -> None:
     assert {*ENDED, "queued", "running"} == set(get_args(JobState))
+
+
+# Idempotency keys
+
+
+def keyed(queue: Queue, key: str = "k", **asked: Any) -> Job:
+    given = {"model": "m:p", "request": {"gap": 0.1, "axes": ["b"]}, "device_type": "cpu"} | asked
+    return queue.enqueue(**given, idempotency_key=key)
+
+
+def test_a_job_with_a_key_is_stored_once_and_returned_as_it_is_by_now(queue: Queue) -> None:
+    first = keyed(queue)
+    again = keyed(queue, request={"axes": ("b",), "gap": 0.1})  # the order of names makes no other request
+    assert (again, first.is_new, again.is_new) == (first, True, False)
+    done = queue.finish(claimed(queue).id, 1, "finished")
+    assert keyed(queue) == done
+    assert keyed(queue, "another").id != first.id
+    assert {enqueued(queue).id, enqueued(queue).id}.isdisjoint({first.id})
+    assert len(queue.jobs()) == 4
+
+
+@pytest.mark.parametrize(
+    "asked", [{"model": "m:q"}, {"request": {}}, {"device_type": "cuda"}, {"device_name": "Xeon"}, {"priority": 1}]
+)
+def test_another_request_under_the_same_key_is_refused(queue: Queue, asked: dict[str, Any]) -> None:
+    first = keyed(queue)
+    with pytest.raises(KeyReusedError) as caught:
+        keyed(queue, **asked)
+    assert str(caught.value) == (
+        f"the idempotency key 'k' is that of job {first.id}, which differs in {next(iter(asked))}: give another "
+        "request another key"
+    )
+    assert queue.jobs() == [first]
+
+
+def test_threads_that_submit_one_job_at_once_get_the_same_one(url: str, queue: Queue) -> None:
+    found: list[list[Job]] = [[], [], []]
+    barrier = threading.Barrier(len(found))
+
+    def submit(number: int) -> None:
+        with open_database(url) as database:
+            for turn in range(8):
+                barrier.wait(WAIT_S)
+                found[number].append(keyed(database.queue, f"key {turn}"))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(queue.jobs()) == 8
+    for same in zip(*found, strict=True):
+        assert len({job.id for job in same}) == 1
+        assert sum(job.is_new for job in same) == 1

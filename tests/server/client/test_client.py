@@ -66,7 +66,7 @@ def test_a_job_of_a_known_model_is_submitted_by_name(service: Pretended, asked: 
         "dtype": "bfloat16", "device": {"type": "cpu", "name": "Xeon"}, "gap": 0.1,
         "estimated_gap": 0.01, "budget_bytes": 512, "exhaustive": True,
         "limits": {"seconds": 60.0, "measurements": 9}, "again": True, "retry": True, "remeasure": False,
-        "end_to_end": False,
+        "end_to_end": False, "priority": 0,
     }  # fmt: skip
 
 

@@ -1,10 +1,22 @@
 """What is asked again, and what a refusal becomes."""
 
+import json
+from pathlib import Path
+
 import httpx2
 import pytest
 
-from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
+from autotuner.errors import (
+    AutotunerError,
+    InputError,
+    JobStateError,
+    ModelError,
+    NotFoundError,
+    ServiceError,
+    SettingsError,
+)
 from autotuner.server.client import Client
+from autotuner.settings import client_token
 from tests.server.client.pretended import Pretended, job, problem
 
 REFUSED = httpx2.ConnectError("connection refused")
@@ -78,13 +90,23 @@ def test_a_job_that_cannot_have_arrived_is_submitted_again(service: Pretended, a
 
 
 @pytest.mark.parametrize("answer", [LOST, httpx2.ReadTimeout("slow"), problem(503, "busy")])
-def test_a_job_that_may_have_arrived_is_not_submitted_again(
+def test_a_job_that_may_have_arrived_is_submitted_again_under_the_same_key(
     service: Pretended, asked: Client, answer: httpx2.Response | Exception
 ) -> None:
-    service.on("POST /v1/jobs", answer)
-    with pytest.raises(ServiceError):
-        asked.submit("bert-encoder:tiny")
-    assert len(service.requests) == 1
+    service.on("POST /v1/jobs", answer, httpx2.Response(200, json=job()), httpx2.Response(201, json=job()))
+    assert asked.submit("bert-encoder:tiny").id == 3
+    asked.submit("bert-encoder:tiny")
+    first, again, another = (request.headers["Idempotency-Key"] for request in service.requests)
+    assert first == again != another
+
+
+def test_an_idempotency_key_is_sent_as_it_is_given(service: Pretended, asked: Client) -> None:
+    service.on("POST /v1/jobs", httpx2.Response(201, json=job()))
+    asked.submit("bert-encoder:tiny", idempotency_key="night-7", priority=-5)
+    assert service.requests[0].headers["Idempotency-Key"] == "night-7"
+    assert json.loads(service.requests[0].content)["priority"] == -5
+    with pytest.raises(InputError, match="the idempotency key is 'night 7': give 1 to 200 visible ASCII characters"):
+        asked.submit("bert-encoder:tiny", idempotency_key="night 7")
 
 
 def test_cancelling_twice_is_cancelling_once_so_it_is_asked_again(service: Pretended, asked: Client) -> None:
@@ -121,10 +143,10 @@ def test_fields_that_the_detail_does_not_name_are_added(service: Pretended, aske
         asked.job(3)
 
 
-@pytest.mark.parametrize("status", [401, 403, 500])
-def test_a_failure_of_the_service_is_not_the_users(service: Pretended, asked: Client, status: int) -> None:
+@pytest.mark.parametrize("status, does", [(401, "refuses"), (403, "refuses"), (500, "failed")])
+def test_a_failure_of_the_service_is_not_the_users(service: Pretended, asked: Client, status: int, does: str) -> None:
     service.on("GET /v1/jobs/3", problem(status, "it broke"))
-    with pytest.raises(ServiceError, match=rf"the service at http://service failed: it broke \(status {status}\)"):
+    with pytest.raises(ServiceError, match=rf"the service at http://service {does}: it broke.* \(status {status}\)"):
         asked.job(3)
     assert len(service.requests) == 1
 
@@ -150,3 +172,49 @@ def test_what_is_no_autotuner_service_is_said_to_be_none(
 def test_a_field_of_a_newer_service_is_ignored(service: Pretended, asked: Client) -> None:
     service.on("GET /v1/jobs/3", job(priority=9))
     assert asked.job(3).id == 3
+
+
+# Tokens
+
+SECRET = "autotuner_" + "x" * 43
+
+
+def sent(service: Pretended, token: str | None = None) -> str | None:
+    """The `Authorization` of a request."""
+    service.on("GET /v1/jobs/3", problem(404, "none"))
+    with Client("http://service", transport=service.transport, token=token) as client, pytest.raises(NotFoundError):
+        client.job(3)
+    return service.requests[-1].headers.get("Authorization")
+
+
+def test_a_token_is_sent_that_is_given_or_of_the_environment_or_in_a_file(
+    service: Pretended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert sent(service) is None
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    monkeypatch.setenv("AUTOTUNER_TOKEN_FILE", str(tmp_path / "token"))
+    assert sent(service) == f"Bearer {SECRET}"
+    monkeypatch.setenv("AUTOTUNER_TOKEN", "of-the-environment")
+    assert sent(service) == "Bearer of-the-environment"
+    assert sent(service, "given") == "Bearer given"
+
+
+@pytest.mark.parametrize("text", ["a b", "", "a\nb", "ü", "x" * 201])
+def test_what_cannot_be_sent_is_refused_without_showing_it(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    for ask in (lambda: client_token({"AUTOTUNER_TOKEN_FILE": str(file)}), lambda: Client("http://x", token=text)):
+        with pytest.raises(SettingsError) as caught:
+            ask()
+        assert not text or text not in str(caught.value)
+    with pytest.raises(SettingsError, match=r"AUTOTUNER_TOKEN_FILE .*none. cannot be read: No such file"):
+        client_token({"AUTOTUNER_TOKEN_FILE": str(tmp_path / "none")})
+
+
+def test_no_token_is_in_errors_or_in_what_a_client_shows_of_itself(service: Pretended) -> None:
+    service.on("GET /v1/jobs/3", *[httpx2.ConnectError("refused")] * 4)
+    with Client("http://service", transport=service.transport, clock=service.clock, token=SECRET) as client:
+        with pytest.raises(ServiceError) as caught:
+            client.job(3)
+        told = f"{caught.value!r} {caught.value.__cause__!r} {client!r} {vars(client)!r} {vars(client._transport)!r}"
+    assert SECRET not in told

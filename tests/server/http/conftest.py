@@ -10,7 +10,7 @@ from autotuner.database import Database, open_database
 from autotuner.plan.configuration import Configuration
 from autotuner.server.http import create_app
 from tests.made_up import made_up_configuration, small_model
-from tests.server.http.filled import fill
+from tests.server.http.filled import WORKER, fill
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +26,11 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def filled(database: Database, configuration: Configuration) -> Database:
-    """The same database, filled."""
+def filled(database: Database, configuration: Configuration) -> Iterator[Database]:
+    """The same database, filled, and with a worker that lives."""
     fill(database, configuration)
-    return database
+    with database.locks.hold(WORKER):
+        yield database
 
 
 @pytest.fixture

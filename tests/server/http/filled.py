@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autotuner.database import Database, Job, this_process
+from autotuner.database import Database, Job
 from autotuner.ir.models import Model, named_model
 from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
 
+WORKER = "a worker"
+XEON = [("cpu", "Xeon")]
 HERE = Environment("cpu", "Xeon", (("cores", 2),), (("cache", "warm"),))
 ELSEWHERE = Environment("cpu", "EPYC", (("cores", 64),))
 TINY = named_model("bert-encoder:tiny")
@@ -21,10 +23,13 @@ PROGRESS: dict[str, Any] = {
 
 
 def fill(database: Database, configuration: Configuration) -> None:
-    """Store two devices, three measurements, an answer for `TINY`, and a job of every state: ids 1 to 5."""
+    """Store two devices, three measurements, an answer for `TINY`, and a job of every state: ids 1 to 5.
+
+    One of them runs at `WORKER`, whose lock somebody must hold.
+    """
     for environment in (HERE, ELSEWHERE):
         database.remember(environment)
-    database.queue.greet(this_process(), HERE.device_type, HERE.device_name)
+    database.queue.greet(WORKER, HERE.device_type, HERE.device_name)
     database.store(
         HERE.key,
         [
@@ -36,12 +41,12 @@ def fill(database: Database, configuration: Configuration) -> None:
     number = answer(database, configuration)
     for state in ("finished", "failed", "cancelled"):
         job = enqueue(database)
-        database.queue.claim(this_process(), HERE.device_type, HERE.device_name)
+        database.queue.claim(WORKER, XEON)
         found = number if state == "finished" else None
-        database.queue.finish(job.id, this_process(), state, counts={"calls": 3}, configuration_id=found)
+        database.queue.finish(job.id, 1, state, counts={"calls": 3}, configuration_id=found)
     running = enqueue(database)
-    database.queue.claim(this_process(), HERE.device_type, HERE.device_name)
-    database.queue.renew(running.id, this_process(), progress=PROGRESS)
+    database.queue.claim(WORKER, XEON)
+    database.queue.report(running.id, 1, progress=PROGRESS)
     enqueue(database)
 
 
@@ -74,22 +79,22 @@ def answer(
 @contextmanager
 def ending_jobs(database: Database) -> Iterator[None]:
     """Take jobs and end them, each in another way, as long as the context lasts."""
-    over, name = threading.Event(), f"{this_process()}#ending"
+    over, name = threading.Event(), "ending"
     states = ("finished", "failed", "cancelled")
 
     def work() -> None:
         while not over.wait(0.02):
-            job = database.queue.claim(name, HERE.device_type, HERE.device_name)
-            if job is not None:
-                database.queue.renew(job.id, name, progress=PROGRESS)
+            for job in database.queue.claim(name, XEON):
+                database.queue.report(job.id, 1, progress=PROGRESS)
                 state = states[job.id % 3]
                 found = 1 if state == "finished" else None
-                database.queue.finish(job.id, name, state, configuration_id=found)  # type: ignore[arg-type]
+                database.queue.finish(job.id, 1, state, configuration_id=found)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with database.locks.hold(name):
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

@@ -236,7 +236,7 @@ def test_an_explanation_is_not_sent_again(asked: TestClient, explained: tuple[st
 def test_only_the_last_configurations_that_were_asked_for_are_kept(
     filled: Database, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotuner.server.http.configurations.KEPT_CONFIGURATIONS", 1)
+    monkeypatch.setattr("autotuner.server.http.answers.KEPT_CONFIGURATIONS", 1)
     asked = TestClient(create_app(filled), "http://localhost")
     other = answer(filled, explained_configuration(configuration.model))
     for number, predicted_us in ((1, configuration.steps[0].predicted_us), (other, 10.0), (1, None), (other, 10.0)):

@@ -186,9 +186,9 @@ def test_connections_are_bounded_and_those_above_are_told_to_come_later(
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
-from autotuner.server.http import connections, serve
+from autotuner.server.http import ServiceOptions, connections, serve
 connections.connections_max = lambda: int(sys.argv[3])
-serve(sys.argv[1], port=0)
+serve(sys.argv[1], ServiceOptions(port=0, log_format="words"))
 """
 
 

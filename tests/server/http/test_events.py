@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import httpx2
 import pytest
 
-from autotuner.database import Database, Job, this_process
+from autotuner.database import Database, Job
 from autotuner.server.http import events
 from autotuner.server.http.serving import Server
-from tests.server.http.filled import HERE, PROGRESS, enqueue
+from tests.server.http.filled import HERE, PROGRESS, WORKER, XEON, enqueue
 from tests.server.http.listening import PATIENCE_S, listening, wait_until
 
 
@@ -48,17 +48,18 @@ def told(lines: Iterator[str]) -> Iterator[Event]:
 def test_every_change_of_a_job_is_an_event_and_the_last_one_ends_the_stream(
     database: Database, client: httpx2.Client, state: str
 ) -> None:
-    job, worker = enqueue(database), this_process()
-    with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
+    job = enqueue(database)
+    with ExitStack() as stack, client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.headers["Cache-Control"] == "no-store"
         found = told(response.iter_lines())
         assert next(found) == ("1", "progress", 1)
-        database.queue.claim(worker, HERE.device_type, HERE.device_name)
+        stack.enter_context(database.locks.hold(WORKER))
+        database.queue.claim(WORKER, XEON)
         assert next(found) == ("2", "progress", 2)
-        database.queue.renew(job.id, worker, progress=PROGRESS)
+        database.queue.report(job.id, 1, progress=PROGRESS)
         assert next(found) == ("3", "progress", 3)
-        database.queue.finish(job.id, worker, state)  # type: ignore[arg-type]
+        database.queue.finish(job.id, 1, state)  # type: ignore[arg-type]
         assert list(found) == [("4", state, 4)]
 
 

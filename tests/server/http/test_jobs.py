@@ -41,6 +41,33 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
     assert (options.again, options.retry, options.end_to_end) == (True, True, False)
 
 
+SUBMITTED = {"model": "bert-encoder:tiny", "priority": 3}
+
+
+def test_a_job_with_an_idempotency_key_is_stored_once(asked: TestClient, database: Database) -> None:
+    first = asked.post("/v1/jobs", json=SUBMITTED, headers={"Idempotency-Key": '"a-key"'})
+    again = asked.post("/v1/jobs", json=SUBMITTED, headers={"Idempotency-Key": "a-key"})
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+    assert again.headers["Location"] == first.headers["Location"] == "/v1/jobs/1"
+    assert (first.json()["priority"], first.json()["attempt"]) == (3, 0)
+    other = asked.post("/v1/jobs", json={**SUBMITTED, "priority": 4}, headers={"Idempotency-Key": "a-key"})
+    assert other.status_code == 422
+    assert other.json()["detail"] == (
+        "the idempotency key 'a-key' is that of job 1, which differs in priority: give another request another key"
+    )
+    assert asked.post("/v1/jobs", json=SUBMITTED).json()["id"] == 2
+    assert len(database.queue.jobs()) == 2
+
+
+@pytest.mark.parametrize("key", ["", "two words", "x" * 201, "\xe9"])
+def test_what_is_no_idempotency_key_is_refused(asked: TestClient, database: Database, key: str) -> None:
+    found = asked.post("/v1/jobs", json=SUBMITTED, headers={b"Idempotency-Key": key.encode("latin-1")})
+    assert found.status_code == 422
+    assert "header idempotency-key" in found.json()["detail"].lower()
+    assert database.queue.jobs() == []
+
+
 def test_the_content_of_a_model_file_is_the_same_model_as_the_file(asked: TestClient) -> None:
     content = load_model("bert-encoder").definition.model_dump(mode="json", exclude_none=True)
     sent = asked.post("/v1/jobs", json={"model": content, "preset": "tiny"}).json()
@@ -77,7 +104,9 @@ def test_every_example_of_a_submission_is_taken(asked: TestClient, example: dict
         ({"budget_bytes": 0}, 422, "budget_bytes"),
         ({"exhaustive": 1}, 422, "exhaustive"),
         ({"limits": {"seconds": 0}}, 422, "limits.seconds"),
-        ({"priority": 1}, 422, "priority"),
+        ({"priority": 101}, 422, "priority"),
+        ({"priority": "high"}, 422, "priority"),
+        ({"owner": 1}, 422, "owner"),
         ({"model": None}, 422, "model"),
     ],
 )

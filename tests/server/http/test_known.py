@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from autotuner.database import Database, this_process
-from tests.server.http.filled import ELSEWHERE, HERE, call
+from autotuner.database import Database
+from tests.server.http.filled import ELSEWHERE, HERE, WORKER, call
 
 
 @pytest.mark.usefixtures("filled")
@@ -51,7 +51,7 @@ def test_statistics_are_of_all_that_the_filters_admit(asked: TestClient) -> None
 def test_devices_have_their_workers_and_what_was_measured_on_them(asked: TestClient) -> None:
     epyc, xeon = asked.get("/v1/devices").json()
     assert (epyc["name"], epyc["workers"], xeon["name"]) == ("EPYC", [], "Xeon")
-    assert [worker["name"] for worker in xeon["workers"]] == [this_process()]
+    assert [worker["name"] for worker in xeon["workers"]] == [WORKER]
     assert xeon["environments"][0]["measurements"]["ok"] == 2
     assert xeon["environments"][0]["policy"] == {"cache": "warm"}
 

@@ -13,12 +13,17 @@ import pytest
 
 from autotuner.database import Database, open_database
 from autotuner.errors import DatabaseError, InputError
-from autotuner.server.http import serve
+from autotuner.server.http import ServiceOptions, serve
 from autotuner.server.http.serving import listen
 from tests.server.http.filled import enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 
-SCRIPT = "import sys; from autotuner.server.http import serve; serve(sys.argv[1], port=0); print('returned')"
+SCRIPT = """
+import sys
+from autotuner.server.http import ServiceOptions, serve
+serve(sys.argv[1], ServiceOptions(port=0, log_format="words"))
+print("returned")
+"""
 
 
 @contextmanager
@@ -48,7 +53,7 @@ def test_a_signal_ends_open_streams_and_then_the_service(tmp_path: Path, number:
             assert [line for line in lines if line.startswith("event")] == []
         out, err = started.communicate(timeout=PATIENCE_S)
         assert (started.returncode, out) == (0, "returned\n")
-        assert " request method='GET' path='/v1/jobs/1/events' status=200 duration_ms=" in err
+        assert " method='GET' path='/v1/jobs/1/events' status=200 duration_ms=" in err
         assert err.splitlines()[-1].endswith(" ended")
         assert "Traceback" not in err
 
@@ -79,11 +84,11 @@ def test_a_port_that_is_taken_is_refused_with_what_would_be_valid(tmp_path: Path
         with pytest.raises(
             InputError, match=rf"cannot listen at 127.0.0.1:{port}: .*a port that is free \(0 for any\)"
         ):
-            serve(str(tmp_path / "x.sqlite"), port=port)
+            serve(str(tmp_path / "x.sqlite"), ServiceOptions(port=port))
     with pytest.raises(InputError, match=r"cannot listen at no\.such\.host\.invalid:0"):
-        serve(str(tmp_path / "x.sqlite"), host="no.such.host.invalid", port=0)
+        serve(str(tmp_path / "x.sqlite"), ServiceOptions("no.such.host.invalid", 0))
 
 
 def test_a_database_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="there is no directory"):
-        serve(str(tmp_path / "nowhere" / "x.sqlite"), port=0)
+        serve(str(tmp_path / "nowhere" / "x.sqlite"), ServiceOptions(port=0))

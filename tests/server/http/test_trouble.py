@@ -10,16 +10,15 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from autotuner.database import Database, Leases, Timeouts, open_database, this_process
+from autotuner.database import Database, Timeouts, open_database
 from autotuner.server.http import create_app
-from tests.server.http.filled import HERE, enqueue
+from tests.server.http.filled import HERE, WORKER, XEON, enqueue
 from tests.server.http.listening import PATIENCE_S, listening
 from tests.silent import on, silent
 
 pytestmark = pytest.mark.slow
 
 HASTY = Timeouts(answer_s=1.0, locked_s=1.0, away_s=0.0)
-FAR = "elsewhere/1:1:1"
 SUBMISSION = {"model": "bert-encoder:tiny"}
 
 
@@ -121,20 +120,17 @@ def test_a_service_that_is_told_to_end_does_not_wait_for_its_database() -> None:
 
 # A worker that is gone
 
-GONE = f"{this_process().rsplit(':', 1)[0]}:1"
-"""A process of this host that was there before this one, under its number."""
 
-
-def claim(database: Database, job_id: int, worker: str = GONE) -> None:
-    found = database.queue.claim(worker, HERE.device_type, HERE.device_name)
-    assert found is not None
+def claim(database: Database, job_id: int, worker: str = WORKER) -> None:
+    (found,) = database.queue.claim(worker, XEON)
     assert found.id == job_id
 
 
 def test_a_job_whose_only_worker_died_says_so(asked: TestClient, database: Database) -> None:
     job_id = enqueue(database).id
-    assert asked.get(f"/v1/jobs/{job_id}").json()["stalled"] == ""
-    claim(database, job_id)
+    with database.locks.hold(WORKER):
+        claim(database, job_id)
+        assert asked.get(f"/v1/jobs/{job_id}").json()["stalled"] == ""
     sentence = "its worker is gone; the next one for cpu goes on from what was measured"
     for found in (asked.get(f"/v1/jobs/{job_id}").json(), asked.get("/v1/jobs").json()["items"][0]):
         assert (found["state"], found["stalled"]) == ("running", sentence)
@@ -143,26 +139,27 @@ def test_a_job_whose_only_worker_died_says_so(asked: TestClient, database: Datab
 def test_a_tuning_that_was_killed_says_so(asked: TestClient, database: Database) -> None:
     job = enqueue(database)
     begun = database.queue.begin(
-        model=job.model, request=job.request, device_type="cpu", device_name=HERE.device_name, worker=GONE
+        model=job.model, request=job.request, device_type="cpu", device_name=HERE.device_name, runner=WORKER
     )
     assert asked.get(f"/v1/jobs/{begun.id}").json()["stalled"] == (
         "the process that ran it is gone; what it measured is kept, the same command goes on from there"
     )
 
 
-def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_an_event_and_so_is_the_next_one(database: Database) -> None:
     job_id = enqueue(database).id
     with listening(database) as server, httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
-        claim(database, job_id, FAR)
-        with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        with database.locks.hold(WORKER):
+            claim(database, job_id)
+            response = client.send(client.build_request("GET", f"/v1/jobs/{job_id}/events"), stream=True)
             lines = (line for line in response.iter_lines() if line.startswith("data: "))
 
             def stalled() -> bool:
                 return bool(json.loads(next(lines).removeprefix("data: "))["stalled"])
 
             assert not stalled()
-            with open_database(tmp_path / "service.sqlite", leases=Leases(job_s=2.0)) as short:
-                short.queue.renew(job_id, FAR)  # without progress, which is no event
-            assert stalled()
-            claim(database, job_id, this_process())
+        assert stalled()
+        with database.locks.hold("the next"):
+            claim(database, job_id, "the next")
             assert not stalled()
+        response.close()

@@ -13,7 +13,7 @@ from autotuner.tuner import Replay, TuningPolicy
 from autotuner.tuner.policy import DEFAULT_POLICY
 from tests.made_up import CPU
 
-WORKER = "elsewhere/1:1:1"
+WORKER = "a worker"
 NAME = environment("cpu").device_name
 
 
@@ -37,8 +37,7 @@ def enqueue(database: Database, model: Model, **asked: Any) -> Job:
 
 def taken(database: Database) -> Job:
     """Return the next job, as a worker takes it."""
-    job = database.queue.claim(WORKER, "cpu", NAME)
-    assert job is not None
+    (job,) = database.queue.claim(WORKER, [("cpu", NAME)])
     return job
 
 
@@ -46,7 +45,8 @@ def run_taken(
     job: Job, database: Database, watch: Any = lambda _: None, policy: TuningPolicy = DEFAULT_POLICY
 ) -> Configuration | None:
     request = Request.from_json(job.request)
-    return run_job(job, request, database, CPU, Settings(), worker=WORKER, watch=watch, policy=policy)
+    with database.locks.hold(WORKER):
+        return run_job(job, request, database, CPU, Settings(), watch=watch, policy=policy)
 
 
 def timed(configuration: Configuration, *_: object, **__: object) -> Configuration:

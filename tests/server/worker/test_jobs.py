@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ def test_an_attended_job_that_is_interrupted_stays_so(small: Model, database: Da
         tune_attended(Request(small), database, CPU, Settings(), watch=end)
     (job,) = database.queue.jobs()
     assert (job.state, job.attended) == ("interrupted", True)
-    assert database.queue.claim(WORKER, "cpu", NAME) is None
+    assert database.queue.claim(WORKER, [("cpu", NAME)]) == []
 
 
 @pytest.mark.usefixtures("measured")
@@ -234,38 +234,36 @@ def test_a_job_that_another_worker_took_over_is_let_go(
 
     def lose(progress: Progress) -> None:
         if progress.stage == "measure" and progress.done == 5:
-            database.queue.release(job.id, WORKER)
-            assert database.queue.claim("elsewhere/1:2:1", "cpu", NAME) is not None
+            database.queue.release(job.id, job.attempt)
+            assert database.queue.claim("another", [("cpu", NAME)])
 
     assert run_taken(job, database, lose) is None
     found = database.queue.job(job.id)
-    assert (found.state, found.worker) == ("running", "elsewhere/1:2:1")
+    assert (found.state, found.worker) == ("running", "another")
 
 
-def test_the_beat_hears_a_cancel_and_keeps_the_lease(
-    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While nothing is told: the beat alone renews the job and hears that it was cancelled."""
+def test_the_beat_hears_a_cancel(small: Model, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is told: the beat alone hears that it was cancelled."""
     monkeypatch.setattr(reporting, "BEAT_S", 0.01)
     monkeypatch.setattr(reporting, "TELL_AFTER_S", 1e9)
     known = times(space_of(small).calls)
 
     class Waiting(Device):
-        def measure(self, races: Sequence[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
             if database.queue.jobs()[0].cancelling:
                 heard.wait(60.0)
             yield from super().measure(races)
 
     heard = threading.Event()
-    real = database.queue.renew
+    real = database.queue.report
 
-    def renew(*args: Any, **named: Any) -> Any:
+    def report(*args: Any, **named: Any) -> Any:
         found = real(*args, **named)
         if found == "cancel":
             heard.set()
         return found
 
-    monkeypatch.setattr(database.queue, "renew", renew)
+    monkeypatch.setattr(database.queue, "report", report)
     monkeypatch.setattr(attending, "Measurer", lambda **_: Waiting(HERE, known))
     enqueue(database, small)
     job = taken(database)

@@ -33,7 +33,7 @@ from autotuner.tuner import (
 )
 from tests.made_up import HERE, made_up_configuration, space_of, times
 from tests.server.worker import device as device_tests
-from tests.server.worker.device import WORKER, Device, enqueue, taken, timed
+from tests.server.worker.device import Device, enqueue, taken, timed
 
 pytestmark = pytest.mark.slow
 
@@ -183,8 +183,8 @@ def test_measurements_of_those_who_had_a_job_before_count_towards_its_limit(smal
 
 def test_seconds_of_those_who_had_a_job_before_count_towards_its_limit(small: Model, database: Database) -> None:
     job = submitted(database, small, limits=Limits(seconds=1000.0))
-    database.queue.renew(job.id, WORKER, progress=Progress("measure", 1, 9, spent_s=999_999.0).to_json())
-    database.queue.release(job.id, WORKER)
+    database.queue.report(job.id, job.attempt, progress=Progress("measure", 1, 9, spent_s=999_999.0).to_json())
+    database.queue.release(job.id, job.attempt)
     assert run_taken(taken(database), database) is not None
     ended = database.queue.job(job.id)
     assert ended.counts["measured"] == len(space_of(small).graph.operators)  # the plan to open with

@@ -1,0 +1,149 @@
+"""Ray: connecting to a cluster, its GPUs, and the actors on them."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from autotuner.database import Device
+from autotuner.errors import DeviceError, InputError
+from autotuner.fleet.spec import MeasurerSpec
+
+NAMESPACE = "autotuner"
+LOOK_S = 2.0
+"""Between two looks at the cluster's hosts."""
+
+HEALTH: Mapping[str, str] = {
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""A host that is frozen counts as gone after 12 s; Ray's own settings take 66 s."""
+
+SETTINGS: Mapping[str, str] = {"RAY_AUTH_MODE": "token", **HEALTH}
+
+
+def imported() -> Any:
+    """Return Ray, with token authentication and our health settings unless the environment says otherwise.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if "ray" not in sys.modules:  # it reads its settings once, when it is imported
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "a fleet needs Ray, which is not installed: pip install 'autotuner[fleet]'; without it, `tune` and "
+            "`worker` use one device of this machine"
+        ) from None
+    return ray
+
+
+@contextmanager
+def connected(address: str | None = None, gpus: int | None = None) -> Iterator[None]:
+    """Be connected to a Ray cluster.
+
+    Args:
+        address: of the cluster, as HOST:PORT or "auto"; None for the one of this host, or else one of its own, which
+            ends with this.
+        gpus: start a cluster of one's own on this host with so many GPUs.
+
+    Raises:
+        DeviceError: there is no such cluster, or it is of another version.
+        InputError: Ray is not installed.
+    """
+    ray = imported()
+    common: dict[str, Any] = {
+        "namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR,
+    }  # fmt: skip
+    own = {"include_dashboard": False, **({} if gpus is None else {"num_gpus": gpus})}
+    try:
+        if gpus is not None:
+            ray.init("local", **own, **common)
+        elif address is not None:
+            ray.init(address, **common)
+        else:
+            try:
+                ray.init("auto", **common)
+            except ConnectionError:
+                ray.init("local", **own, **common)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise DeviceError(f"no Ray cluster at {address or 'this host'}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def actor_of(slot: str, node: str) -> Any:
+    """Return the actor of a slot, which is started if need be.
+
+    Raises:
+        ValueError: the one of before is about to end.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from autotuner.fleet.actor_process import remote_class
+
+    affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"name": f"gpu/{slot}", "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return remote_class().options(scheduling_strategy=affinity, **options).remote(slot)
+
+
+def cluster_name() -> str:
+    """Return the name of the connected cluster's runner: that of the next one is the same after a restart."""
+    return f"fleet {imported().get_runtime_context().gcs_address}"
+
+
+class FleetDevices:
+    """The classes of GPUs of the connected cluster: one actor of each host is asked once.
+
+    Args:
+        spec: of any measurer.
+    """
+
+    def __init__(self, spec: MeasurerSpec) -> None:
+        self._ray, self._spec = imported(), spec.to_text()
+        self._names: dict[str, Device] = {}
+        self._asked: dict[str, Any] = {}
+        self._gpus: dict[str, int] = {}
+        self._looked_at = -LOOK_S
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of all hosts."""
+        self._look()
+        return sum(self._gpus.values())
+
+    def known(self) -> Sequence[Device]:
+        """Return type and name of each class that is there now."""
+        self._look()
+        return sorted({self._names[node] for node in self._gpus if node in self._names})
+
+    def _look(self) -> None:
+        if monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = monotonic()
+        nodes = {n["NodeID"]: int(n["Resources"].get("GPU", 0)) for n in self._ray.nodes() if n["Alive"]}
+        self._gpus = {node: gpus for node, gpus in nodes.items() if gpus}
+        for node in self._gpus.keys() - self._names.keys() - self._asked.keys():
+            try:
+                self._asked[node] = actor_of(f"{node[:12]}/0", node).look.remote(self._spec)
+            except (ValueError, self._ray.exceptions.RayError):
+                continue
+        for node, reference in list(self._asked.items()):
+            if self._ray.wait([reference], timeout=0)[0]:
+                del self._asked[node]
+                try:
+                    answer = json.loads(self._ray.get(reference))
+                except self._ray.exceptions.RayError:
+                    continue
+                if "device_type" in answer:
+                    self._names[node] = answer["device_type"], answer["device_name"]

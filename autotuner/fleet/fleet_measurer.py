@@ -1,0 +1,321 @@
+"""Measurer of a fleet: the tuner's measurer over the GPUs of a pool."""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from autotuner import errors
+from autotuner.checkpoint import checkpoint
+from autotuner.errors import AutotunerError, MeasureError, stacklevel
+from autotuner.fleet.handout import WINDOW, HandOut
+from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
+from autotuner.fleet.roster import Gpu, Roster
+from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.kernels import KERNELS
+from autotuner.measure.roofline import Roofline
+from autotuner.plan.configuration import Configuration
+from autotuner.tuner.batches import Batches
+from autotuner.tuner.progress import Result
+
+POLL_S = 0.2
+FIRST_S = 300.0
+"""The time in which one GPU at least must be ready."""
+
+ALL_S = 10.0
+"""The time that is waited for the other GPUs once one is ready."""
+
+HOPELESS_S = 20.0
+"""The time that is waited where every GPU that was seen has failed."""
+
+COMPILERS = 16
+"""Calls that an actor is given to compile at once."""
+
+GONE_S = 30.0
+ASK_TIMES = 3
+
+Log = Callable[..., None]
+
+
+def silent(_event: str, **_facts: object) -> None:
+    """Log nothing."""
+
+
+class FleetMeasurer:
+    """Measures calls on all GPUs of one class, as `autotuner.measure.Measurer` does on one.
+
+    Args:
+        pool: of actors.
+        roster: of GPUs.
+        window: batches in hand per GPU: more for a job of higher priority.
+        gpus: the number of GPUs that are waited for at the start.
+        log: called with an event and facts.
+    """
+
+    def __init__(
+        self,
+        pool: ActorPool,
+        roster: Roster,
+        *,
+        window: int = WINDOW,
+        gpus: int = 1,
+        log: Log = silent,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool, self._roster, self._window, self._log, self._clock = pool, roster, window, log, clock
+        self._tickets = count(1)
+        self._failure = ""
+        self._backlog: list[Event] = []
+        self.waited_s = 0.0
+        self._told: Callable[[str], None] = lambda _words: None
+        self._await_gpus(gpus)
+
+    def __enter__(self) -> "FleetMeasurer":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    @property
+    def environment(self) -> Environment:
+        """The environment of the GPUs that take part."""
+        assert self._roster.environment is not None
+        return self._roster.environment
+
+    @property
+    def devices(self) -> int:
+        """The number of GPUs that time at once."""
+        return max(1, len(self._roster.usable(self._clock())))
+
+    @property
+    def roster(self) -> Roster:
+        return self._roster
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Have it told while there is no GPU to measure on, and with "" when that is over."""
+        self._told = tell
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
+        """Time calls on all GPUs, and yield each result as it comes; each distinct call of a race once.
+
+        The next race is drawn when a GPU has room for it.
+
+        Raises:
+            MeasureError: no GPU can measure.
+        """
+        handout = HandOut(races, Batches(self.devices), self._window, self._tickets)
+        try:
+            while True:
+                checkpoint()
+                for order in handout.orders([gpu.slot for gpu in self._usable()], self._clock()):
+                    calls = [call.to_json() for call in order.batch.calls]
+                    self._pool.send(order.ticket, order.slot, "measure", {"calls": calls})
+                if handout.is_done:
+                    return
+                for event in self._events():
+                    yield from self._taken(handout, event)
+        finally:
+            for ticket in handout.out:
+                self._pool.forget(ticket)
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        """Compile calls on every host, for each keeps the code that it times; yield each when the last host has it."""
+        left = {call.key: call for call in calls if KERNELS[call.candidate.kernel].compiles}
+        if not left:
+            return
+        hosts = {gpu.host: gpu.cores for gpu in self._usable()}
+        chunks = _Chunks(list(left.values()), hosts)
+        out: dict[int, tuple[Gpu, Sequence[Call]]] = {}
+        failed: dict[str, Measurement] = {}
+        while left:
+            checkpoint()
+            usable = self._roster.usable(self._clock())
+            chunks.keep({gpu.host for gpu in usable}, self._clock())
+            for gpu in usable:
+                chunk = chunks.take(gpu, [other for other, _ in out.values()])
+                if chunk:
+                    ticket = next(self._tickets)
+                    out[ticket] = gpu, chunk
+                    self._pool.send(ticket, gpu.slot, "compile", {"calls": [call.to_json() for call in chunk]})
+            for event in self._events():
+                if isinstance(event, Answered) and event.ticket in out:
+                    gpu, chunk = out.pop(event.ticket)
+                    results = self._heard(event.answer)["results"]
+                    failed |= {key: Measurement.from_json(value) for key, value in results if value is not None}
+                    chunks.end(gpu.host, chunk)
+                elif isinstance(event, Lost):
+                    for ticket in [ticket for ticket, (gpu, _) in out.items() if gpu.slot == event.slot]:
+                        chunks.put_back(*out.pop(ticket))
+            for key in [key for key in left if chunks.is_done(key)]:
+                yield left.pop(key), failed.get(key)
+
+    def noise_floor(self) -> float:
+        """Return the relative difference that two identical calls show on one GPU."""
+        return float(self.ask({"do": "noise"})["noise"])
+
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:
+        """Return what one GPU of the class can do at best."""
+        return Roofline.from_facts(self.ask({"do": "ceilings", "dtypes": sorted(dtypes)})["ceilings"])
+
+    def time_whole(self, configuration: Configuration, samples: int) -> Configuration:
+        """Return a configuration with its whole plan timed on one GPU."""
+        asked = {"do": "whole", "configuration": configuration.to_json(), "samples": samples}
+        return Configuration.from_json(self.ask(asked)["configuration"])
+
+    def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer of one GPU; another one is asked where an actor is lost.
+
+        Raises:
+            AutotunerError: the answer is an error, or actors were lost `ASK_TIMES` times.
+        """
+        for _ in range(ASK_TIMES):
+            slot, ticket = self._usable()[0].slot, next(self._tickets)
+            self._pool.send(ticket, slot, "ask", request)
+            is_out = True
+            try:
+                while is_out:
+                    checkpoint()
+                    for event in self._events():
+                        if isinstance(event, Answered) and event.ticket == ticket:
+                            is_out = False
+                            return self._heard(event.answer)
+                        is_out = is_out and not (isinstance(event, Lost) and event.slot == slot)
+            finally:
+                if is_out:
+                    self._pool.forget(ticket)
+        raise MeasureError(f"{ASK_TIMES} actors were lost while they were asked for {request['do']!r}: {self._failure}")
+
+    def _taken(self, handout: HandOut, event: Event) -> Sequence[Result]:
+        """Return the results that an event brings."""
+        if isinstance(event, Began):
+            handout.began(event.ticket, self._clock())
+        elif isinstance(event, Lost):
+            return handout.lost(event.slot, blamed=not event.failure and not event.host)
+        elif isinstance(event, Answered):
+            slot = handout.slot(event.ticket)
+            if slot is None:
+                return ()
+            answer = self._heard(event.answer)
+            if answer.get("canary_us") is not None:
+                self._roster.note_canary(slot, answer["canary_us"])
+            self.waited_s += float(answer.get("waited_s", 0.0)) / self.devices
+            measured = {key: Measurement.from_json(value) for key, value in answer["results"]}
+            return handout.answered(event.ticket, measured, float(answer["took_s"]), self._clock())
+        return ()
+
+    def _events(self) -> Sequence[Event]:
+        """Return what has happened: first what came while a GPU was waited for."""
+        found, self._backlog = self._backlog, []
+        return found or self._polled()
+
+    def _polled(self) -> Sequence[Event]:
+        """Ask the pool what has happened, and keep the roster true."""
+        events = self._pool.poll(POLL_S)
+        for event in events:
+            if isinstance(event, Joined):
+                self._roster.join(event.gpu)
+                why = self._roster.why_not(event.gpu.slot, self._clock())
+                self._log("gpu_joined", gpu=event.gpu.slot, uuid=event.gpu.uuid, host=event.gpu.host, left_out=why)
+            elif isinstance(event, Lost):
+                self._failure = event.failure or self._failure
+                self._roster.lose(event.slot, self._clock(), event.failure)
+                self._log("gpu_lost", gpu=event.slot, failure=event.failure, host=event.host)
+        return events
+
+    def _heard(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an answer, after its warnings were passed on.
+
+        Raises:
+            AutotunerError: it is an error.
+        """
+        for message in answer.get("warnings", ()):
+            warnings.warn(message, stacklevel=stacklevel())
+        if "refused" in answer:
+            kind = getattr(errors, answer["error"], MeasureError)
+            raise kind(answer["refused"]) if issubclass(kind, AutotunerError) else MeasureError(answer["refused"])
+        return answer
+
+    def _usable(self) -> list[Gpu]:
+        """Return the GPUs that take part; where there is none, wait for one, and say so.
+
+        Raises:
+            MeasureError: there is none for long, or every one is left out.
+        """
+        found = self._roster.usable(self._clock())
+        if found:
+            return found
+        began = self._clock()
+        while not found:
+            checkpoint()
+            self._told("waiting for a GPU of the fleet")
+            self._backlog += self._polled()
+            found = self._roster.usable(self._clock())
+            waited_s = self._clock() - began
+            if not found and waited_s > (HOPELESS_S if self._roster.is_hopeless(self._clock()) else FIRST_S):
+                raise MeasureError(self._nobody())
+        self.waited_s += self._clock() - began
+        self._told("")
+        return found
+
+    def _nobody(self) -> str:
+        rows = [row for row in self._roster.shown(self._clock()) if row["words"]]
+        why = "; ".join(f"{row.get('host', 'GPU')} {row['slot']}: {row['words']}" for row in rows) or self._failure
+        return f"no GPU of the fleet can measure{why and f': {why}'}"
+
+    def _await_gpus(self, gpus: int) -> None:
+        """Wait for the first GPU, and a little for the others."""
+        try:
+            self._usable()
+            until = self._clock() + ALL_S
+            while len(self._roster.present()) < gpus and self._clock() < until:
+                checkpoint()
+                self._backlog += self._polled()
+        except BaseException:
+            self._pool.close()
+            raise
+
+
+class _Chunks:
+    """Calls to be compiled on each host, in parts; and which host has compiled what.
+
+    Args:
+        hosts: cores of each.
+    """
+
+    def __init__(self, calls: Sequence[Call], hosts: Mapping[str, int]) -> None:
+        number = ceil(len(calls) / COMPILERS)
+        self._waiting = {host: [calls[start::number] for start in range(number)] for host in hosts}
+        self._actors = {host: max(1, cores // COMPILERS) for host, cores in hosts.items()}
+        self._done: dict[str, set[str]] = {call.key: set() for call in calls}
+        self._missing: dict[str, float] = {}
+
+    def keep(self, hosts: Collection[str], now: float) -> None:
+        """Give up hosts that have had no GPU for long: they compile while they time, should they come back."""
+        self._missing = {host: self._missing.get(host, now) for host in self._waiting if host not in hosts}
+        for host, since in self._missing.items():
+            if now - since > GONE_S:
+                del self._waiting[host]
+
+    def take(self, gpu: Gpu, busy: Sequence[Gpu]) -> Sequence[Call]:
+        """Return what an actor is to compile now; nothing where its host's cores are busy."""
+        at_work = [other.slot for other in busy if other.host == gpu.host]
+        if gpu.slot in at_work or len(at_work) >= self._actors.get(gpu.host, 0) or not self._waiting.get(gpu.host):
+            return ()
+        return self._waiting[gpu.host].pop()
+
+    def put_back(self, gpu: Gpu, chunk: Sequence[Call]) -> None:
+        if gpu.host in self._waiting:
+            self._waiting[gpu.host].append(chunk)
+
+    def end(self, host: str, chunk: Sequence[Call]) -> None:
+        for call in chunk:
+            self._done[call.key].add(host)
+
+    def is_done(self, key: str) -> bool:
+        """Say whether every host that is left has compiled a call."""
+        return self._waiting.keys() <= self._done[key]
