@@ -182,6 +182,7 @@ class RaceRunner:
         left = set(compiled)
         self._compiling += len(compiled)
         if compiled and not self.state.enough("compile"):
+            self.state.tell(Progress("compile", self._compiled, self._compiling))
             with suppress(OverError), self.state.within("compile"):
                 for call, problem in self._measurer.prepare(list(compiled.values())):
                     left.discard(call.key)
