@@ -9,10 +9,11 @@ from sqlalchemy import func, select
 
 from autotuner.database.migrations import HEAD, version
 from autotuner.database.retrying import retried
-from autotuner.database.tables import ConfigurationRow, JobRow, MeasurementRow
+from autotuner.database.tables import ConfigurationRow, EnvironmentRow, JobRow, MeasurementRow
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import JobState
 from autotuner.errors import DatabaseError
+from autotuner.ir.records import STATUSES, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,23 @@ class SqlInventory:
         age_s = 0.0 if since is None else max(0.0, (datetime.now(UTC) - since).total_seconds())
         jobs = {state: found.get(state, 0) for state in get_args(JobState)}
         return Inventory(jobs, age_s, measurements, configurations)
+
+    @retried
+    def measurements(self) -> dict[str, dict[Status, int]]:
+        """Return the number of measurements of each environment that has any, by its key and by status."""
+        counted = (
+            select(MeasurementRow.environment_id, MeasurementRow.status, func.count().label("number"))
+            .group_by(MeasurementRow.environment_id, MeasurementRow.status)
+            .subquery()
+        )
+        query = select(EnvironmentRow.key, counted.c.status, counted.c.number).join(
+            counted, counted.c.environment_id == EnvironmentRow.id
+        )
+        found: dict[str, dict[Status, int]] = {}
+        with self._transactions.reading() as connection:
+            for key, status, number in connection.execute(query):
+                found.setdefault(key, dict.fromkeys(STATUSES, 0))[status] = number
+        return found
 
     @retried
     def check_schema(self) -> None:

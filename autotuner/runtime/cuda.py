@@ -123,6 +123,20 @@ class Cuda:
                 anything.add_(1)
 
 
+class StreamOrder:
+    """Order between the uses of some memory: whoever uses it on another stream waits for what was queued before."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, torch.cuda.Stream] | None = None
+
+    def turn(self, cuda: Cuda, tensors: Iterable[Tensor]) -> None:
+        """Use tensors on the current stream from now on."""
+        if self._last is None or cuda.stream() != self._last[0]:
+            if self._last is not None:
+                cuda.follow(self._last[1], tensors)
+            self._last = (cuda.stream(), cuda.current())
+
+
 # Graphs of one sequence of calls, by the stream that they are replayed on; on further streams the calls run one by one.
 STREAMS = 2
 

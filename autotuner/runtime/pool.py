@@ -8,6 +8,7 @@ from torch import Tensor
 from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Ports
 from autotuner.runtime.cuda import Cuda, Switch
+from autotuner.runtime.scratch import shared_scratch
 from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
 
 IDLE_WORKSPACES = 2
@@ -30,6 +31,7 @@ class Pool:
     ) -> None:
         self._arguments = (plan, ports, parameters, device, graphs)
         self._cuda = Cuda(device) if has_graphs(device.type) else None
+        self._has_scratch = plan.kept_bytes < plan.arena_bytes
         self._read = (device, parameters.apart, parameters.moving)
         self._where = None if parameters.moving else [where(tensor) for tensor in parameters.current]
         self._idle: list[Workspace] = []
@@ -45,12 +47,18 @@ class Pool:
     def take(self) -> Workspace:
         for workspace in self._in_capture:
             workspace.tidy()
+        scratch = shared_scratch() if self._has_scratch else None
         if self._is_captured():
             self._idle = [workspace for workspace in self._idle if workspace.has_graphs]
-        elif self._idle:
-            return self._idle.pop()
+        else:
+            self._idle = [
+                workspace for workspace in self._idle if workspace.scratch is None or workspace.scratch.is_open
+            ]
+            for place, workspace in reversed([*enumerate(self._idle)]):
+                if workspace.scratch is scratch:
+                    return self._idle.pop(place)
         self.made += 1
-        return Workspace(*self._arguments)
+        return Workspace(*self._arguments, scratch)
 
     def _is_captured(self) -> bool:
         cuda = self._cuda
@@ -63,7 +71,7 @@ class Pool:
         if workspace.in_capture:
             workspace.let_go()
             self._in_capture.append(workspace)
-        elif len(self._idle) < IDLE_WORKSPACES:
+        elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
             self._idle.append(workspace)
 
 

@@ -48,17 +48,17 @@ class RegionPlan:
         results: what the compiler is told.
     """
 
-    _made: ClassVar["WeakValueDictionary[tuple[int, RegionPorts], RegionPlan]"] = WeakValueDictionary()
+    _made: ClassVar["WeakValueDictionary[tuple[int, RegionPorts, bool], RegionPlan]"] = WeakValueDictionary()
 
-    def __init__(self, configuration: Configuration, ports: RegionPorts) -> None:
-        """Plan memory.
+    def __init__(self, configuration: Configuration, ports: RegionPorts, *, apart: bool = False) -> None:
+        """Plan memory; `apart`: so that regions which run one after the other can share a scratch.
 
         Raises:
             ConfigurationError: the ports are not those of the configuration's model, or no strides show its tensors as
                 they want them.
         """
         self.configuration, self.ports = configuration, ports
-        self.memory: MemoryPlan = make_plan(configuration)
+        self.memory: MemoryPlan = make_plan(configuration, apart=apart)
         self._check_ports()
         reached = tuple(port for port in ports.inputs if f"grad_{port.members[0]}" in self.memory.outputs)
         self.boundary = Ports(ports.inputs, ports.outputs, ports.outputs, (*reached, *ports.parameters))
@@ -77,12 +77,12 @@ class RegionPlan:
         self.device_type = str(configuration.environment["device_type"])
 
     @classmethod
-    def of(cls, configuration: Configuration, ports: RegionPorts) -> "RegionPlan":
+    def of(cls, configuration: Configuration, ports: RegionPorts, *, apart: bool = False) -> "RegionPlan":
         """Return the plan that another place with the same configuration has, or a new one."""
-        key = (id(configuration), ports)  # a plan holds its configuration, so no other one gets its id meanwhile
+        key = (id(configuration), ports, apart)  # a plan holds its configuration, so no other one gets its id meanwhile
         found = cls._made.get(key)
         if found is None:
-            found = cls._made[key] = cls(configuration, ports)
+            found = cls._made[key] = cls(configuration, ports, apart=apart)
         return found
 
     def check(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], label: str, device: torch.device) -> None:
@@ -163,13 +163,14 @@ class TunedRegion:
             configuration: of a model of any definition.
             ports: how the caller sees the model's tensors.
             graphs: whether calls become CUDA graphs.
-            in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are.
+            in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are. Its
+                memory is planned such that a caller's regions can share a scratch; see `autotuner.runtime.scratch`.
             label: of the place, for messages.
 
         Raises:
             ConfigurationError: as `RegionPlan`.
         """
-        self.plan = RegionPlan.of(configuration, ports)
+        self.plan = RegionPlan.of(configuration, ports, apart=in_place)
         self.number = number_of(self)
         self.label = label or f"tuned region {self.number}"
         self.calls = 0

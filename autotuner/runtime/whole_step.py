@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capt
 from autotuner.runtime.cuda import Run
 from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.model_memory import ModelMemory
+from autotuner.runtime.scratch import Scratch, sharing
 
 Loss = Callable[[Any], Tensor]
 """Computes the loss of a batch, a tensor of one element."""
@@ -90,6 +92,8 @@ class WholeStep:
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
+        self._scratch = Scratch()
+        finalize(self, self._scratch.close)
         self._told_of_limit = self._told_of_changes = False
         self.replays = self.plain = 0
         self.note = ""
@@ -154,7 +158,7 @@ class WholeStep:
         if self._recorder is None:
             return self._run_plainly(batches)
         recorded.runs += 1
-        with self._recorder.aside(), self._rates.in_groups():
+        with self._recorder.aside(), self._rates.in_groups(), sharing(self._scratch):
             loss, self.gradient_norm = self._run(batches)
         self._memory.note()
         self.plain += 1
@@ -201,7 +205,7 @@ class WholeStep:
         before = _HostRandomness()
         replay, reason = None, ""
         try:
-            with self._rates.in_groups():
+            with self._rates.in_groups(), sharing(Scratch()):  # in the graph's own memory, which outlives all else
                 replay = recorder.captured(run, self._pool)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__

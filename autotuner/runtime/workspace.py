@@ -24,8 +24,9 @@ from torch import Tensor
 from autotuner.ir.device import alignment_bytes, has_graphs
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
-from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, Switch
+from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
 from autotuner.runtime.output_set import OutputSet
+from autotuner.runtime.scratch import Scratch
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -68,6 +69,7 @@ class Workspace:
         held: buffers that are handed out as copies, since backward reads them.
         inside: calls of the steps that touch nothing which is handed out.
         copying: calls that copy parameters, at the start of each forward.
+        scratch: as given.
         in_capture: whether a caller's graph writes here whenever it is replayed.
         copies: how often results were handed out as copies, because all sets were held.
         skips_kernels: whether no kernel runs, which shows what a step costs beside them.
@@ -80,6 +82,7 @@ class Workspace:
         parameters: ParameterMemory,
         device: torch.device = CPU,
         graphs: Switch | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """Allocate and build.
 
@@ -88,19 +91,22 @@ class Workspace:
             ports: how the caller sees inputs and outputs.
             device: where all of it lies; the parameters' own.
             graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
+            scratch: shared with other workspaces, for what one phase makes and reads itself; None for its own.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self.cuda = Cuda(device) if has_graphs(device.type) else None
         self._graphs = Graphs(self.cuda, graphs) if self.cuda is not None and graphs is not None else None
-        self._stream: tuple[int, torch.cuda.Stream] | None = None
+        self._order = StreamOrder()
+        self.scratch = scratch
         self.in_capture = False
         with torch.inference_mode(False), torch.no_grad(), self._turn():
-            self._arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            own_bytes = plan.arena_bytes if scratch is None else plan.kept_bytes
+            self._arena = torch.empty(own_bytes, dtype=torch.uint8, device=device)
+            self._beyond = None if scratch is None else scratch.memory(plan.arena_bytes - own_bytes, device)
             self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
-                    start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
-                    self.show(number, start.view(getattr(torch, buffer.dtype)), self.views)
+                    self.show(number, self._memory(number), self.views)
             self.held = {number: self.base(number) for number in plan.held_outputs}
             for number, base in self.held.items():
                 self.show(number, base, self.views)
@@ -257,9 +263,7 @@ class Workspace:
         if places:
             shown: dict[Place, Tensor] = {}
             for number in {self.plan.buffer_of[place] for place in places}:
-                buffer = self.plan.buffers[number]
-                start = self._arena[buffer.start_bytes : buffer.start_bytes + buffer.size_bytes]
-                self.show(number, start.view(getattr(torch, buffer.dtype)), shown)
+                self.show(number, self._memory(number), shown)
             self._in_place = self._in_place - places
             self._look_at({place: shown[place] for place in places})
 
@@ -291,10 +295,10 @@ class Workspace:
             if self.cuda.is_capturing():
                 # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
                 self.in_capture = True
-            elif self._stream is None or self.cuda.stream() != self._stream[0]:
-                if self._stream is not None:
-                    self.cuda.follow(self._stream[1], self._own())
-                self._stream = (self.cuda.stream(), self.cuda.current())
+            else:
+                if self.scratch is not None:
+                    self.scratch.turn(self.cuda)
+                self._order.turn(self.cuda, self._own())
             yield
 
     def _own(self) -> Iterator[Tensor]:
@@ -333,6 +337,14 @@ class Workspace:
         if phase not in self._spare:
             self._spare[phase] = OutputSet(self, phase)
         return self._spare[phase]
+
+    def _memory(self, number: int) -> Tensor:
+        """Return the elements of one of the arena's buffers: in its own memory, or in the scratch behind that."""
+        buffer = self.plan.buffers[number]
+        memory, start = self._arena, buffer.start_bytes
+        if self._beyond is not None and start >= self.plan.kept_bytes:
+            memory, start = self._beyond, start - self.plan.kept_bytes
+        return memory[start : start + buffer.size_bytes].view(getattr(torch, buffer.dtype))
 
     def base(self, number: int) -> Tensor:
         """Allocate a buffer."""

@@ -1,7 +1,7 @@
 """Logs: events with their facts on standard error, as JSON lines for programs or as words for people at a terminal.
 
-Each line has the time, a level and an event; the id of the request, the job and the worker where there are such. Texts
-from outside never begin a line of their own, and no token is written.
+Each line has the time, a level, an event and, in JSON, the process; the id of the request, the job and the worker where
+there are such. Texts from outside never begin a line of their own, and no token is written.
 """
 
 import json
@@ -49,7 +49,7 @@ def bound(**facts: Any) -> Generator[None]:
 def described(record: logging.LogRecord) -> dict[str, Any]:
     """Return the facts of a record, in the order in which they are written."""
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    found: dict[str, Any] = {"time": time, "level": record.levelname.lower()}
+    found: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "pid": record.process}
     facts = getattr(record, "facts", None)
     if facts is None and not record.name.startswith(log.name):  # of another library
         found |= {"event": "message", "logger": record.name, "text": record.getMessage()}
@@ -73,7 +73,7 @@ class Words(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         found = described(record)
-        time, level, event = found.pop("time"), found.pop("level"), found.pop("event")
+        time, level, event, _ = (found.pop(name) for name in ("time", "level", "event", "pid"))
         loud = [level.upper()] if record.levelno >= logging.WARNING else []
         line = " ".join([time, *loud, event, *(f"{name}={value!r}" for name, value in found.items())])
         if record.exc_info:

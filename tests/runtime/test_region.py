@@ -17,6 +17,7 @@ from autotuner.plan.memory_planner import Port
 from autotuner.runtime.bound_parameters import MOVES
 from autotuner.runtime.region import RegionPlan, TunedRegion
 from autotuner.runtime.region_operator import RegionResults
+from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.ticket import TICKETS
 from tests.runtime.plans import WITH_DROPOUT, configuration, model, solved
 from tests.runtime.regions import (
@@ -56,6 +57,35 @@ def compiled(run: Callable[..., Any], backend: str = "aot_eager") -> Any:
 def copies(operands: tuple[list[Tensor], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     inputs, parameters = ([t.detach().clone().requires_grad_(t.requires_grad) for t in side] for side in operands)
     return inputs, parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_layers_that_share_a_scratch_compute_what_they_compute_alone(seed: int) -> None:
+    of = model()
+    found = configuration(of, seed)
+    (x, *_), parameters = operands(of)
+    shared_by, alone = (
+        [TunedRegion(found, declared_ports(of), in_place=in_place) for _ in range(STEPS)] for in_place in (True, False)
+    )
+    memory = shared_by[0].plan.memory
+    assert memory.kept_bytes < memory.arena_bytes
+
+    def run(x: Tensor, layers: Sequence[TunedRegion]) -> Tensor:
+        for layer in layers:
+            (x,) = layer.call([x], parameters)
+        return x
+
+    expected = step(lambda inputs, _: [run(inputs[0], alone)], [x], parameters)
+    scratch = Scratch()
+    for _ in range(2):
+        with sharing(scratch):
+            assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
+    own = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    assert own == {1}, "the second step takes up the workspaces of the first"
+    assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
+    made = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    assert made == {2}, "who does not share it has a workspace without"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,7 +17,7 @@ def test_a_line_of_json_has_time_level_event_and_facts(capsys: Captured) -> None
         tell("job_taken", job=3)
         tell("database_failed", error="away")
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
-    assert list(first) == ["time", "level", "event", "worker", "job"]
+    assert list(first) == ["time", "level", "pid", "event", "worker", "job"]
     assert (first["level"], first["event"], first["worker"], first["job"]) == ("info", "job_taken", "tuner-1", 3)
     assert (second["level"], second["error"]) == ("error", "away")
 

@@ -136,7 +136,8 @@ class MemoryPlan:
     """The memory plan of a configuration: steps over places, buffers, and who is handed in and out.
 
     `inputs`, `given` (gradients of the outputs), `outputs` and `parameters` map tensor names to places. What may run at
-    the same time by the `schedule` shares no memory.
+    the same time by the `schedule` shares no memory. No buffer of the arena that begins at `kept_bytes` or behind is
+    needed both before and after the boundary.
     """
 
     graph: Graph
@@ -148,6 +149,7 @@ class MemoryPlan:
     outputs: Mapping[str, Place]
     parameters: Mapping[str, Place]
     schedule: Schedule
+    kept_bytes: int
 
     @cached_property
     def forward(self) -> int:

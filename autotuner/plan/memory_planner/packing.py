@@ -69,6 +69,39 @@ def pack(blocks: Sequence[LiveRange]) -> tuple[tuple[int, ...], int]:
     return tuple(best[1]), best[0]
 
 
+def pack_apart(blocks: Sequence[LiveRange], boundary: int) -> tuple[tuple[int, ...], int, int]:
+    """Return where each block starts, where what is alive across a tick ends, and the arena's bytes.
+
+    Blocks that live both before and after the boundary come first, one behind the other. Each of the others lies in
+    their memory, while they do not need it, or behind all of them; none lies partly in both.
+    """
+    starts = [-1] * len(blocks)
+    kept_bytes = 0
+    for i, block in enumerate(blocks):
+        if block.first < boundary < block.last:
+            starts[i] = kept_bytes
+            kept_bytes += block.padded_bytes
+    behind = []
+    for i in sorted((i for i, start in enumerate(starts) if start < 0), key=lambda i: (-blocks[i].padded_bytes, i)):
+        size = blocks[i].padded_bytes
+        taken = sorted(
+            (start, start + blocks[k].padded_bytes)
+            for k, start in enumerate(starts) if start >= 0 and blocks[k].meets(blocks[i])
+        )  # fmt: skip
+        free = 0
+        for start, stop in [*taken, (kept_bytes, kept_bytes)]:
+            if start - free >= size:
+                starts[i] = free
+                break
+            free = max(free, stop)
+        else:
+            behind.append(i)
+    found, scratch_bytes = pack([blocks[i] for i in behind])
+    for i, start in zip(behind, found, strict=True):
+        starts[i] = kept_bytes + start
+    return tuple(starts), kept_bytes, kept_bytes + scratch_bytes
+
+
 def side_by_side(blocks: Sequence[LiveRange]) -> tuple[tuple[int, ...], int]:
     """Return the same where no two blocks share a byte."""
     *starts, end = accumulate((block.padded_bytes for block in blocks), initial=0)

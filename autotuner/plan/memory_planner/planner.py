@@ -24,13 +24,20 @@ from autotuner.plan.memory_planner.memory_plan import (
     Role,
     stored,
 )
-from autotuner.plan.memory_planner.packing import LiveRange, pack, side_by_side
+from autotuner.plan.memory_planner.packing import LiveRange, pack, pack_apart, side_by_side
 from autotuner.plan.memory_planner.schedule import Schedule, tick_of
 from autotuner.plan.step import Branches, Step, sources_of, tensor_of
 
+Packed = tuple[tuple[int, ...], int, int]
+"""Where blocks start, the bytes that outlive a phase, and the arena's bytes."""
+
 
 def make_plan(
-    configuration: Configuration, together: Iterable[tuple[str, ...]] = (), *, shares: bool = True
+    configuration: Configuration,
+    together: Iterable[tuple[str, ...]] = (),
+    *,
+    shares: bool = True,
+    apart: bool = False,
 ) -> MemoryPlan:
     """Decide where every tensor lies.
 
@@ -39,13 +46,16 @@ def make_plan(
         together: parameters that the framework keeps in one tensor; they and their gradients lie in one buffer.
         shares: whether tensors share memory that are never needed at the same time. Without, the steps may run over
             any streams.
+        apart: whether what one phase makes and reads itself lies behind what forward leaves for backward, or in memory
+            that this does not need at the time: so that several plans can share it. The arena may be larger then.
 
     Raises:
         ConfigurationError: a step reads what nothing makes, or places are asked to lie in ways that exclude each other.
     """
     device_type = str(configuration.environment["device_type"])
     branches = configuration.overlap.branches if configuration.overlap else ()
-    return plan_steps(configuration.graph(), configuration.steps, together, device_type, branches, shares=shares)
+    planning = _Planning(configuration.graph(), configuration.steps, tuple(together), alignment_bytes(device_type))
+    return planning.plan(branches, shares=shares, apart=apart)
 
 
 def plan_steps(
@@ -77,7 +87,7 @@ class _Planning:
         self.forward = sum(step.phase == "forward" for step in steps)
         self.followers: dict[Place, Place] = {}
 
-    def plan(self, branches: Branches, *, shares: bool) -> MemoryPlan:
+    def plan(self, branches: Branches, *, shares: bool, apart: bool = False) -> MemoryPlan:
         phases = [step.phase for step in self.steps]
         if phases != sorted(phases, reverse=True):
             raise ConfigurationError("a forward step comes after a backward one; forward steps come first")
@@ -90,8 +100,10 @@ class _Planning:
             self._keep_together([outputs[f"grad_{name}"] for name in group if f"grad_{name}" in outputs])
         schedule = Schedule(sources_of(self.steps), self.forward, branches)
         lives = self._lives(steps, made, schedule)
-        pack_arena = pack if shares else side_by_side
-        buffers, arena_bytes = self._buffers(lives, set(outputs.values()), set(parameters.values()), pack_arena)
+        pack_arena = self._pack_apart if apart else _all_kept(pack if shares else side_by_side)
+        buffers, kept_bytes, arena_bytes = self._buffers(
+            lives, set(outputs.values()), set(parameters.values()), pack_arena
+        )
         outside = [name for name, tensor in self.graph.tensors.items() if tensor.role == "input"]
         return MemoryPlan(
             self.graph,
@@ -103,7 +115,11 @@ class _Planning:
             outputs,
             parameters,
             schedule,
+            kept_bytes,
         )
+
+    def _pack_apart(self, blocks: Sequence[LiveRange]) -> Packed:
+        return pack_apart(blocks, self.forward + 1)
 
     def _as_declared(self, name: str) -> Place:
         return name, self.graph.tensors[name].axes
@@ -260,8 +276,8 @@ class _Planning:
         lives: Mapping[Place, tuple[int, int]],
         outputs: Collection[Place],
         parameters: Collection[Place],
-        pack_arena: Callable[[Sequence[LiveRange]], tuple[tuple[int, ...], int]],
-    ) -> tuple[tuple[PlannedBuffer, ...], int]:
+        pack_arena: Callable[[Sequence[LiveRange]], Packed],
+    ) -> tuple[tuple[PlannedBuffer, ...], int, int]:
         buffers: list[PlannedBuffer] = []
         for offsets, elements in self._groups(lives):
             names = [place[0] for place in offsets]
@@ -285,7 +301,19 @@ class _Planning:
             )
             for i in arena
         ]
-        starts, arena_bytes = pack_arena(blocks)
+        starts, kept_bytes, arena_bytes = pack_arena(blocks)
         for number, start in zip(arena, starts, strict=True):
             buffers[number] = replace(buffers[number], start_bytes=start)
-        return tuple(buffers), arena_bytes
+        return tuple(buffers), kept_bytes, arena_bytes
+
+
+def _all_kept(
+    pack_arena: Callable[[Sequence[LiveRange]], tuple[tuple[int, ...], int]],
+) -> Callable[[Sequence[LiveRange]], Packed]:
+    """Return the packing of an arena that is not shared."""
+
+    def packed(blocks: Sequence[LiveRange]) -> Packed:
+        starts, arena_bytes = pack_arena(blocks)
+        return starts, arena_bytes, arena_bytes
+
+    return packed

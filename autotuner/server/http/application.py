@@ -54,7 +54,9 @@ def create_app(
         quota: of each client.
         origins: of sites whose pages may ask it (CORS).
     """
-    number, files, watch = version("autotuner"), ModelFiles(), Watch(database, render)
+    number, files = version("autotuner"), ModelFiles()
+    metrics = Metrics(database, number)
+    watch = Watch(database, render, metrics.count_streams)
     access, answers = Access(database, local=local), Answers(database)
     lookups = Lookups(database, files, answers)
     app = FastAPI(
@@ -67,8 +69,7 @@ def create_app(
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.end_streams, app.state.access = watch.close, access
-    metrics = app.state.metrics = Metrics(database, number, lambda: watch.followers)
+    app.state.end_streams, app.state.access, app.state.metrics = watch.close, access, metrics
     app.include_router(job_routes(database, files, quota))
     app.include_router(event_routes(database, watch, quota))
     app.include_router(configuration_routes(database, files, answers, lookups))

@@ -67,11 +67,17 @@ class Watch:
 
     Args:
         render: returns the event that tells how a job is; once for each change, in a thread.
+        counted: called with 1 when a stream is opened, and with -1 when it has ended.
     """
 
-    def __init__(self, database: Database, render: Callable[[Job], bytes]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        render: Callable[[Job], bytes],
+        counted: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._database = database
-        self._render = render
+        self._render, self._counted = render, counted
         self._watched: dict[int, Watched] = {}
         self.streams = Counter[str]()
         self._thread = CapacityLimiter(WATCHERS)
@@ -102,6 +108,7 @@ class Watch:
         """
         watched, seen = self._enter(job, event), (told, False)
         self.streams[client] += 1
+        self._counted(1)
         try:
             yield b": events of a job; a comment like this comes every 10 s\n\n"
             while True:
@@ -118,6 +125,7 @@ class Watch:
         finally:
             self._leave(job.id, watched)
             self.streams[client] -= 1
+            self._counted(-1)
             if not self.streams[client]:
                 del self.streams[client]
 

@@ -83,7 +83,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            refusal = self._wrong_host(headers) or self._other_site(scope["method"], headers)
+            refusal = self._misdirected(headers) or self._other_site(scope["method"], headers)
             if refusal is not None:
                 status, detail = refusal
                 refused = problem(status, detail, instance=scope["path"], headers={"Connection": "close"})
@@ -91,7 +91,10 @@ class Guard:
                 return
         await self._app(scope, receive, send)
 
-    def _wrong_host(self, headers: Headers) -> tuple[int, str] | None:
+    def _misdirected(self, headers: Headers) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may take the one to say where the body ends, and this service the other (request smuggling).
+            return 400, "the request has `Content-Length` and `Transfer-Encoding`: send one of them"
         given = headers.get("host")
         if given is None:
             return None  # HTTP/1.0, as a probe may send it: no browser does

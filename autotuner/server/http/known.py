@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 
 from autotuner.database import Database, Filter, StoredMeasurement
 from autotuner.ir.models import ModelFile
+from autotuner.ir.records import STATUSES
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles
@@ -65,14 +66,14 @@ def known_routes(database: Database, files: ModelFiles) -> APIRouter:
         workers, environments = defaultdict(list), defaultdict(list)
         for worker in database.queue.workers():
             workers[worker.device_type, worker.device_name].append(WorkerView.model_validate(worker))
+        counted = database.inventory.measurements()
         for environment in database.environments():
-            statuses = database.statistics(Filter(environment_key=environment.key)).statuses
             environments[environment.device_type, environment.device_name].append(
                 EnvironmentView(
                     key=environment.key,
                     facts=dict(environment.facts),
                     policy=dict(environment.policy),
-                    measurements=dict(statuses),
+                    measurements=counted.get(environment.key, dict.fromkeys(STATUSES, 0)),
                 )
             )
         return [

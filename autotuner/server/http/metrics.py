@@ -5,7 +5,7 @@ folder (`PROMETHEUS_MULTIPROC_DIR`, which must be set before this module is impo
 """
 
 from collections import Counter as Numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -50,12 +50,10 @@ class Metrics:
     Args:
         database: whose jobs, workers and measurements are counted.
         version: of this package.
-        streams: returns the number of open event streams.
     """
 
-    def __init__(self, database: Database, version: str, streams: Callable[[], int]) -> None:
+    def __init__(self, database: Database, version: str) -> None:
         self._database = database
-        self._streams = streams
         self._found: tuple[float, DatabaseFigures] = (-FRESH_S, DatabaseFigures(None, {}))
         self._own = CollectorRegistry()
         self._requests = Counter(
@@ -89,11 +87,14 @@ class Metrics:
         if seconds is not None:
             self._seconds.labels(route).observe(seconds)
 
+    def count_streams(self, change: int) -> None:
+        """Count streams of events that were opened, or have ended."""
+        self._open.inc(change)
+
     def page(self) -> bytes:
         """Return all figures; those of the database are read again after some seconds. It may wait for the database."""
         if monotonic() - self._found[0] > FRESH_S:
             self._found = monotonic(), self._read()
-        self._open.set(self._streams())
         return generate_latest(self._shown)
 
     @property

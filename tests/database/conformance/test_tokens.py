@@ -1,11 +1,13 @@
 """Tokens and inventory, over every engine."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from autotuner.database import Database
 from autotuner.errors import InputError, NotFoundError
+from autotuner.ir.records import Call, Environment, Measurement
 
 
 def test_a_token_is_found_by_what_its_owner_sends_and_by_nothing_else(database: Database) -> None:
@@ -45,3 +47,16 @@ def test_the_inventory_counts_and_says_how_long_the_oldest_job_waits(database: D
     assert (found.measurements, found.configurations) == (0, 0)
     assert database.queue.job(2).client == "token 1"
     database.inventory.check_schema()
+
+
+def test_measurements_are_counted_by_environment_and_status(
+    database: Database, environment: Environment, make_call: Callable[..., Call]
+) -> None:
+    other = Environment("cpu", "other", ())
+    database.remember(other)
+    assert database.inventory.measurements() == {}
+    database.store(environment.key, [(make_call(1), Measurement("ok", 1.0)), (make_call(2), Measurement("timeout"))])
+    found = database.inventory.measurements()
+    assert list(found) == [environment.key]
+    assert found[environment.key] == dict(database.statistics().statuses)
+    assert found[environment.key]["ok"] == 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotuner.plan.memory_planner.packing import LiveRange, needed_bytes, pack
+from autotuner.plan.memory_planner.packing import LiveRange, needed_bytes, pack, pack_apart
 
 BLOCKS = st.lists(
     st.builds(lambda size, first, length: LiveRange(size, first, first + length),
@@ -20,6 +20,27 @@ def test_what_is_needed_at_the_same_time_never_shares_bytes(blocks: list[LiveRan
             assert start + one.size_bytes <= begin or begin + other.size_bytes <= start
     assert needed_bytes(blocks) <= arena_bytes <= sum(block.padded_bytes for block in blocks)
     assert all(start % 64 == 0 for start in starts)
+
+
+@settings(deadline=None)
+@given(blocks=BLOCKS, boundary=st.integers(0, 24))
+def test_behind_what_is_kept_lies_nothing_that_is_needed_before_and_after(
+    blocks: list[LiveRange], boundary: int
+) -> None:
+    starts, kept_bytes, arena_bytes = pack_apart(blocks, boundary)
+    for (one, start), (other, begin) in combinations(zip(blocks, starts, strict=True), 2):
+        if one.meets(other):
+            assert start + one.size_bytes <= begin or begin + other.size_bytes <= start
+    kept = [block for block in blocks if block.first < boundary < block.last]
+    assert kept_bytes == sum(block.padded_bytes for block in kept)
+    for block, start in zip(blocks, starts, strict=True):
+        assert start + block.padded_bytes <= kept_bytes or (block not in kept and start >= kept_bytes)
+        assert start + block.padded_bytes <= arena_bytes
+
+
+def test_a_block_of_one_phase_lies_in_kept_memory_that_is_free_then_or_behind() -> None:
+    early, late, kept = LiveRange(64, 0, 1), LiveRange(128, 6, 7), LiveRange(64, 2, 5)
+    assert pack_apart([early, late, kept], 4) == ((0, 64, 0), 64, 192)
 
 
 def test_one_block_takes_the_place_of_another_that_is_over() -> None:

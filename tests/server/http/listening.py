@@ -13,9 +13,9 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def listening(database: Database, *, ending: Callable[[], None] = lambda: None) -> Iterator[Server]:
+def listening(database: Database, *, ending: Callable[[], None] = lambda: None, local: bool = True) -> Iterator[Server]:
     """Yield a server that takes requests; it has ended when the context has."""
-    server = Server(create_app(database), listen("127.0.0.1", 0), ending=ending)
+    server = Server(create_app(database, local=local), listen("127.0.0.1", 0), ending=ending)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

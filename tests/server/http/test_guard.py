@@ -137,3 +137,14 @@ def test_head_is_get_without_its_body(asked: TestClient, path: str) -> None:
 
 def test_head_is_refused_where_get_is(asked: TestClient) -> None:
     assert asked.head("/v1/jobs/1/cancel").status_code == 405
+
+
+# Where a body ends
+
+
+def test_a_request_that_says_twice_where_its_body_ends_is_refused(asked: TestClient, database: Database) -> None:
+    body = b'{"model": "bert-encoder:tiny"}'
+    headers = {**JSON, "Content-Length": str(len(body)), "Transfer-Encoding": "chunked"}
+    response = asked.post("/v1/jobs", content=body, headers=headers)
+    assert (response.status_code, response.headers["Connection"]) == (400, "close")
+    assert database.queue.jobs() == []

@@ -1,0 +1,63 @@
+"""Scratch: memory for what one phase makes and reads itself, shared by workspaces that run one after the other."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from autotuner.runtime.cuda import Cuda, StreamOrder
+
+
+class Scratch:
+    """Memory that each workspace made inside of `sharing` writes in its turn, and leaves nothing in.
+
+    Whoever shares it sees to it that no two phases of these workspaces are queued at the same time; a change of streams
+    between them is put in order here.
+
+    Attributes:
+        is_open: whether workspaces that share it are taken up again.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._memory: dict[torch.device, Tensor] = {}
+        self._order = StreamOrder()
+
+    def memory(self, size_bytes: int, device: torch.device) -> Tensor:
+        """Return so many bytes; workspaces that were given fewer keep theirs."""
+        found = self._memory.get(device)
+        if found is None or found.numel() < size_bytes:
+            found = self._memory[device] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return found[:size_bytes]
+
+    def close(self) -> None:
+        """Have no workspace taken up again that shares this; those that run do so to their end."""
+        self.is_open = False
+
+    def turn(self, cuda: Cuda) -> None:
+        """Put what is queued from now on behind what the workspace before has queued, on whatever stream."""
+        self._order.turn(cuda, self._memory.values())
+
+
+class _Sharing(threading.local):
+    scratch: Scratch | None = None
+
+
+_SHARING = _Sharing()
+
+
+@contextmanager
+def sharing(scratch: Scratch) -> Iterator[None]:
+    """Have workspaces that this thread makes or takes up inside share this scratch."""
+    before, _SHARING.scratch = _SHARING.scratch, scratch
+    try:
+        yield
+    finally:
+        _SHARING.scratch = before
+
+
+def shared_scratch() -> Scratch | None:
+    """Return the scratch that this thread shares now, None for none."""
+    return _SHARING.scratch
