@@ -53,7 +53,8 @@ def test_a_spec_travels_as_text_and_equal_ones_are_one_text() -> None:
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"fleet": False, "address": None, "gpus": None, "device": "cuda", "measurer": None, "arguments": None}
+    nothing = dict.fromkeys(("address", "gpus", "measurer", "arguments"))
+    given: dict[str, Any] = {"fleet": False, "device": "cuda", **nothing}
     with pytest.raises(InputError, match=words):
         given_fleet(**{**given, **options})
     assert given_fleet(**given) is None
