@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,16 @@ def write(path: Path, text: str) -> None:
     """
     with _beside(path) as part:
         part.write_text(text, encoding="utf-8")
+        if part != path:
+            os.replace(part, path)
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """Write a text file part by part, whole or not at all; raises as `write`."""
+    with _beside(path) as part:
+        with part.open("w", encoding="utf-8") as file:
+            for text in parts:
+                file.write(text)
         if part != path:
             os.replace(part, path)
 

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 START_S = 60.0
 INSTALLED = Path("/usr/lib/postgresql")
 OPTIONS = {
-    "listen_addresses": "", "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
+    "listen_addresses": "", "fsync": "off", "full_page_writes": "off",
     "shared_buffers": "32MB", "max_connections": "200", "logging_collector": "off",
 }  # fmt: skip
 MISSING = (

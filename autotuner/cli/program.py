@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from autotuner.cli import asking, fleet, serving, tokens, tuning
+from autotuner.cli import asking, databases, fleet, serving, tokens, tuning
 from autotuner.cli.console import err, plain
 from autotuner.errors import AutotunerError
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 130 interrupted (what was measured is "
     "kept).",
 )
-for module in (tuning, serving, fleet, asking, tokens):
+for module in (tuning, serving, fleet, asking, tokens, databases):
     app.add_typer(module.commands)
 
 

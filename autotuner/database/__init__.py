@@ -5,10 +5,12 @@ both. `contract` says what other packages may rely on. No row, session or connec
 """
 
 from autotuner.database.contract import Device, Queue, Storage
-from autotuner.database.database import Database, open_database
+from autotuner.database.database import Database, open_database, upgraded
 from autotuner.database.editions import Edition, ExactKey, SqlEditions
+from autotuner.database.exporting import results_file
 from autotuner.database.inventory import Inventory
 from autotuner.database.locks import Hold, Locks
+from autotuner.database.pruning import Pruned, matching
 from autotuner.database.retrying import SERVING, WORKING, Timeouts, exit_in_hand
 from autotuner.database.tokens import PREFIX, ROLES, Role, SqlTokens, Token
 from autotuner.database.values import (
@@ -44,6 +46,7 @@ __all__ = [
     "Locks",
     "Match",
     "MatchStatus",
+    "Pruned",
     "Queue",
     "Role",
     "SqlEditions",
@@ -56,5 +59,8 @@ __all__ = [
     "Token",
     "Worker",
     "exit_in_hand",
+    "matching",
     "open_database",
+    "results_file",
+    "upgraded",
 ]

@@ -18,7 +18,8 @@ from autotuner.database.engine import explained, is_sqlite, make_engine, must_ex
 from autotuner.database.file_locks import FileLocks
 from autotuner.database.inventory import SqlInventory
 from autotuner.database.locks import Locks
-from autotuner.database.migrations import migrate
+from autotuner.database.migrations import HEAD, migrate
+from autotuner.database.pruning import SqlPruning
 from autotuner.database.queue import SqlQueue
 from autotuner.database.retrying import WORKING, Log, Retrying, Timeouts, retried, warn
 from autotuner.database.session_locks import SessionLocks
@@ -42,6 +43,7 @@ def open_database(
     timeouts: Timeouts = WORKING,
     log: Log = warn,
     reopens: bool = False,
+    upgrades: bool | None = None,
 ) -> "Database":
     """Open a database, and make or update its tables where they are missing or old.
 
@@ -51,6 +53,8 @@ def open_database(
         timeouts: for a database that is locked or away; opening itself waits for a lock alone.
         log: called with an event and facts when such a wait begins and ends.
         reopens: go on with another SQLite file that takes the place of this one; otherwise that is an error.
+        upgrades: update tables of an earlier version; by default only those of an SQLite file, as processes of an
+            earlier version may work on a server.
 
     Raises:
         DatabaseError: it cannot be opened or written, is no database, is another application's, or is from a newer
@@ -64,7 +68,7 @@ def open_database(
 
     def migrated() -> None:
         try:
-            migrate(engine)
+            migrate(engine, upgrades=is_sqlite(url) if upgrades is None else upgrades)
         except SQLAlchemyError as error:
             raise explained(error, url) from error
 
@@ -74,6 +78,23 @@ def open_database(
         engine.dispose()
         raise
     return Database(engine, retrying, reopens=reopens)
+
+
+def upgraded(url_or_path: str | Path) -> tuple[str | None, str]:
+    """Bring the tables of a database up to date, and return the migrations that they were and are at.
+
+    Raises:
+        DatabaseError: as `open_database`; also where there is no such SQLite file.
+    """
+    url = read_url(url_or_path)
+    must_exist(url)
+    engine = make_engine(url)
+    try:
+        return migrate(engine), HEAD
+    except SQLAlchemyError as error:
+        raise explained(error, url) from error
+    finally:
+        engine.dispose()
 
 
 class Database(Storage):
@@ -94,6 +115,7 @@ class Database(Storage):
         self.configurations = SqlConfigurations(self._transactions)
         self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
+        self.pruning = SqlPruning(self._transactions)
         self.tokens = SqlTokens(self._transactions)
 
     def __enter__(self) -> Self:

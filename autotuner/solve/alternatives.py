@@ -11,8 +11,8 @@ import numpy as np
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.solve.arc_consistency import arc_consistent
 from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.conditioning import MOST_ROWS, cheapest, with_margin
 from autotuner.solve.dominance import merged, undominated
-from autotuner.solve.exact import MOST_ROWS, cheapest, with_margin
 from autotuner.solve.junction_tree import BestAssignments, JunctionTree
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem, Solution, State

@@ -9,7 +9,7 @@ from itertools import count
 from autotuner.ir.graph import Graph
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent, first_assignment
 from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.exact import cheapest
+from autotuner.solve.conditioning import cheapest
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode

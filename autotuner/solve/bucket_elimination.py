@@ -102,7 +102,7 @@ class BucketElimination(Buckets[CostTable]):
             kept: variables that stay.
 
         Returns:
-            Whether every variable is eliminated; `constant` is the least total then.
+            Whether every variable is eliminated but those kept; without any, `constant` is the least total then.
 
         Raises:
             InfeasibleError: the tables of some variable share no row.
@@ -115,7 +115,7 @@ class BucketElimination(Buckets[CostTable]):
             left, joined = estimate
             return left > most_rows or joined > JOINED * most_rows
 
-        return self.in_order(eliminate, stops, kept) and not self.readers
+        return self.in_order(eliminate, stops, kept)
 
     def without(self, variable: int, state: int) -> "BucketElimination":
         """Return an elimination of the same without a state of a variable that is left.
@@ -129,6 +129,22 @@ class BucketElimination(Buckets[CostTable]):
         fewer = self.copy()
         fewer._replace(left.narrowed({variable: others}))
         return fewer
+
+    def fixed(self, states: Mapping[int, int]) -> "BucketElimination":
+        """Return an elimination of the same with these states of variables that are left.
+
+        Raises:
+            InfeasibleError: nothing is left.
+        """
+        left = self._consistent()
+        only = {v: np.arange(len(left.domains[v])) == state for v, state in states.items() if v in left.domains}
+        fewer = self.copy()
+        fewer._replace(left.narrowed({v: left.domains[v] & domain for v, domain in only.items()}))
+        return fewer
+
+    def add(self, table: CostTable) -> None:
+        """Add a table."""
+        self._add(table)
 
     def tighten(self, most_us: float) -> float:
         """Move costs between tables for a tight bound, drop what cannot be part of a total as low as `most_us`.

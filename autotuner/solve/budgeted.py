@@ -10,7 +10,7 @@ from time import monotonic
 import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
-from autotuner.solve.exact import with_margin
+from autotuner.solve.conditioning import with_margin
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
 from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation

@@ -1,39 +1,29 @@
-"""The cheapest assignment, proven: elimination on what cannot be ruled out by bounds."""
+"""The cheapest assignment, proven."""
 
-from dataclasses import dataclass, field
-from itertools import count
-from math import inf
+from collections.abc import Mapping
 from time import monotonic
-
-import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import arc_consistent
-from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.dominance import merged, undominated
+from autotuner.solve.conditioning import cheapest, reduced, with_margin
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
+from autotuner.solve.message_passing import MessagePassing
+from autotuner.solve.path_decomposition import path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
-from autotuner.solve.variable_splitting import split
 
-# Tables of this many rows cost less to make than to avoid; above it, bounds drop rows first, and cases are split.
-MOST_ROWS = 4_500.0
-# Rows that the bounds must drop, as a share, for another round on the same variables to pay.
-DROPPED = 0.15
-# Guesses spare as many rows above their table's cheapest as these, each next one half as many again; but a guess lies
-# above the one before by no more than this share of how far that was above the bound: one far too high is slow.
-SPARED = 11_000
-RAISED = 1.5
-GROWTH = 0.5
-# Where a plan is known, and its total spares no more rows than these, it is the next guess.
-LEAP = 16_000
-# Where all rows together cost so many times the bound, some are dropped before costs are moved.
-COARSE = 1e5
-# Rounding while costs move between tables stays far below this share of a total.
-MARGIN = 1e-9
+# Two encoder layers have about so many variables; up to these, one elimination of everything is quicker.
+LONG = 400
+FEWEST_BLOCKS = 3
 
 
-def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_bytes: float = MEMORY_BYTES) -> Solution:
+def exact(
+    problem: Problem,
+    *,
+    time_limit_s: float | None = None,
+    memory_limit_bytes: float = MEMORY_BYTES,
+    gap: float = 0.0,
+) -> Solution:
     """Return the assignment with the least total cost, by eliminating one variable after another.
 
     The problem is made arc consistent. Wide pairs of variables are split by the kinds of their states, variables that
@@ -42,17 +32,21 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_b
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
+    A problem of more than `LONG` variables is cut at its narrow places. Where that gives three blocks or more, they are
+    solved one after another, with messages between them, in time linear in their number; equal blocks are solved once.
+
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
         time_limit_s: when to return the best plan known, unproven; as soon as there is one, where there is none yet.
         memory_limit_bytes: the most that one table may need, with what is needed to make it. A table's rows are counted
             before it is made; where it would need more, cases are split, which takes time instead.
+        gap: the share of the bound by which the plan of a long problem may lie above it; 0 for the least total.
 
     Returns:
         States whose total is proven, up to rounding by less than 1e-9 of it: `lower_bound_us` equals `total_us`. If the
-        time was over first, `lower_bound_us` is less. The same problem gives the same states, whatever order its
-        factors, their variables and their rows are in: of states that come out equal, the first by name is taken, while
-        variables and factors are looked at in order of their names.
+        time was over first, or a gap allowed, `lower_bound_us` is less. The same problem gives the same states, in
+        whatever order its factors, their variables and their rows are: of states that come out equal, the first by
+        name is taken, while variables and factors are looked at in order of their names.
 
         `statistics` has the rows and bytes of the largest table, what it would have needed without bounds at most (by
         an estimate that is made first; 0 where small tables did), and the number of cases.
@@ -68,141 +62,35 @@ def exact(problem: Problem, *, time_limit_s: float | None = None, memory_limit_b
     """
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encode(problem)
-    found = cheapest(reduced(network, limits))
-    states = network.named(found.plan.codes())
+    codes, bound = _along_path(problem, network, limits, gap) or _whole(network, limits)
+    states = network.named(codes)
     total = problem.cost_us(states)
-    bound = total if found.bound_us is None else min(total, found.bound_us)
-    return Solution(states, total, bound, "exact", limits.statistics())
+    return Solution(states, total, total if bound is None else min(total, bound), "exact", limits.statistics())
 
 
-def reduced(network: Network, limits: SolverLimits) -> BucketElimination:
-    """Return an elimination of what is left of a problem when all is done that costs little and changes no optimum.
-
-    Raises:
-        InfeasibleError: nothing is left.
-    """
-    parts = split(arc_consistent(network), network.state_counts)
-    left, argmins = merged(undominated(parts.left, parts.state_counts), parts.state_counts)
-    return BucketElimination(left.names, parts.state_counts, left.tables.values(), limits, argmins)
+def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], float | None]:
+    """Return the states of all variables, and a bound where these are not proven to cost the least."""
+    found = cheapest(reduced(network, limits))
+    return found.plan.codes(), found.bound_us
 
 
-@dataclass(frozen=True)
-class Found:
-    """A complete elimination, and a bound below which no plan lies; None where the plan itself is the bound."""
+def _along_path(
+    problem: Problem, network: Network, limits: SolverLimits, gap: float
+) -> tuple[Mapping[int, int], float | None] | None:
+    """Return the same for a problem with narrow places; None for others."""
+    if len(network.names) <= LONG:
+        return None
+    blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
+    if len(blocks) < FEWEST_BLOCKS:
+        return None
 
-    plan: BucketElimination
-    bound_us: float | None
+    def cost_us(codes: Mapping[int, int]) -> float:
+        return problem.cost_us(network.named(codes))
 
-
-def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float = inf) -> Found:
-    """Return the cheapest assignment, or the best one when the time is over; guesses rise until one holds.
-
-    Args:
-        least_us: what is known already to be the least that an assignment can cost.
-        reached_us: what some assignment is known to cost.
-
-    Raises:
-        InfeasibleError: there is no assignment.
-    """
-    if start.run(MOST_ROWS):
-        return Found(start, None)
-    start.limits.estimated_bytes = start.estimated_bytes()
-    most = start.constant + sum(float(table.costs.max()) for table in start.tables.values())
-    best = None
-    if most > COARSE * (start.bound_us + 1):
-        # Rows dearer than a whole assignment go before any cost is moved: sums with them would be rounded coarsely.
-        best = start.dive()
-        most = most if best is None else best.constant
-    most = min(most, reached_us)
-    bound = start.tighten(with_margin(most))
-    proven = max(bound, least_us)
-    spares = start.spares()
-    # Where more is known than the bound says, that many rows are spared already.
-    known = int(np.searchsorted(spares, proven - bound))
-    for number in count():
-        if best is None and reached_us == inf and (number or start.limits.ends_at is not None):
-            best = start.dive()
-            most = most if best is None else min(most, best.constant)
-        spared = known + int(SPARED * RAISED**number)
-        guess = bound + float(spares[spared]) if spared < len(spares) else most
-        if number:
-            guess = min(guess, proven + max((proven - bound) * GROWTH, (most - bound) / 256))
-        reached = best is not None or reached_us < inf
-        if reached and np.searchsorted(spares, most - bound) <= known + LEAP:
-            guess = most
-        guess = min(guess, most)
-        search = _Within(start, with_margin(guess), stoppable=best is not None)
-        for plan in (search.dearer, search.best):
-            if plan is not None and (best is None or plan.constant < best.constant):
-                best, most = plan, plan.constant
-        if search.stopped and best is not None:
-            return Found(best, with_margin(proven, -1))
-        if search.best is not None:
-            return Found(search.best, None)
-        if guess >= most:
-            raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {search.reason}")
-        proven = guess
-    raise AssertionError("guesses rise until they reach the most that there can be")
-
-
-def with_margin(total_us: float, sign: int = 1) -> float:
-    """Return the total, higher (or, with sign -1, lower) by what rounding may have changed it."""
-    return total_us + sign * MARGIN * (1 + abs(total_us))
-
-
-@dataclass
-class _Within:
-    """The search for the elimination of the least total up to `most_us`: `best` is None where there is none.
-
-    Args:
-        stoppable: whether it may stop before it has found anything.
-
-    `dearer` is a plan above it that was come across, for the next guess: rows of dearer assignments are dropped only
-    where a bound shows them, so an elimination may end above what it was meant for.
-    """
-
-    start: BucketElimination
-    most_us: float
-    stoppable: bool
-    best: BucketElimination | None = None
-    dearer: BucketElimination | None = None
-    stopped: bool = False
-    reason: str = ""
-    _cases: list[BucketElimination] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        limits = self.start.limits
-        self._cases.append(self.start.copy())
-        while self._cases:
-            if limits.over and (self.stoppable or self.best is not None):
-                self.stopped = True
-                return
-            case = self._cases.pop()
-            limits.cases += 1
-            try:
-                halves = _solved(case, self.most_us)
-            except InfeasibleError as error:
-                self.reason = str(error)
-                continue
-            self._cases.extend(reversed(halves))
-            if not halves and case.constant <= self.most_us:
-                self.best = case
-                self.most_us = with_margin(case.constant, -1)
-            elif not halves and (self.dearer is None or case.constant < self.dearer.constant):
-                self.dearer = case
-
-
-def _solved(case: BucketElimination, most_us: float) -> list[BucketElimination]:
-    """Eliminate every variable of a case and return nothing, or return the cases that it splits into.
-
-    Raises:
-        InfeasibleError: no assignment of this case is as cheap as `most_us`.
-    """
-    while True:
-        before = case.rows
-        case.tighten(most_us)
-        few_dropped = case.rows > (1 - DROPPED) * before
-        if case.run(MOST_ROWS):
-            return []
-        if few_dropped:
-            return case.halves()
+    try:
+        found = MessagePassing(network, blocks, limits, cost_us, gap).plan()
+    except InfeasibleError:
+        arc_consistent(network)  # says which factors contradict each other, where so few do that it can
+        raise
+    is_proven = found.total_us <= with_margin(found.bound_us, 3)
+    return found.codes, None if is_proven else with_margin(found.bound_us, -1)

@@ -10,7 +10,7 @@ import numpy as np
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent, bound_us, consistent
 from autotuner.solve.buckets import UNKNOWN, Buckets, Estimate
-from autotuner.solve.exact import with_margin
+from autotuner.solve.conditioning import with_margin
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits, TooLargeError
 from autotuner.solve.problem import Problem, State
 from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.exact import cheapest, with_margin
+from autotuner.solve.conditioning import cheapest, with_margin
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_relaxation import BudgetNetwork, LagrangianRelaxation, encoded
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits

@@ -77,7 +77,8 @@ def _llama(layers: int | None) -> nn.Module:
 def _vit(layers: int | None) -> nn.Module:
     config = transformers.ViTConfig(
         hidden_size=1024, num_hidden_layers=layers or 24, num_attention_heads=16, intermediate_size=4096,
-        num_labels=1000, problem_type="single_label_classification",  # or else the first step sets it, and the second compiles again
+        num_labels=1000,
+        problem_type="single_label_classification",  # otherwise the first step sets it, and the second compiles anew
     )  # fmt: skip
     model: nn.Module = transformers.ViTForImageClassification(config)
     return model

@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import CheckConstraint, Engine, UniqueConstraint, inspect, text
 
-from autotuner.database import open_database
+from autotuner.database import open_database, upgraded
 from autotuner.database.engine import make_engine, read_url
 from autotuner.database.migrations import HEAD, SCRIPTS, VERSION_TABLE
 from autotuner.database.tables import Tables
@@ -92,6 +92,11 @@ def test_jobs_of_leases_are_kept_and_those_that_ran_go_to_the_next_worker(url: s
             )
         )
     engine.dispose()
+    if url.startswith("postgresql"):
+        with pytest.raises(DatabaseError, match=r"at migration '0003', and this version works with .* back it up, end"):
+            open_database(url)
+    assert upgraded(url) == ("0003", HEAD)
+    assert upgraded(url) == (HEAD, HEAD)
     with open_database(url) as database, database.locks.hold("me"):
         queue = database.queue
         assert queue.workers() == []

@@ -15,7 +15,7 @@ from tests.solve.generate import transformer_layer
 from tests.solve.test_marginals import AB, BA, CHAIN, expected_marginals
 
 ALTERNATIVES = import_module("autotuner.solve.alternatives")
-EXACT = import_module("autotuner.solve.exact")
+EXACT = import_module("autotuner.solve.conditioning")
 TREE = import_module("autotuner.solve.junction_tree")
 SPLITTING = import_module("autotuner.solve.variable_splitting")
 

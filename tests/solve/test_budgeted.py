@@ -15,7 +15,7 @@ from tests.solve.drawing import shuffled, totals, weighed_problems
 BUDGETED = import_module("autotuner.solve.budgeted")
 PREPARED = import_module("autotuner.solve.lagrangian_dual")
 LABELLING = import_module("autotuner.solve.label_setting")
-EXACT = import_module("autotuner.solve.exact")
+EXACT = import_module("autotuner.solve.conditioning")
 SPLITTING = import_module("autotuner.solve.variable_splitting")
 
 # Dropping a mask to 1 byte takes 3 us more, dropping an activation to nothing takes 5 us more.

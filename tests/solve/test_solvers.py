@@ -18,7 +18,7 @@ from scripts.bench.brute_force import brute_force
 from tests.solve.drawing import problems, shuffled
 from tests.solve.generate import transformer_layer
 
-EXACT = import_module("autotuner.solve.exact")
+EXACT = import_module("autotuner.solve.conditioning")
 SHORTEST_PATH = import_module("autotuner.solve.baselines")
 SPLITTING = import_module("autotuner.solve.variable_splitting")
 TABLES = import_module("autotuner.solve.tables")

@@ -27,15 +27,23 @@ _LOCK = 0x6175746F
 """PostgreSQL's lock for migrations of this product; on SQLite `BEGIN IMMEDIATE` is the lock."""
 
 
-def migrate(engine: Engine) -> None:
+def migrate(engine: Engine, *, upgrades: bool = True) -> str | None:
     """Make or update the tables, in one transaction; two processes may do it at once.
 
+    Args:
+        upgrades: also those of an earlier version, on which processes of that version may work.
+
+    Returns:
+        The migration that they were at; None where there were none.
+
     Raises:
-        DatabaseError: the tables are another application's, or of a migration that this version does not know.
+        DatabaseError: the tables are another application's, of an earlier version and not to be updated, or of a
+            migration that this version does not know.
     """
     with engine.connect() as connection:
-        if version(connection) == HEAD:
-            return
+        found = version(connection)
+        if found == HEAD:
+            return found
     try:
         with engine.connect().execution_options(**WRITES) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
@@ -46,8 +54,9 @@ def migrate(engine: Engine) -> None:
             if found is None:
                 _make(connection)
             elif found != HEAD:
-                _check(connection, found)
+                _check(connection, found, upgrades=upgrades)
                 upgrade(connection)
+            return found
     finally:
         engine.dispose()  # of a connection without limits
 
@@ -73,7 +82,7 @@ def _make(connection: Connection) -> None:
     connection.execute(VERSION.insert(), {"version_num": HEAD})
 
 
-def _check(connection: Connection, found: str) -> None:
+def _check(connection: Connection, found: str, *, upgrades: bool) -> None:
     from alembic.script import ScriptDirectory
 
     where = shown(connection.engine.url)
@@ -82,6 +91,11 @@ def _check(connection: Connection, found: str) -> None:
         raise DatabaseError(
             f"{where} is at migration {found!r}, and this version knows none after {HEAD!r}: it was written by a "
             "newer autotuner; update this one, or give another database"
+        )
+    if not upgrades:
+        raise DatabaseError(
+            f"{where} is at migration {found!r}, and this version works with {HEAD!r}: back it up, end every service "
+            "and worker of the earlier version, then run `autotuner db upgrade`"
         )
 
 

@@ -29,7 +29,7 @@ from autotuner.plan.memory_planner.schedule import Schedule, tick_of
 from autotuner.plan.step import Branches, Step, sources_of, tensor_of
 
 Packed = tuple[tuple[int, ...], int, int]
-"""Where blocks start, the bytes that outlive a phase, and the arena's bytes."""
+"""Starts of the blocks, the bytes that outlive a phase, and the arena's bytes."""
 
 
 def make_plan(
