@@ -26,6 +26,7 @@ POOLED = "a pooler shares this session with others: connect to the server itself
 
 SCHEMA = text("SELECT coalesce(current_schema(), '')")
 TAKE = text("SELECT pg_try_advisory_lock(:number), pg_backend_pid()")
+FREE = text("SELECT pg_advisory_unlock_all()")
 LOOK = text("SELECT pg_backend_pid()")
 HELD = text(
     "SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
@@ -41,6 +42,7 @@ class SessionLock(Lock):
         self._engine, self._name, self._log = engine, name, log
         self._session: Connection | None = None
         self._backend: int | None = None
+        self._is_whole = False
 
     def take(self) -> bool:
         try:
@@ -51,9 +53,10 @@ class SessionLock(Lock):
         except SQLAlchemyError as error:
             self.drop()
             raise explained(error, self._engine.url) from error
+        self._is_whole = bool(taken)
         if not taken:
             self.drop()
-        return bool(taken)
+        return self._is_whole
 
     def is_intact(self) -> bool:
         if self._session is None:
@@ -61,6 +64,7 @@ class SessionLock(Lock):
         try:
             backend = self._session.execute(LOOK).scalar_one()
         except SQLAlchemyError:
+            self._is_whole = False
             return False
         if backend != self._backend:
             self._log("lock_pooled", name=self._name, error=POOLED)
@@ -69,6 +73,9 @@ class SessionLock(Lock):
     def drop(self) -> None:
         session, self._session = self._session, None
         if session is not None:
+            with suppress(SQLAlchemyError):
+                if self._is_whole:
+                    session.execute(FREE)  # before this returns; with its session, the server frees it a moment later
             with suppress(SQLAlchemyError):
                 session.invalidate()  # never handed to anybody else
             with suppress(SQLAlchemyError):
