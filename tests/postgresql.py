@@ -129,7 +129,7 @@ def _is_user(name: str) -> bool:
 def schema(url: str) -> Iterator[str]:
     """Make an empty schema on a server, and yield the URL that leads there; it is removed at the end."""
     name = f"test_{uuid4().hex}"
-    engine = create_engine(url)
+    engine = create_engine(url, pool_pre_ping=True)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {name}"))
     given: Mapping[str, str] = {"options": f"-csearch_path={name}"}

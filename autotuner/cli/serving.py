@@ -184,7 +184,7 @@ def worker(
         from autotuner.cli.supervisor import end_with
 
         end_with(parent)
-    from autotuner.server.logs import logging_to_stderr, tell
+    from autotuner.server.logs import WorkerLog, logging_to_stderr
     from autotuner.settings import Settings
 
     over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
@@ -193,12 +193,12 @@ def worker(
         from autotuner.fleet.running import run_fleet
 
         with logging, _ending_on_sigterm():
-            run_fleet(over, database, device=device, space=space, once=once, log=tell)
+            run_fleet(over, database, device=device, space=space, once=once, log=WorkerLog())
         return
     from autotuner.server.worker import run
 
     with logging, _ending_on_sigterm():
-        run(database, device=device, threads=threads, space=space, once=once, log=tell)
+        run(database, device=device, threads=threads, space=space, once=once, log=WorkerLog())
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The database: measurements and facts in SQL, with the queue and the configurations beside them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from math import isfinite
@@ -11,6 +13,7 @@ from typing import Any, Self
 from sqlalchemy import ColumnElement, Engine, Row, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from autotuner.database.backlog import Backlog
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
 from autotuner.database.editions import SqlEditions
@@ -113,6 +116,7 @@ class Database(Storage):
         self.locks = Locks(locks, retrying)
         self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
+        self._behind = threading.local()
         self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
         self.pruning = SqlPruning(self._transactions)
@@ -154,16 +158,46 @@ class Database(Storage):
             ]
 
     def store(self, environment_key: str, results: Iterable[tuple[Call, Measurement]], *, replace: bool = False) -> int:
+        backlog = self._backlog()
+        if backlog is not None:
+            return backlog.put(environment_key, results, replace=replace)
+        results = list(results)
+        try:
+            return self._store_all(environment_key, results, replace)
+        except DatabaseError as error:
+            if not results:
+                raise
+            raise type(error)(f"{error}; {len(results)} results that were measured are not stored") from error
+
+    @contextmanager
+    def writing_behind(self) -> Iterator[None]:
+        """Have what this thread stores inside wait in memory while the database is away; all is stored at the end.
+
+        Meanwhile `find` returns what waits; once something was stored, it does not wait for the database either.
+
+        Raises:
+            DatabaseError: something could not be stored, by an inner `store` or at the end.
+        """
+        self._behind.backlog = backlog = Backlog(self._store_all, self._transactions.retrying)
+        try:
+            yield
+        finally:
+            self._behind.backlog = None
+            backlog.close()
+
+    def _backlog(self) -> Backlog | None:
+        return getattr(self._behind, "backlog", None)
+
+    def _store_all(self, environment_key: str, results: Iterable[tuple[Call, Measurement]], replace: bool) -> int:
         now = datetime.now(UTC)
         rows = [{**_call_columns(call), **measurement.to_json(), "measured_at": now} for call, measurement in results]
         rows.sort(key=lambda row: row["call_key"])  # one order for every process, so that none waits in a circle
         try:
             return self._store(environment_key, rows, replace)
         except DatabaseError as error:
-            if not rows:
-                raise
-            self._transactions.retrying.log("results_lost", number=len(rows), error=str(error))
-            raise type(error)(f"{error}; {len(rows)} results that were measured are not stored") from error
+            if rows:
+                self._transactions.retrying.log("results_lost", number=len(rows), error=str(error))
+            raise
 
     @retried
     def _store(self, environment_key: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> int:
@@ -176,9 +210,17 @@ class Database(Storage):
             values = [{**row, "environment_id": environment_id} for row in rows]
             return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount
 
-    @retried
     def find(self, environment_key: str, call_keys: Collection[str]) -> dict[str, Measurement]:
         keys = list(dict.fromkeys(call_keys))
+        backlog, retrying = self._backlog(), self._transactions.retrying
+        if backlog is None:
+            return retrying.call(lambda: self._find(environment_key, keys))
+        found = backlog.looked_up(
+            environment_key, lambda away_s: retrying.call(lambda: self._find(environment_key, keys), away_s=away_s)
+        )
+        return {key: found[key] for key in keys if key in found}
+
+    def _find(self, environment_key: str, keys: Sequence[str]) -> dict[str, Measurement]:
         query = select(MeasurementRow.call_key, *MEASUREMENT.values()).join(EnvironmentRow)
         query = query.where(EnvironmentRow.key == environment_key)
         found: dict[str, Measurement] = {}

@@ -21,8 +21,10 @@ HEALTH: Mapping[str, str] = {
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
 }
-"""A host that is frozen counts as gone after 12 s; Ray's own settings take 66 s."""
+"""A host that is frozen counts as gone after 12 s; Ray's own settings take 66 s. Hosts and runner end 20 s after their
+head has gone, not 60: the next head is another cluster, which they join when they are started anew."""
 
 SETTINGS: Mapping[str, str] = {"RAY_AUTH_MODE": "token", **HEALTH}
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from string import ascii_lowercase
 
@@ -108,6 +109,7 @@ class Form:
             raise LayoutError(f"{self.layout.axes!r}: a stacking axis `*` and a slice `@index/count` go together")
 
     @classmethod
+    @lru_cache(maxsize=1 << 16)  # a space has a few hundred texts, and reads them a hundred thousand times
     def parse(cls, text: str) -> "Form":
         """Read a form from its text; see the class for the grammar.
 

@@ -40,7 +40,11 @@ def canonical_json(value: Any) -> str:
 
 def digest(value: Any) -> str:
     """Return sha256, in hex, of the canonical JSON of a value together with the schema version."""
-    return hashlib.sha256(canonical_json([SCHEMA, value]).encode()).hexdigest()
+    return _sha256(canonical_json([SCHEMA, value]))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,29 @@ class Subgraph:
     @cached_property
     def signature(self) -> str:
         """Key of this subgraph: kinds, specs, extents, dtypes, attributes; no names."""
-        return digest(asdict(self))
+        return _sha256(f"[{SCHEMA},{self.canonical}]")
+
+    @cached_property
+    def canonical(self) -> str:
+        """The canonical JSON of this subgraph."""
+        return canonical_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            "nodes": tuple(
+                {
+                    "kind": node.kind,
+                    "spec": node.spec,
+                    "inputs": node.inputs,
+                    "outputs": node.outputs,
+                    "attributes": node.attributes,
+                }
+                for node in self.nodes
+            ),
+            "tensors": tuple({"extents": tensor.extents, "dtype": tensor.dtype} for tensor in self.tensors),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Subgraph":
@@ -131,7 +154,7 @@ class Candidate:
         return tuple(ABSENT if text == "absent" else Form.parse(text) for text in self.forms)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"kernel": self.kernel, "forms": self.forms, "params": self.params, "version": self.version}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Candidate":
@@ -148,7 +171,7 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        return digest([self.subgraph.to_json(), self.candidate.to_json()])
+        return _sha256(f"[{SCHEMA},[{self.subgraph.canonical},{canonical_json(self.candidate.to_json())}]]")
 
     def to_json(self) -> dict[str, Any]:
         return {"subgraph": self.subgraph.to_json(), "candidate": self.candidate.to_json()}
@@ -182,7 +205,16 @@ class Measurement:
                              "exactly the ok ones have a time")  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            "status": self.status,
+            "median_us": self.median_us,
+            "low_us": self.low_us,
+            "high_us": self.high_us,
+            "samples_us": self.samples_us,
+            "workspace_bytes": self.workspace_bytes,
+            "message": self.message,
+            "marks": self.marks,
+        }
 
     @property
     def is_doubtful(self) -> bool:

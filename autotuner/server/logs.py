@@ -22,7 +22,9 @@ LEVELS = {
     "connections_refused": logging.WARNING, "connections_not_accepted": logging.WARNING,
     "database_waited_for": logging.WARNING, "database_failed": logging.ERROR, "process_died": logging.ERROR,
     "results_lost": logging.ERROR, "claims_kept": logging.WARNING, "job_failed": logging.ERROR,
-    "job_given_up": logging.WARNING,
+    "job_given_up": logging.WARNING, "job_lost": logging.WARNING, "job_end_not_stored": logging.ERROR,
+    "job_not_put_back": logging.ERROR, "beat_failed": logging.WARNING, "gpu_lost": logging.ERROR,
+    "task_killed": logging.WARNING,
 }  # fmt: skip
 """Of events that are told without a level; all others are information."""
 
@@ -34,6 +36,18 @@ log = logging.getLogger("autotuner.server")
 def tell(event: str, **facts: Any) -> None:
     """Log an event with its facts, by the level of the event."""
     log.log(LEVELS.get(event, logging.INFO), event, extra={"facts": facts})
+
+
+class WorkerLog:
+    """Logs the events of a worker, each with the worker's name from the first that has it, on whatever thread."""
+
+    def __init__(self) -> None:
+        self._worker: dict[str, Any] = {}
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        if "worker" in facts:
+            self._worker = {"worker": facts["worker"]}
+        tell(event, **{**self._worker, **facts})
 
 
 @contextmanager

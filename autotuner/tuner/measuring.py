@@ -21,6 +21,9 @@ from autotuner.tuner.state import TuningState
 
 CONVERTED_PRICE, COMPILED_PRICE = 1e3, 1e6
 """Prices that keep conversions and kernels that need a compiler out of the first plan; see `_opening`."""
+LONG_RACE = 9
+"""Calls of a race that is handed over early where several devices measure."""
+
 DECIDED = "looks for what matters in"
 """With a digest of a space's calls, and the devices where there are several, the name of the fact whether a run
 measures lazily, 1 or 0."""
@@ -110,6 +113,7 @@ class _Strategy:
         self._runner, self._database, self._measurer = runner, database, measurer
         self._space, self._state = runner.space, runner.state
         self._environment = measurer.environment.key
+        self._decided: bool | None = None
 
     def run(self) -> None:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
@@ -131,10 +135,11 @@ class _Strategy:
             runner.fall_back()
             if not self._confirm():
                 break
-        if not lazy and len(self._space.calls) >= state.policy.few_calls and runner.result().complete:
-            try:
+        is_large = len(self._space.calls) >= state.policy.few_calls
+        if not lazy and is_large and self._measurer.devices == 1 and runner.result().complete:
+            try:  # for later runs: this answer needs none, and several devices do not wait for one
                 self._with_ceilings(known)
-            except MeasureError as error:  # this answer needs none
+            except MeasureError as error:
                 warnings.warn(f"ceilings were not measured: {error}", stacklevel=stacklevel())
 
     def _lazy(self, *, has_ceilings: bool) -> bool:
@@ -155,16 +160,54 @@ class _Strategy:
         if decided is not None:
             return bool(decided)
         alone = list(openers(self._space, set(runner.missing)))
-        runner.total = len(alone)
-        runner.measure(alone)
+        ahead = self._uncompiled(alone) if devices > 1 else []
+        runner.total = sum(map(len, (*alone, *ahead)))
+        runner.compile(race[0] for race in alone)
+        began_s = state.spent_s
+        self._decided = None
+        runner.race(self._deciding(alone, ahead, began_s))
         if not runner.fresh:
             return has_ceilings
-        runner.solve()
-        left = len(runner.missing.keys() - runner.known.keys())
-        alone_s = min(devices, len(alone)) * runner.measuring_s / len(runner.fresh)
-        lazy = state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
+        lazy = self._pays(began_s) if self._decided is None else self._decided
         self._database.set_fact(self._environment, name, lazy)
         return lazy
+
+    def _deciding(
+        self, alone: Sequence[list[Call]], ahead: Sequence[list[Call]], began_s: float
+    ) -> Iterator[list[Call]]:
+        """Yield each operator alone, and what several devices may measure until it is decided what else matters."""
+        waiting = {race[0].key for race in alone}
+        yield from ([call for call in race if call.key in self._runner.missing] for race in alone)
+        for race in ahead:
+            if self._decided is None and waiting.isdisjoint(self._runner.under_way):
+                self._decided = self._pays(began_s)
+            if self._decided:
+                return
+            yield race
+
+    def _uncompiled(self, alone: Sequence[list[Call]]) -> list[list[Call]]:
+        """Return races of all that needs no compiler, without what is measured alone."""
+        runner, first = self._runner, {race[0].key for race in alone}
+        plain = {key for key, call in runner.missing.items() if not KERNELS[call.candidate.kernel].compiles}
+        return self._shared(races(self._space, plain - first - runner.known.keys()))
+
+    def _shared(self, races: Iterable[list[Call]]) -> list[list[Call]]:
+        """Return races as several devices take them.
+
+        Long races go first, so that short ones leave no device at rest in the end. Among them each graph has an order
+        of its own: jobs that begin together and have calls in common then find each other's results.
+        """
+        own = self._space.graph.key
+        return sorted(races, key=lambda race: (len(race) < LONG_RACE, digest([own, race[0].key])))
+
+    def _pays(self, began_s: float) -> bool:
+        """Solve, and say whether to measure only what matters, by the pace since measuring began."""
+        runner, state, devices = self._runner, self._state, self._measurer.devices
+        measuring_s = state.spent_s - began_s
+        runner.solve()
+        left = len(runner.missing.keys() - runner.known.keys())
+        alone_s = devices * measuring_s / max(1, len(runner.fresh))
+        return state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
 
     def _with_ceilings(self, known: Roofline) -> Roofline:
         """Return the roofline of the database, with what it lacks measured and stored."""
@@ -188,6 +231,8 @@ class _Strategy:
         keys = {key for key in runner.missing if key not in runner.known}
         first = list(openers(self._space, keys))
         others = list(races(self._space, keys - {race[0].key for race in first}))
+        if self._measurer.devices > 1:
+            others = self._shared(others)
         runner.total = runner.done + len(keys)
         state.tell(Progress("measure", runner.done, runner.total))
         runner.race(self._solving_between(first, others))

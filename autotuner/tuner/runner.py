@@ -23,8 +23,8 @@ from autotuner.tuner.state import TuningState
 RIVAL_FACTOR = 1.05
 """A call that takes at most this much of a chosen one is raced against it: devices of one type differ by less."""
 
-FINALISTS_MAX = 8
-"""Calls of one final at most, so that it fits into one batch of one device."""
+FINALISTS_MAX = 4
+"""Calls of one final at most: the chosen one and those nearest to it."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,7 @@ class RaceRunner:
         left = set(compiled)
         self._compiling += len(compiled)
         if compiled and not self.state.enough("compile"):
+            self.state.tell(Progress("compile", self._compiled, self._compiling))
             with suppress(OverError), self.state.within("compile"):
                 for call, problem in self._measurer.prepare(list(compiled.values())):
                     left.discard(call.key)

@@ -225,6 +225,11 @@ class SimulatedFleet(MeasurerProtocol):
         return len(self._simulation.devices)
 
     @property
+    def now(self) -> float:
+        """The job's virtual time."""
+        return self._job.own()
+
+    @property
     def waited_s(self) -> float:
         """What has passed beside virtual time: a tuner's clock without it is the virtual one."""
         return time.monotonic() - self._began - self._job.own()

@@ -169,7 +169,7 @@ def test_sigterm_ends_service_and_worker_in_order(tmp_path: Path) -> None:
 def test_a_worker_is_started_as_asked_for(run: Run, worked: dict[str, Any]) -> None:
     ran = run("worker", "--database", "a.sqlite", "--threads", "2", "--space", "cpu.yaml", "--once")
     assert (ran.code, ran.out) == (0, "")
-    assert worked.pop("log") is logs.tell
+    assert isinstance(worked.pop("log"), logs.WorkerLog)
     assert worked == {"database": "a.sqlite", "device": "cpu", "threads": 2, "space": Path("cpu.yaml"), "once": True}
 
 

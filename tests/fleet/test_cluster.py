@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from autotuner.fleet.ray_pool import RayPool
 from autotuner.fleet.roster import Roster
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.tuner.runner import races
+from scripts.bench.supervised import titled
 from scripts.recorded import TINY
 from scripts.replaying import environment_of, measurements_of
 
@@ -47,20 +47,12 @@ def test_actors_that_are_killed_cost_no_result_and_their_gpus_come_back() -> Non
         for number, (call, measured) in enumerate(measurer.measure(asked)):
             found[call.key] = measured
             if number in (50, 150):
-                kill_one_actor()
+                os.kill(titled("ray::GpuActor")[0], signal.SIGKILL)
         assert found == {call.key: known[call.key] for race in asked for call in race}
         assert sum(event.startswith("gpu_lost") for event in joined) == 2
         assert sum(event.startswith("gpu_joined") for event in joined) >= 3
         assert measurer.noise_floor() == 0.0
     assert FleetDevices(SPEC).gpus == 2
-
-
-def kill_one_actor() -> None:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_bytes().startswith(b"ray::GpuActor"):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-                return
 
 
 @pytest.mark.usefixtures("cluster")

@@ -9,6 +9,7 @@ from autotuner.errors import InputError, MeasureError
 from autotuner.fleet.fleet_measurer import FIRST_S, FleetMeasurer
 from autotuner.fleet.roster import Roster
 from autotuner.ir.records import Call
+from autotuner.tuner.batches import CALLS_MAX
 from tests.fleet.calls import H200, Clock, PlannedPool, call, calls, gpu
 
 
@@ -30,7 +31,7 @@ def test_races_are_measured_on_all_gpus_and_each_call_is_yielded_once() -> None:
     race = calls(100)
     assert set(statuses(measurer, race)) == {each.key for each in race}
     assert {slot for slot, *_ in pool.sent} == {"one/0", "one/1", "one/2"}
-    assert all(len(keys) <= 16 for _, _, keys in pool.sent)
+    assert all(len(keys) <= CALLS_MAX for _, _, keys in pool.sent)
 
 
 def test_nothing_is_lost_when_actors_die_and_come_back() -> None:

@@ -96,6 +96,32 @@ def test_the_driver_says_version_clock_and_processes() -> None:
     assert management.processes("GPU-2") is None
 
 
+def saying(value: int) -> Any:
+    """A function of NVML that writes a number into its last argument."""
+
+    def function(*arguments: Any) -> int:
+        arguments[-1]._obj.value = value
+        return 0
+
+    return function
+
+
+def test_limits_are_facts_only_where_somebody_has_changed_them() -> None:
+    management = Nvml()
+    management._library = library = fake_library()
+    assert management.lowered("GPU-1") == {}, "the driver knows no limits"
+    library.nvmlDeviceGetPowerManagementLimit = library.nvmlDeviceGetPowerManagementDefaultLimit = saying(700_000)
+    library.nvmlDeviceGetApplicationsClock = saying(1980)
+    assert management.lowered("GPU-1") == {}, "a GPU as its maker made it keeps the environment that it had"
+    library.nvmlDeviceGetDefaultApplicationsClock = saying(1980)
+    assert management.lowered("GPU-1") == {}
+    library.nvmlDeviceGetPowerManagementLimit = saying(500_000)
+    assert management.lowered("GPU-1") == {"power_limit_w": 500}
+    library.nvmlDeviceGetApplicationsClock = saying(1500)
+    assert management.lowered("GPU-1") == {"power_limit_w": 500, "sm_clock_mhz": 1500}
+    assert management.lowered("GPU-2") == {}
+
+
 def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_name: str) -> None:
         raise OSError("no such library")

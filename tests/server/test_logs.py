@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autotuner.server.logs import JsonLines, bound, log, logging_to_stderr, tell
+from autotuner.server.logs import JsonLines, WorkerLog, bound, log, logging_to_stderr, tell
 
 Captured = pytest.CaptureFixture[str]
 EVIL = "x\n2026-01-01T00:00:00 INFO request\r\x1b[2J\u2028"
@@ -20,6 +20,18 @@ def test_a_line_of_json_has_time_level_event_and_facts(capsys: Captured) -> None
     assert list(first) == ["time", "level", "pid", "event", "worker", "job"]
     assert (first["level"], first["event"], first["worker"], first["job"]) == ("info", "job_taken", "tuner-1", 3)
     assert (second["level"], second["error"]) == ("error", "away")
+
+
+def test_each_event_of_a_worker_has_its_name(capsys: Captured) -> None:
+    told = WorkerLog()
+    with logging_to_stderr("json"):
+        told("worker_started", worker="tuner-1", device_type="cpu")
+        told("job_taken", job=3)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line["worker"]) for line in lines] == [
+        ("worker_started", "tuner-1"),
+        ("job_taken", "tuner-1"),
+    ]
 
 
 def test_for_people_a_line_has_words(capsys: Captured) -> None:

@@ -18,7 +18,7 @@ from autotuner.tuner.state import TuningState
 from scripts.bench.simulated_fleet import Device, Durations, SimulatedFleet, Simulation
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
-from tests.tuner.test_lazy import LAZY, TWENTY, slower
+from tests.tuner.test_lazy import LAZY, PATIENT, TWENTY, slower
 
 DURATIONS = Durations({"torch": 0.05, "inductor": 0.3, "onednn": 0.01}, compile_s=1.0)
 
@@ -68,13 +68,16 @@ def test_four_devices_find_what_one_finds_and_share_the_work(small: Model, tmp_p
 
 
 @pytest.mark.slow
-def test_lazy_measuring_on_four_devices_proves_the_same_plan(small: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [LAZY, PATIENT])
+def test_whether_four_devices_measure_what_matters_or_everything_the_plan_is_the_same(
+    small: Model, tmp_path: Path, policy: TuningPolicy
+) -> None:
     known = slower(small)
-    alone, _, _ = simulated(small, tmp_path, [Device()], known, policy=LAZY)
-    together, _, _ = simulated(small, tmp_path, [Device() for _ in range(4)], known, policy=LAZY)
+    alone, _, _ = simulated(small, tmp_path, [Device()], known, policy=policy)
+    together, _, _ = simulated(small, tmp_path, [Device() for _ in range(4)], known, policy=policy)
     assert together.certificate.predicted_us == alone.certificate.predicted_us
     assert together.certificate.proven_gap == 0.0
-    assert together.counts["measured"] < together.counts["calls"]
+    assert (together.counts["measured"] < together.counts["calls"]) == (policy is LAZY)
 
 
 def test_devices_that_die_or_answer_in_part_lose_no_call(small: Model, tmp_path: Path) -> None:

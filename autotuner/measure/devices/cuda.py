@@ -77,6 +77,7 @@ class CudaDevice(Device):
             "python": ".".join(str(part) for part in sys.version_info[:2]),
             "torch": version("torch"),
             "triton": version("triton"),
+            **Nvml().lowered(cuda_uuid(self.index)),
         }
 
     def policy(self, threads: int | None = None, rotate_bytes: int | None = None) -> CudaPolicy:  # noqa: ARG002

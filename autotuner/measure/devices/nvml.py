@@ -37,12 +37,32 @@ class Nvml:
 
     def sm_clock_mhz(self, uuid: str) -> int | None:
         """Return how fast a device's multiprocessors run now."""
-        clock = ctypes.c_uint()
+        return self._number(uuid, "nvmlDeviceGetClockInfo", self._SM_CLOCK)
+
+    def lowered(self, uuid: str) -> dict[str, int]:
+        """Return the limits of a device that were changed from its defaults: timings compare only under equal ones.
+
+        They are `power_limit_w` and `sm_clock_mhz`; each is there only where it differs from the default.
+        """
+        found = {}
+        limits = [
+            ("power_limit_w", 1000, "PowerManagementLimit", "PowerManagementDefaultLimit", ()),
+            ("sm_clock_mhz", 1, "ApplicationsClock", "DefaultApplicationsClock", (self._SM_CLOCK,)),
+        ]
+        for name, unit, now, default, arguments in limits:
+            set_to = self._number(uuid, f"nvmlDeviceGet{now}", *arguments)
+            usual = self._number(uuid, f"nvmlDeviceGet{default}", *arguments)
+            if set_to is not None and usual is not None and set_to != usual:
+                found[name] = set_to // unit
+        return found
+
+    def _number(self, uuid: str, function: str, *arguments: int) -> int | None:
+        """Return what a function of a device says, None where the device or the driver has no such thing."""
+        value = ctypes.c_uint()
         handle = self._handle(uuid)
-        if self._library is None or handle is None:
+        if self._library is None or handle is None or not hasattr(self._library, function):
             return None
-        found = self._library.nvmlDeviceGetClockInfo(handle, self._SM_CLOCK, ctypes.byref(clock))
-        return clock.value if found == 0 else None
+        return value.value if getattr(self._library, function)(handle, *arguments, ctypes.byref(value)) == 0 else None
 
     def processes(self, uuid: str) -> list[int] | None:
         """Return the numbers of the processes that compute on a device; inside a container they may be the host's."""

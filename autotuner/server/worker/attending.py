@@ -134,7 +134,7 @@ def run_job(
     with Beat(database, job, also, log) as beat:
         reporter = Reporter(beat, watch, limited=request.options.limits.seconds is not None)
         try:
-            with watched(reporter.look):
+            with watched(reporter.look), database.writing_behind():
                 spent = Spent.of(job.progress)
                 tuned = _tuned(request, database, file, reporter, spent, policy, measuring, timing)
             beat.flush()

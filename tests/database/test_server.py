@@ -1,4 +1,4 @@
-"""Locks of a PostgreSQL server that crashes, freezes, or is hidden by a pooler, under those who hold them."""
+"""A PostgreSQL server that crashes, freezes, or is hidden by a pooler, under those who hold locks and store results."""
 
 import signal
 import time
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from autotuner.database import Database, locks, open_database, session_locks
+from autotuner.database import Database, backlog, locks, open_database, session_locks
 from autotuner.database.retrying import Timeouts
 from autotuner.database.session_locks import SessionLock
-from tests.postgresql import NoServerError, Server, server
+from autotuner.ir.records import Call, Environment, Measurement
+from tests.postgresql import NoServerError, Server, schema, server
 
 pytestmark = pytest.mark.slow
 
@@ -107,8 +108,6 @@ def test_a_pooler_that_hands_a_session_to_others_is_noticed(own: Server, monkeyp
 
 
 def test_two_schemas_of_a_database_have_locks_of_their_own(own: Server) -> None:
-    from tests.postgresql import schema
-
     with (
         schema(own.url) as first,
         schema(own.url) as second,
@@ -119,3 +118,30 @@ def test_two_schemas_of_a_database_have_locks_of_their_own(own: Server) -> None:
         assert (one.locks.is_held("n"), two.locks.is_held("n")) == (True, False)
         with two.locks.hold("n"):
             assert two.locks.is_held("n")
+
+
+def test_results_wait_in_memory_while_the_server_is_down(
+    own: Server, make_call: Callable[..., Call], environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "PATIENCE_S", 0.1)
+
+    def results(first: int) -> list[tuple[Call, Measurement]]:
+        return [(make_call(block), Measurement("ok", float(block))) for block in range(first, first + 5)]
+
+    keys = [make_call(block).key for block in range(20)]
+    with schema(own.url) as url, open_database(url, log=lambda *_, **__: None) as database:
+        database.remember(environment)
+        with database.writing_behind():
+            database.store(environment.key, results(0))
+            own.stop(signal.SIGQUIT)
+            began = time.monotonic()
+            for first in (5, 10, 15):
+                database.store(environment.key, results(first))
+                assert len(database.find(environment.key, keys)) == first  # what was stored before is not reached now
+            assert time.monotonic() - began < WAIT_S / 2
+            own.start()
+        found = database.find(environment.key, keys)
+        assert {key: measurement.median_us for key, measurement in found.items()} == {
+            key: float(block) for block, key in enumerate(keys)
+        }
+        assert database.statistics().statuses["ok"] == 20
