@@ -71,6 +71,7 @@ class Hold:
         self._over = threading.Event()
         self._lost_at: float | None = None
         self.losses = 0
+        self._is_parents = False
         self._thread = threading.Thread(target=self._keep, name="lock", daemon=True)
 
     @property
@@ -94,13 +95,19 @@ class Hold:
         self._thread.start()
 
     def end(self) -> None:
+        if self._is_parents:
+            return
         self._over.set()
         self._thread.join(END_S)
         _HOLDS.discard(self)
         self._lock.drop()
 
     def disown(self) -> None:
-        self._over.set()
+        """Leave the lock to the parent, in a process that was forked.
+
+        The thread is not there, and its locks may be those of a moment in which it held them: they are not touched.
+        """
+        self._is_parents = True
         self._lock.disown()
 
     def _keep(self) -> None:

@@ -9,20 +9,19 @@ from autotuner.fleet.reconciling import Ended
 
 
 class RayTasks:
-    """Tasks of the connected cluster, one per attempt at a job; none is retried by Ray, for each has a number.
+    """Tasks on this host, which sees the database: one per attempt at a job. Ray retries none, for each has a number.
 
     Args:
         run: takes text, runs an attempt, and returns how it went.
         arguments: returns the text of a job.
-        here: tasks run on this host, which alone sees the database.
     """
 
-    def __init__(self, run: Callable[[str], str], arguments: Callable[[Job], str], *, here: bool = False) -> None:
+    def __init__(self, run: Callable[[str], str], arguments: Callable[[Job], str]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._ray, self._arguments = imported(), arguments
         own = self._ray.get_runtime_context().get_node_id()
-        strategy = NodeAffinitySchedulingStrategy(own, soft=False) if here else "DEFAULT"
+        strategy = NodeAffinitySchedulingStrategy(own, soft=False)
         self._run = self._ray.remote(num_cpus=1, max_retries=0, max_calls=1, scheduling_strategy=strategy)(run)
         self._out: dict[Any, tuple[int, int]] = {}
 

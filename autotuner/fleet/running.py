@@ -56,7 +56,7 @@ def run_fleet(
         name = cluster_name()
         devices = FleetDevices(fleet.probe(device, settings))
         start = partial(_arguments, url, space, settings, fleet)
-        tasks = RayTasks(_attempt, start, here=url.startswith("sqlite"))
+        tasks = RayTasks(_attempt, start)
         with opened.locks.hold(name) as held:
             room = (lambda: devices.gpus) if jobs is None else (lambda: jobs)
             reconciler = Reconciler(opened.queue, held, tasks, devices.known, room, log, time.monotonic)

@@ -113,6 +113,8 @@ class RaceRunner:
 
     def measure(self, races: Sequence[Sequence[Call]]) -> None:
         """Compile and measure races."""
+        if not races:
+            return
         self.compile(call for race in races for call in race)
         self.race([call for call in race if call.key in self.missing] for race in races)
 
@@ -215,8 +217,11 @@ class RaceRunner:
         """Race calls again that took far longer in this run than their siblings."""
         wanted = outliers(self.space.calls, self.known) & self.unconfirmed
         self.unconfirmed -= wanted
-        for _ in self._again(takewhile(lambda _: not self.state.enough(), races(self.space, wanted))):
-            self.is_news = True
+        if not wanted:
+            return
+        with suppress(OverError), self.state.within("measure"):
+            for _ in self._again(takewhile(lambda _: not self.state.enough(), races(self.space, wanted))):
+                self.is_news = True
 
     def confirm(self, calls: Sequence[Call]) -> None:
         """Measure calls once more, and store the results of those that work.
