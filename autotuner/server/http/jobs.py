@@ -107,7 +107,7 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
         best plan is proven to take at most this share longer than the best there can be.
 
         With an `Idempotency-Key`, the request may be sent again where its answer was lost: it is answered by the job
-        that is there, with 200. Another request of the client under the same key is a 422.
+        that is there, with 200. Another request of the client under the same key is a 409.
         """
         request = await run_sync(request_of, submission, files, database, limiter=checking)
         enqueued = partial(submitting.enqueued, request, http.state.caller, submission.priority, _bare(idempotency_key))

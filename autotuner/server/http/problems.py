@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from autotuner.errors import AutotunerError, DatabaseError, InputError, JobStateError, KeyReusedError, NotFoundError
+from autotuner.errors import AutotunerError, DatabaseError, InputError, JobStateError, NotFoundError
 
 PROBLEM_JSON = "application/problem+json"
 DETAIL_MAX = 2000
@@ -134,8 +134,6 @@ async def _explained(request: Request, error: Exception) -> Response:
     path = request.url.path
     if isinstance(error, NotFoundError):
         return problem(404, str(error), instance=path)
-    if isinstance(error, KeyReusedError):
-        return problem(422, str(error), instance=path)
     if isinstance(error, JobStateError | InputError):
         return problem(409, str(error), instance=path)
     if isinstance(error, DatabaseError):

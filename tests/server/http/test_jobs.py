@@ -52,7 +52,7 @@ def test_a_job_with_an_idempotency_key_is_stored_once(asked: TestClient, databas
     assert again.headers["Location"] == first.headers["Location"] == "/v1/jobs/1"
     assert (first.json()["priority"], first.json()["attempt"]) == (3, 0)
     other = asked.post("/v1/jobs", json={**SUBMITTED, "priority": 4}, headers={"Idempotency-Key": "a-key"})
-    assert other.status_code == 422
+    assert other.status_code == 409
     assert other.json()["detail"] == (
         "the idempotency key 'a-key' is that of job 1, which differs in priority: give another request another key"
     )
