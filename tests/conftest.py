@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -21,8 +22,15 @@ def cuda_is_available() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is no CUDA device; of modules that run at once, begin with small ones.
+
+    Tests that take long and mostly wait, for processes that were killed, are alone in their modules: begun last, they
+    would be waited for by all others.
+    """
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.nodeid.partition("::")[0] for item in items)
+        items.sort(key=lambda item: (counts[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0]))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not cuda_is_available():
         for item in marked:
