@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, named_model
-from autotuner.ir.records import Scalar
+from autotuner.ir.records import Environment, Measurement, Scalar
 from autotuner.measure.roofline import Roofline
 from autotuner.solve.problem import Problem
 from autotuner.solve.problem.formulate import formulate
@@ -34,6 +34,21 @@ class Recording:
     def costs_us(self) -> dict[str, float]:
         """The microseconds of each call that could be measured, by its key."""
         return {key: us for key, (status, us, *_) in self.value["measurements"].items() if status == "ok"}
+
+    @property
+    def environment(self) -> Environment:
+        value = self.value["environment"]
+        return Environment(
+            value["device_type"], value["device_name"], tuple(value["facts"].items()), tuple(value["policy"].items())
+        )
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """The measurement of each call, by its key; what was not recorded of it has its default."""
+        return {
+            key: Measurement(status, median, low, high, (), workspace or 0, "" if status == "ok" else "as recorded")
+            for key, (status, median, low, high, workspace) in self.value["measurements"].items()
+        }
 
     @property
     def ceilings(self) -> Roofline:
@@ -74,3 +89,4 @@ def as_recorded(file: SpaceFile, kernels: Mapping[str, dict[str, list[Scalar]]])
 
 TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")
 LARGE = Recording(DATA / "bert_encoder_large_h200.json.gz")
+RECORDINGS = {"tiny": TINY, "large": LARGE}

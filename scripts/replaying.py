@@ -8,29 +8,12 @@ from typing import Any
 
 from autotuner.checkpoint import checkpoint
 from autotuner.fleet.actor import CANARY
-from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Measurement
 from autotuner.measure.roofline import Roofline
 from autotuner.tuner import Replay
-from scripts.recorded import LARGE, TINY, Recording
+from scripts.recorded import RECORDINGS
 
-RECORDINGS = {"tiny": TINY, "large": LARGE}
 CANARY_US = 200.0
-
-
-def environment_of(recording: Recording) -> Environment:
-    """Return the environment of a recording."""
-    value = recording.value["environment"]
-    return Environment(
-        value["device_type"], value["device_name"], tuple(value["facts"].items()), tuple(value["policy"].items())
-    )
-
-
-def measurements_of(recording: Recording) -> dict[str, Measurement]:
-    """Return the measurements of a recording by key; those that it has no place for have their defaults."""
-    return {
-        key: Measurement(status, median, low, high, (), workspace or 0, "" if status == "ok" else "as recorded")
-        for key, (status, median, low, high, workspace) in recording.value["measurements"].items()
-    }
 
 
 class ReplayingMeasurer(Replay):
@@ -45,7 +28,7 @@ class ReplayingMeasurer(Replay):
 
     def __init__(self, recording: str, seconds: float, deadly: Sequence[str], canary: dict[str, float]) -> None:
         found = RECORDINGS[recording]
-        super().__init__(environment_of(found), measurements_of(found), found.ceilings)
+        super().__init__(found.environment, found.measurements, found.ceilings)
         self._seconds, self._deadly, self._canary = seconds, set(deadly), canary
 
     @cached_property

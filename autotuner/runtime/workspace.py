@@ -304,6 +304,8 @@ class Workspace:
     def _own(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
         yield self._arena
+        if self._beyond is not None:
+            yield self._beyond
         yield from self._bases
         yield from self.held.values()
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):

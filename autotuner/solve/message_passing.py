@@ -1,4 +1,4 @@
-"""BlockMessage passing along a path decomposition: a bound and a plan for a long problem, in time linear in its length.
+"""Message passing along a path decomposition: a bound and a plan for a long problem, in time linear in its length.
 
 Each block sends on what it and all before it cost at least, by the states that it shares onward. That is exact up to a
 total a little above the least, and cut off there; so a message costs about as much as a solution of its block. The sum

@@ -12,7 +12,7 @@ from autotuner.fleet.actor import CANARY, MEASURERS_MAX, BenchActor
 from autotuner.fleet.roster import gpu_from_json
 from autotuner.fleet.spec import MeasurerSpec
 from scripts.recorded import LARGE
-from scripts.replaying import CANARY_US, environment_of
+from scripts.replaying import CANARY_US
 
 
 def spec(**arguments: Any) -> str:
@@ -36,7 +36,7 @@ def test_it_says_which_gpu_it_has_and_times_a_canary(actor: BenchActor) -> None:
     assert (seen["device_type"], seen["device_name"]) == ("cuda", "NVIDIA H200")
     opened = json.loads(actor.open(spec()))
     gpu = gpu_from_json(opened["gpu"])
-    assert (gpu.slot, gpu.canary_us, gpu.environment) == ("one/0", CANARY_US, environment_of(LARGE))
+    assert (gpu.slot, gpu.canary_us, gpu.environment) == ("one/0", CANARY_US, LARGE.environment)
 
 
 def test_it_says_when_it_begins_and_answers_with_results(actor: BenchActor) -> None:

@@ -19,7 +19,6 @@ from autotuner.fleet.spec import MeasurerSpec
 from autotuner.tuner.runner import races
 from scripts.bench.supervised import titled
 from scripts.recorded import TINY
-from scripts.replaying import environment_of, measurements_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")]
 
@@ -36,13 +35,13 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cluster")
 def test_actors_that_are_killed_cost_no_result_and_their_gpus_come_back() -> None:
-    space, known = TINY.space(), measurements_of(TINY)
+    space, known = TINY.space(), TINY.measurements
     asked = list(races(space, set(space.calls)))
     joined: list[str] = []
     with FleetMeasurer(
         RayPool(SPEC), Roster(), gpus=2, log=lambda event, **facts: joined.append(f"{event} {facts['gpu']}")
     ) as measurer:
-        assert (measurer.devices, measurer.environment.device_name) == (2, environment_of(TINY).device_name)
+        assert (measurer.devices, measurer.environment.device_name) == (2, TINY.environment.device_name)
         found = {}
         for number, (call, measured) in enumerate(measurer.measure(asked)):
             found[call.key] = measured

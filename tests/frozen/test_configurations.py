@@ -12,8 +12,8 @@ import pytest
 
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.tuner import TuningPolicy, build_configuration
+from scripts.recorded import RECORDINGS
 from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
-from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of
 
 NAMES = ("tiny", "large")
 FILES = (
@@ -29,9 +29,9 @@ EFFORT = ("statistics",)
 
 def solved(name: str) -> Configuration:
     recording = RECORDINGS[name]
-    space, known = recording.space(), measurements_of(recording)
+    space, known = recording.space(), recording.measurements
     return build_configuration(
-        recording.model, space, {key: known[key] for key in space.calls}, environment_of(recording),
+        recording.model, space, {key: known[key] for key in space.calls}, recording.environment,
         {"calls": len(space.calls), "measured": 0, "reused": len(space.calls)}, noise_floor=0.01, policy=PATIENT,
     )  # fmt: skip
 

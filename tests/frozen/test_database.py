@@ -20,14 +20,13 @@ from autotuner.settings import TuneOptions
 from autotuner.tuner import Replay, tune
 from scripts.recorded import TINY
 from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
-from tests.frozen.recordings import environment_of, measurements_of
 from tests.tuner.asking import Asking
 
 PACKED = FROZEN / "database.sqlite.gz"
 HOLDS = "database_configuration.json.gz"
 REQUEST = Request(TINY.model, options=TuneOptions(exhaustive=True, end_to_end=False))
 WORKER = "a worker"
-ENVIRONMENT = environment_of(TINY)
+ENVIRONMENT = TINY.environment
 
 
 def write() -> None:
@@ -39,7 +38,7 @@ def write() -> None:
             asked: dict[str, Any] = {"model": TINY.model.reference, "request": REQUEST.to_json(), "device_type": "cpu"}
             jobs = [queue.enqueue(**asked) for _ in range(3)]
             queue.claim(WORKER, [("cpu", name)])
-            found = tune(REQUEST, TINY.file, database, Replay(ENVIRONMENT, measurements_of(TINY), TINY.ceilings))
+            found = tune(REQUEST, TINY.file, database, Replay(ENVIRONMENT, TINY.measurements, TINY.ceilings))
             counts = found.configuration.counts
             queue.finish(jobs[0].id, 1, "finished", counts=counts, configuration_id=found.id)
             queue.claim(WORKER, [("cpu", name)])
@@ -60,7 +59,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.mark.slow
 def test_it_knows_the_environment_and_every_measurement(database: Database) -> None:
     assert [environment.key for environment in database.environments()] == [ENVIRONMENT.key]
-    calls, recorded = TINY.space().calls, measurements_of(TINY)
+    calls, recorded = TINY.space().calls, TINY.measurements
     assert database.find(ENVIRONMENT.key, tuple(calls)) == {key: recorded[key] for key in calls}
     assert TINY.ceilings.to_facts().items() <= database.facts(ENVIRONMENT.key).items()
     held = {stored.call.key: stored for stored in database.measurements()}

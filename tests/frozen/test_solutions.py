@@ -17,9 +17,8 @@ from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import TuningPolicy, tune
-from scripts.recorded import TINY
+from scripts.recorded import RECORDINGS, TINY
 from tests.frozen.golden import assert_same, golden, write_golden
-from tests.frozen.recordings import RECORDINGS, environment_of, measurements_of
 from tests.tuner.asking import Asking
 
 NAMES = ("tiny", "large")
@@ -73,7 +72,7 @@ def within_budgets() -> dict[str, Any]:
 
 def asked(gap: float, file: Path) -> dict[str, Any]:
     """Return what tuning asks to be measured where it looks after every race at what could still matter."""
-    asking = Asking(measurements_of(TINY), environment_of(TINY), ceilings=TINY.ceilings)
+    asking = Asking(TINY.measurements, TINY.environment, ceilings=TINY.ceilings)
     request = Request(TINY.model, options=TuneOptions(gap=gap, end_to_end=False))
     with open_database(file) as database:
         found = tune(request, TINY.file, database, asking, policy=LOOKS_ALWAYS).configuration

@@ -6,7 +6,7 @@ the bytes of those that are never needed at the same time: what forward leaves f
 backward has read it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,9 +27,6 @@ from autotuner.plan.memory_planner.memory_plan import (
 from autotuner.plan.memory_planner.packing import LiveRange, pack, pack_apart, side_by_side
 from autotuner.plan.memory_planner.schedule import Schedule, tick_of
 from autotuner.plan.step import Branches, Step, sources_of, tensor_of
-
-Packed = tuple[tuple[int, ...], int, int]
-"""Starts of the blocks, the bytes that outlive a phase, and the arena's bytes."""
 
 
 def make_plan(
@@ -100,10 +97,8 @@ class _Planning:
             self._keep_together([outputs[f"grad_{name}"] for name in group if f"grad_{name}" in outputs])
         schedule = Schedule(sources_of(self.steps), self.forward, branches)
         lives = self._lives(steps, made, schedule)
-        pack_arena = self._pack_apart if apart else _all_kept(pack if shares else side_by_side)
-        buffers, kept_bytes, arena_bytes = self._buffers(
-            lives, set(outputs.values()), set(parameters.values()), pack_arena
-        )
+        buffers = self._buffers(lives, set(outputs.values()), set(parameters.values()))
+        buffers, kept_bytes, arena_bytes = self._packed(buffers, shares=shares, apart=apart)
         outside = [name for name, tensor in self.graph.tensors.items() if tensor.role == "input"]
         return MemoryPlan(
             self.graph,
@@ -117,9 +112,6 @@ class _Planning:
             schedule,
             kept_bytes,
         )
-
-    def _pack_apart(self, blocks: Sequence[LiveRange]) -> Packed:
-        return pack_apart(blocks, self.forward + 1)
 
     def _as_declared(self, name: str) -> Place:
         return name, self.graph.tensors[name].axes
@@ -276,8 +268,7 @@ class _Planning:
         lives: Mapping[Place, tuple[int, int]],
         outputs: Collection[Place],
         parameters: Collection[Place],
-        pack_arena: Callable[[Sequence[LiveRange]], Packed],
-    ) -> tuple[tuple[PlannedBuffer, ...], int, int]:
+    ) -> tuple[PlannedBuffer, ...]:
         buffers: list[PlannedBuffer] = []
         for offsets, elements in self._groups(lives):
             names = [place[0] for place in offsets]
@@ -291,6 +282,12 @@ class _Planning:
             role: Role = "parameter" if all(outside) else "output" if phases else "arena"
             first, last = min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)
             buffers.append(PlannedBuffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
+        return tuple(buffers)
+
+    def _packed(
+        self, buffers: Sequence[PlannedBuffer], *, shares: bool, apart: bool
+    ) -> tuple[tuple[PlannedBuffer, ...], int, int]:
+        """Return the buffers with places in the arena, the bytes of it that outlive a phase, and all of its bytes."""
         arena = [number for number, buffer in enumerate(buffers) if buffer.role == "arena"]
         # Blocks start at 0 or where others end, so what they are padded to is what they are aligned to.
         blocks = [
@@ -301,19 +298,11 @@ class _Planning:
             )
             for i in arena
         ]
-        starts, kept_bytes, arena_bytes = pack_arena(blocks)
-        for number, start in zip(arena, starts, strict=True):
-            buffers[number] = replace(buffers[number], start_bytes=start)
-        return tuple(buffers), kept_bytes, arena_bytes
-
-
-def _all_kept(
-    pack_arena: Callable[[Sequence[LiveRange]], tuple[tuple[int, ...], int]],
-) -> Callable[[Sequence[LiveRange]], Packed]:
-    """Return the packing of an arena that is not shared."""
-
-    def packed(blocks: Sequence[LiveRange]) -> Packed:
-        starts, arena_bytes = pack_arena(blocks)
-        return starts, arena_bytes, arena_bytes
-
-    return packed
+        if apart:
+            starts, kept_bytes, arena_bytes = pack_apart(blocks, self.forward + 1)
+        else:
+            starts, arena_bytes = pack(blocks) if shares else side_by_side(blocks)
+            kept_bytes = arena_bytes
+        begins = dict(zip(arena, starts, strict=True))
+        placed = (replace(each, start_bytes=begins.get(i, each.start_bytes)) for i, each in enumerate(buffers))
+        return tuple(placed), kept_bytes, arena_bytes
