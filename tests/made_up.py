@@ -11,9 +11,12 @@ from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Configuration
 from autotuner.space import Space, build_space, load_space
 from autotuner.tuner import build_configuration
+from autotuner.tuner.policy import TuningPolicy
 
 CPU = load_space(search_spaces_dir() / "kernels" / "cpu.yaml")
 HERE = Environment("cpu", "made up", (("threads", 1),))
+UNEXPLAINED = TuningPolicy(explaining_s=0.0)
+"""Plans for what only runs them: looking for alternatives takes longer than all else."""
 LINEAR = """
 version: 1
 name: linear

@@ -71,7 +71,10 @@ def submit(
     *,
     tuning: TuneKeywords,
     priority: Annotated[
-        int, typer.Option(help="Of jobs that wait, those of the highest are taken first.", min=-100, max=100)
+        int,
+        typer.Option(
+            help="Of jobs that wait, those of the highest are taken first; above 0 as admin.", min=-100, max=100
+        ),
     ] = 0,
     idempotency_key: Annotated[
         str | None,
@@ -187,6 +190,22 @@ def cancel(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
 
 
 @commands.command()
+def gpus(server: Server = None, as_json: Json = False) -> None:
+    """List the GPUs of fleets, and why some take no part."""
+    with client(server) as asked:
+        devices = [device for device in asked.devices() if device.gpus]
+    if as_json:
+        emit([{"type": d.type, "name": d.name, **gpu.model_dump(mode="json")} for d in devices for gpu in d.gpus])
+        return
+    table = Table("host", "GPU", "name", "measures", "reason", "seen")
+    for device in devices:
+        for gpu in device.gpus:
+            used = "yes" if gpu.used else "no"
+            table.add_row(gpu.host, gpu.slot, device.name or "unknown", used, gpu.reason, _moment(gpu.seen_at))
+    out.print(table)
+
+
+@commands.command()
 def best(
     model: Asked,
     output: Output = None,
@@ -269,6 +288,7 @@ def _print_job(job: "JobView") -> None:
     rows = [
         ("state", _job_state(job)),
         ("stalled", job.stalled),
+        ("waits for", "" if job.waits_for is None else f"job {job.waits_for}, which has the same request"),
         ("model", f"{job.model}  {job.dtype}  {_extents(job.extents)}"),
         ("options", " ".join(f"{name}={value}" for name, value in job.options.items())),
         ("device", f"{job.device_type}, {job.device_name or 'any'}"),

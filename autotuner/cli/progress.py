@@ -137,6 +137,8 @@ class Followed:
 
 def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
+    if job.state == "queued" and job.waits_for is not None:
+        return f"job {job.id} waits for job {job.waits_for}, which has the same request"
     if job.state == "queued":
         return f"job {job.id} waits for a worker"
     if job.stalled:

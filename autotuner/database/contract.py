@@ -119,6 +119,7 @@ class Queue(Protocol):
     - No job is forgotten. One whose runner is gone goes to the next, with its progress: at once on SQLite, on
       PostgreSQL as soon as the lock was seen free for 10 s. A job that loses `ATTEMPTS` runners in a row has failed.
     - Of the jobs that wait for a device, those of the highest priority are taken first, the oldest of them first.
+    - Of the jobs with equal requests, one runs at a time. The others wait, and measure only what it did not.
     - A job that its own process runs (`attended`) is given to nobody else: without that process, it is interrupted.
     - A job's revision rises with each change of the job, and with nothing else.
     """

@@ -19,6 +19,7 @@ from autotuner.database.contract import Storage
 from autotuner.database.editions import SqlEditions
 from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
 from autotuner.database.file_locks import FileLocks
+from autotuner.database.gpus import SqlGpus
 from autotuner.database.inventory import SqlInventory
 from autotuner.database.locks import Locks
 from autotuner.database.migrations import HEAD, migrate
@@ -121,6 +122,7 @@ class Database(Storage):
         self.inventory = SqlInventory(self._transactions)
         self.pruning = SqlPruning(self._transactions)
         self.tokens = SqlTokens(self._transactions)
+        self.gpus = SqlGpus(self._transactions, self.locks)
 
     def __enter__(self) -> Self:
         return self

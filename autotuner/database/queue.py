@@ -6,17 +6,21 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Text, and_, cast, delete, func, or_, select, text, update
 
 from autotuner.database.contract import ATTEMPTS, Device, Queue
-from autotuner.database.locks import Locks
+from autotuner.database.locks import Locks, number_of
 from autotuner.database.retrying import retried
 from autotuner.database.tables import JobRow, WorkerRow, insert_into
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import ENDED, Answer, Job, JobState, Worker
 from autotuner.errors import JobStateError, KeyReusedError, NotFoundError
 
-JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name not in ("is_lost", "is_new")]
+COMPUTED = ("is_lost", "is_new", "waits_for")
+JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name not in COMPUTED]
+REQUEST = cast(JobRow.request, Text)
+RUNS = (JobRow.state == "running") & JobRow.attended.is_(False)
+TAKES = text("SELECT pg_try_advisory_xact_lock(:number)")
 ASKED = ("model", "request", "device_type", "device_name", "priority")
 WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
 
@@ -88,15 +92,26 @@ class SqlQueue(Queue):
         ]
         with self._transactions.writing() as connection:
             left_behind = self._settle(connection, runner, in_hand)
-            query = (
-                select(JobRow.id)
-                .where(or_(JobRow.state == "queued", JobRow.id.in_(left_behind)), or_(False, *fits))
-                .order_by(JobRow.priority.desc(), JobRow.id)
-                .limit(limit)
-                .with_for_update(skip_locked=True)
-            )
-            found = connection.execute(query).scalars().all()
-            return [self._take(connection, job_id, runner, lost=job_id in left_behind) for job_id in found]
+            busy = list(connection.execute(select(REQUEST).where(RUNS)).scalars())
+            taken: list[Job] = []
+            while len(taken) < limit:
+                waiting = (JobRow.state == "queued") & REQUEST.not_in(busy)
+                query = (
+                    select(JobRow.id, REQUEST.label("request"))
+                    .where(or_(waiting, JobRow.id.in_(left_behind)), or_(False, *fits))
+                    .order_by(JobRow.priority.desc(), JobRow.id)
+                    .limit(1)
+                    .with_for_update(skip_locked=True)
+                )
+                found = connection.execute(query).one_or_none()
+                if found is None:
+                    break
+                lost = found.id in left_behind
+                if lost or self._is_alone(connection, found.request):
+                    taken.append(self._take(connection, found.id, runner, lost=lost))
+                left_behind = [job_id for job_id in left_behind if job_id != found.id]
+                busy.append(found.request)
+            return taken
 
     @retried
     def running(self, runner: str) -> list[Job]:
@@ -273,6 +288,19 @@ class SqlQueue(Queue):
         connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
         return self._job(connection, job_id)
 
+    @staticmethod
+    def _is_alone(connection: Connection, request: str) -> bool:
+        """Say whether no other transaction takes an equal job in this moment, or has just taken one.
+
+        On SQLite a transaction that writes is alone anyway.
+        """
+        if connection.dialect.name != "postgresql":
+            return True
+        schema = connection.execute(text("SELECT coalesce(current_schema(), '')")).scalar_one()
+        if not connection.execute(TAKES, {"number": number_of(schema, "request", request)}).scalar_one():
+            return False
+        return connection.execute(select(JobRow.id).where(RUNS, REQUEST.in_([request])).limit(1)).one_or_none() is None
+
     def _settle(self, connection: Connection, claiming: str | None = None, in_hand: Collection[int] = ()) -> list[int]:
         """End what lost its runner and is not to go on, and return the ids of what is.
 
@@ -308,7 +336,17 @@ class SqlQueue(Queue):
 
     def _jobs(self, connection: Connection, rows: Collection[Row[*tuple[Any, ...]]]) -> list[Job]:
         gone = self._gone(connection, rows)
-        return [Job(**row._mapping, is_lost=row.state == "running" and row.worker in gone) for row in rows]
+        ahead: Iterable[Row[*tuple[Any, ...]]] = ()
+        if any(row.state == "queued" for row in rows):
+            ahead = connection.execute(select(JobRow.id, JobRow.request).where(RUNS).order_by(JobRow.id)).all()
+        return [
+            Job(
+                **row._mapping,
+                is_lost=row.state == "running" and row.worker in gone,
+                waits_for=next((a.id for a in ahead if row.state == "queued" and a.request == row.request), None),
+            )
+            for row in rows
+        ]
 
     def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
         connection.execute(update(JobRow).where(JobRow.id == job_id).values(_ending(state, message)))

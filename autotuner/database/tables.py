@@ -157,6 +157,23 @@ class WorkerRow(Tables):
     started_at: Mapped[datetime]
 
 
+class GpuRow(Tables):
+    """A GPU of a fleet as one of its jobs, or its runner, saw it last."""
+
+    __tablename__ = "gpu"
+
+    runner: Mapped[str] = mapped_column(primary_key=True)
+    slot: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    uuid: Mapped[str]
+    device_type: Mapped[str]
+    device_name: Mapped[str]
+    used: Mapped[bool]
+    reason: Mapped[str] = mapped_column(Message)
+    canary_us: Mapped[float | None]
+    seen_at: Mapped[datetime]
+
+
 class ConfigurationRow(Tables):
     """An answer; family, dtype and extents repeat what its document says, for finding it."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from autotuner.ir.records import Call, Measurement, Status
@@ -119,6 +119,7 @@ class Job:
         message: the sentence that goes with an end that is no answer.
         client: who submitted it to a service.
         is_lost: it is `running`, and its runner is gone: nobody works on it.
+        waits_for: the job that runs with an equal request; this one waits for its end.
         is_new: it was stored by the very call that returned it.
     """
 
@@ -143,11 +144,35 @@ class Job:
     message: str
     client: str = ""
     is_lost: bool = False
+    waits_for: int | None = None
     is_new: bool = field(default=False, compare=False)
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class FleetGpu:
+    """A GPU of a fleet as it was seen last.
+
+    Args:
+        slot: its place in the cluster, as "NODE/0".
+        device_name: "" where it never said what it is.
+        used: it takes part in measuring.
+        reason: why it takes no part, or what is odd about it.
+        canary_us: the time of the call that all GPUs of a fleet are compared by.
+    """
+
+    slot: str
+    device_type: str
+    device_name: str
+    used: bool
+    reason: str = ""
+    host: str = ""
+    uuid: str = ""
+    canary_us: float | None = None
+    seen_at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from autotuner.database import Device
+from autotuner.database import Device, FleetGpu
 from autotuner.errors import DeviceError, InputError
 from autotuner.fleet.spec import MeasurerSpec
 
@@ -113,9 +113,11 @@ class FleetDevices:
 
     def __init__(self, spec: MeasurerSpec) -> None:
         self._ray, self._spec = imported(), spec.to_text()
+        self._device_type = str(spec.arguments.get("device_type", "cuda"))
         self._names: dict[str, Device] = {}
         self._asked: dict[str, Any] = {}
         self._gpus: dict[str, int] = {}
+        self._failures: dict[str, str] = {}
         self._looked_at = -LOOK_S
 
     @property
@@ -128,6 +130,19 @@ class FleetDevices:
         """Return type and name of each class that is there now."""
         self._look()
         return sorted({self._names[node] for node in self._gpus if node in self._names})
+
+    def nodes(self) -> set[str]:
+        """Return the first parts of the slots of the GPUs that are there."""
+        self._look()
+        return {node[:12] for node in self._gpus}
+
+    def failing(self) -> list[FleetGpu]:
+        """Return the GPUs that were asked what they are and could not say."""
+        return [
+            FleetGpu(f"{node[:12]}/0", self._device_type, "", False, reason)
+            for node, reason in self._failures.items()
+            if node in self._gpus and node not in self._names
+        ]
 
     def _look(self) -> None:
         if monotonic() - self._looked_at < LOOK_S:
@@ -149,3 +164,5 @@ class FleetDevices:
                     continue
                 if "device_type" in answer:
                     self._names[node] = answer["device_type"], answer["device_name"]
+                else:
+                    self._failures[node] = answer.get("failed") or answer.get("refused", "")

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotuner import errors
 from autotuner.checkpoint import checkpoint
+from autotuner.database import FleetGpu
 from autotuner.errors import AutotunerError, MeasureError, stacklevel
 from autotuner.fleet.handout import WINDOW, HandOut
 from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
@@ -37,10 +38,15 @@ GONE_S = 30.0
 ASK_TIMES = 3
 
 Log = Callable[..., None]
+Report = Callable[[Sequence[FleetGpu]], None]
 
 
 def silent(_event: str, **_facts: object) -> None:
     """Log nothing."""
+
+
+def unheard(_gpus: Sequence[FleetGpu]) -> None:
+    """Report to nobody."""
 
 
 class FleetMeasurer:
@@ -52,6 +58,7 @@ class FleetMeasurer:
         window: batches in hand per GPU: more for a job of higher priority.
         gpus: the number of GPUs that are waited for at the start.
         log: called with an event and facts.
+        report: called with how the GPUs stand, when that may have changed.
     """
 
     def __init__(
@@ -62,9 +69,11 @@ class FleetMeasurer:
         window: int = WINDOW,
         gpus: int = 1,
         log: Log = silent,
+        report: Report = unheard,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._pool, self._roster, self._window, self._log, self._clock = pool, roster, window, log, clock
+        self._pool, self._roster, self._window, self._clock = pool, roster, window, clock
+        self._log, self._report = log, report
         self._tickets = count(1)
         self._failure = ""
         self._backlog: list[Event] = []
@@ -201,8 +210,8 @@ class FleetMeasurer:
             if slot is None:
                 return ()
             answer = self._heard(event.answer)
-            if answer.get("canary_us") is not None:
-                self._roster.note_canary(slot, answer["canary_us"])
+            if answer.get("canary_us") is not None and self._roster.note_canary(slot, answer["canary_us"]):
+                self._report(self._roster.shown(self._clock()))
             self.waited_s += float(answer.get("waited_s", 0.0)) / self.devices
             measured = {key: Measurement.from_json(value) for key, value in answer["results"]}
             return handout.answered(event.ticket, measured, float(answer["took_s"]), self._clock())
@@ -223,8 +232,10 @@ class FleetMeasurer:
                 self._log("gpu_joined", gpu=event.gpu.slot, uuid=event.gpu.uuid, host=event.gpu.host, left_out=why)
             elif isinstance(event, Lost):
                 self._failure = event.failure or self._failure
-                self._roster.lose(event.slot, self._clock(), event.failure)
+                self._roster.lose(event.slot, self._clock(), event.failure, host=event.host)
                 self._log("gpu_lost", gpu=event.slot, failure=event.failure, host=event.host)
+        if any(isinstance(event, Joined | Lost) for event in events):
+            self._report(self._roster.shown(self._clock()))
         return events
 
     def _heard(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -263,8 +274,8 @@ class FleetMeasurer:
         return found
 
     def _nobody(self) -> str:
-        rows = [row for row in self._roster.shown(self._clock()) if row["words"]]
-        why = "; ".join(f"{row.get('host', 'GPU')} {row['slot']}: {row['words']}" for row in rows) or self._failure
+        rows = [gpu for gpu in self._roster.shown(self._clock()) if gpu.reason]
+        why = "; ".join(f"{gpu.host or 'GPU'} {gpu.slot}: {gpu.reason}" for gpu in rows) or self._failure
         return f"no GPU of the fleet can measure{why and f': {why}'}"
 
     def _await_gpus(self, gpus: int) -> None:

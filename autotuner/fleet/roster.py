@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median_low
 from typing import Any
 
+from autotuner.database import FleetGpu
 from autotuner.ir.records import Environment
 
 FAILURES_MAX = 3
@@ -45,6 +46,7 @@ class _Standing:
     failures: deque[float] = field(default_factory=deque)
     canary_us: float | None = None
     words: str = ""
+    gone: str = ""
 
 
 class Roster:
@@ -74,18 +76,21 @@ class Roster:
         if gpu.canary_us is not None:
             entry.canary_us = gpu.canary_us
 
-    def lose(self, slot: str, now: float, failure: str = "") -> None:
+    def lose(self, slot: str, now: float, failure: str = "", *, host: bool = False) -> None:
         """Note that an actor is gone; with a failure, its measurer could not measure on that GPU."""
         entry = self._entries.setdefault(slot, _Standing())
         entry.present = False
+        entry.gone = "its host is gone" if host else "its actor is being started" + (failure and f" after: {failure}")
         if failure:
             entry.failures.append(now)
             entry.words = failure
 
-    def note_canary(self, slot: str, us: float) -> None:
-        """Note what a GPU's canary took."""
-        if slot in self._entries:
-            self._entries[slot].canary_us = us
+    def note_canary(self, slot: str, us: float) -> bool:
+        """Note what a GPU's canary took, and return whether that is news."""
+        if slot not in self._entries or self._entries[slot].canary_us == us:
+            return False
+        self._entries[slot].canary_us = us
+        return True
 
     def usable(self, now: float) -> list[Gpu]:
         """Return the GPUs that take part, by slot."""
@@ -104,7 +109,7 @@ class Roster:
         entry = self._entries[slot]
         gpu = entry.gpu
         if self.environment is not None and gpu is not None and gpu.environment.key != self.environment.key:
-            return f"another class: {gpu.environment.device_name}, with other versions or another device"
+            return f"another class: {_differences(gpu.environment, self.environment)}"
         while entry.failures and now - entry.failures[0] > FAILURES_WITHIN_S:
             entry.failures.popleft()
         if len(entry.failures) >= FAILURES_MAX:
@@ -125,22 +130,30 @@ class Roster:
             return None
         return mine / median_low(known) - 1
 
-    def shown(self, now: float) -> list[Mapping[str, Any]]:
-        """Return a row for people for each GPU: host, uuid, canary, and what is wrong with it."""
-        rows: list[Mapping[str, Any]] = []
+    def shown(self, now: float) -> list[FleetGpu]:
+        """Return how each GPU stands; type and name are "" of one that never said what it is."""
+        rows = []
         for slot, entry in sorted(self._entries.items()):
-            off, why = self.canary_off(slot), self.why_not(slot, now)
-            words = why or ("" if entry.present else "its actor is being started")
-            if not words and off is not None and abs(off) > CANARY_SHOWN:
-                words = f"its canary is {off:+.1%} off its class"
-            gpu = entry.gpu
-            where = {} if gpu is None else {
-                "host": gpu.host, "uuid": gpu.uuid, "device_name": gpu.environment.device_name,
-            }  # fmt: skip
-            rows.append(
-                {"slot": slot, **where, "canary_us": entry.canary_us, "used": entry.present and not why, "words": words}
-            )
+            off, why, gpu = self.canary_off(slot), self.why_not(slot, now), entry.gpu
+            reason = why or ("" if entry.present else entry.gone)
+            if not reason and off is not None and abs(off) > CANARY_SHOWN:
+                reason = f"its canary is {off:+.1%} off its class"
+            used = entry.present and not why
+            if gpu is None:
+                rows.append(FleetGpu(slot, "", "", used, reason or entry.words))
+                continue
+            kind, name = gpu.environment.device_type, gpu.environment.device_name
+            rows.append(FleetGpu(slot, kind, name, used, reason, gpu.host, gpu.uuid, entry.canary_us))
         return rows
+
+
+def _differences(mine: Environment, theirs: Environment) -> str:
+    """Return in what a GPU differs from its fleet, for people."""
+    if mine.device_name != theirs.device_name:
+        return f"it is {mine.device_name}, and the job runs on {theirs.device_name}"
+    here, there = ({**dict(each.facts), **dict(each.policy)} for each in (mine, theirs))
+    names = [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+    return "; ".join(f"{name} is {here.get(name)} here and {there.get(name)} on the others" for name in names)
 
 
 def gpu_to_json(gpu: Gpu) -> dict[str, Any]:

@@ -62,12 +62,14 @@ def run_fleet(
             reconciler = Reconciler(opened.queue, held, tasks, devices.known, room, log, time.monotonic)
             log("worker_started", worker=name)
             greeted_at = -GREET_S
+            opened.gpus.forget(name)
             try:
                 while True:
                     try:
                         if time.monotonic() - greeted_at > GREET_S:
                             for device_type, device_name in devices.known():
                                 opened.queue.greet(name, device_type, device_name)
+                            opened.gpus.keep(name, devices.nodes(), devices.failing())
                             greeted_at = time.monotonic()
                         busy = reconciler.step()
                     except DatabaseError as error:
@@ -84,6 +86,7 @@ def run_fleet(
                     for job in opened.queue.running(name):
                         opened.queue.release(job.id, job.attempt)
                     opened.queue.leave(name)
+                    opened.gpus.forget(name)
                 except DatabaseError as error:
                     log("database_failed", error=str(error))
 

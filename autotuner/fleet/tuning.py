@@ -5,7 +5,7 @@ from typing import Any
 
 from autotuner.database import Database
 from autotuner.fleet.cluster import connected
-from autotuner.fleet.fleet_measurer import FleetMeasurer, Log, silent
+from autotuner.fleet.fleet_measurer import FleetMeasurer, Log, Report, silent, unheard
 from autotuner.fleet.handout import WINDOW
 from autotuner.fleet.ray_pool import RayPool
 from autotuner.fleet.roster import Roster
@@ -69,12 +69,13 @@ class FleetTuning:
     device_name: str | None = None
     priority: int = 0
     log: Log = silent
+    report: Report = unheard
 
     def measuring(self, request: Request | None = None) -> FleetMeasurer:
         """Return the measurer of the request."""
         pool = RayPool(self.fleet.spec(request or self.request, self.settings))
         roster, window = Roster(device_name=self.device_name), window_of(self.priority)
-        return FleetMeasurer(pool, roster, window=window, gpus=pool.gpus, log=self.log)
+        return FleetMeasurer(pool, roster, window=window, gpus=pool.gpus, log=self.log, report=self.report)
 
     def timing(self, found: Configuration, samples: int, _waiting: object) -> Configuration:
         """Return a configuration that one of the GPUs has timed end to end."""

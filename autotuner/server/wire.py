@@ -65,6 +65,8 @@ PageLimit = Annotated[int, Field(ge=1, le=PAGE_MAX), Digits]
 
 
 PRIORITY_MAX = 100
+"""Of a job that an admin submits; a submitter's is at most 0."""
+
 KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
 """Of an idempotency key: visible ASCII, with or without quotes around it."""
 
@@ -214,6 +216,7 @@ class JobView(ResponseBody):
     """A job; `revision` rises with every change, `family` is the key of its model for `GET /v1/configurations/best`.
 
     Of jobs that wait, those of a higher `priority` are taken first; `attempt` counts how often it was taken.
+    `waits_for` is the job that runs with the same request: one that waits for it goes on from what it has measured.
     `stalled` says in a sentence why nobody works on a job that is `running`; it is empty where somebody does. `client`
     is who submitted it: "token 3", or an address.
     """
@@ -246,6 +249,7 @@ class JobView(ResponseBody):
     message: str
     revision: int
     stalled: str = ""
+    waits_for: int | None = None
     client: str = ""
 
     @property
@@ -346,13 +350,26 @@ class WorkerView(ResponseBody):
     started_at: datetime
 
 
+class GpuView(ResponseBody):
+    """A GPU of a fleet as it was seen last; `reason` says why it is not `used`, or what is odd about it."""
+
+    slot: str
+    host: str
+    uuid: str
+    used: bool
+    reason: str
+    canary_us: float | None
+    seen_at: datetime
+
+
 class DeviceView(ResponseBody):
-    """A device that somebody measured on, or for which a worker takes jobs."""
+    """A device that somebody measured on, or for which a worker takes jobs; `name` is "" of GPUs that tell no name."""
 
     type: str
     name: str
     workers: list[WorkerView]
     environments: list[EnvironmentView]
+    gpus: list[GpuView] = []
 
 
 class ModelView(ResponseBody):

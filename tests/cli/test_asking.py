@@ -279,6 +279,23 @@ def test_without_a_service_the_exit_code_is_8_and_the_sentence_says_what_to_do(
     )
 
 
+def test_gpus_that_take_no_part_are_listed_with_the_reason(run: Run, service: Pretended) -> None:
+    gpu = {"slot": "9f3a/1", "host": "gpu-7", "uuid": "GPU-8f2c", "used": False, "reason": "its host is gone",
+           "canary_us": None, "seen_at": "2026-11-20T10:00:00Z"}  # fmt: skip
+    device = {"type": "cuda", "name": "NVIDIA H200", "workers": [], "environments": [], "gpus": [gpu]}
+    service.on("GET /v1/devices", [device, {**device, "type": "cpu", "name": "Xeon", "gpus": []}])
+    (row,) = [line for line in run("gpus").out.splitlines() if "gpu-7" in line]
+    assert all(word in row for word in ("9f3a/1", "NVIDIA H200", "no", "its host is gone"))
+    assert run("gpus", "--json").json == [{"type": "cuda", "name": "NVIDIA H200", **gpu}]
+
+
+def test_a_job_says_for_which_one_it_waits(run: Run, service: Pretended) -> None:
+    waiting = job(waits_for=2)
+    assert stage_of(JobView.model_validate(waiting)) == "job 3 waits for job 2, which has the same request"
+    service.on("GET /v1/jobs/3", waiting)
+    assert "job 2, which has the same request" in run("jobs", "3").out
+
+
 def test_priority_and_idempotency_key_of_a_job_are_sent_and_shown(run: Run, service: Pretended) -> None:
     service.on("POST /v1/jobs", httpx2.Response(201, json=job()))
     service.on("GET /v1/devices", [])

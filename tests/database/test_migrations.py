@@ -71,7 +71,7 @@ def test_jobs_of_leases_are_kept_and_those_that_ran_go_to_the_next_worker(url: s
     engine = make_version(url, "0003")
     job = (
         "INSERT INTO job (model, request, device_type, attended, state, cancelling, worker, lease_until, attempts, "
-        "progress, revision, counts, created_at, message) VALUES ('m:p', '{\"gap\": 0.1}', 'cpu', {attended}, "
+        "progress, revision, counts, created_at, message) VALUES ('m:p', '{\"gap\": 0.{attempts}}', 'cpu', {attended}, "
         "'{state}', false, {worker}, {until}, {attempts}, '{\"done\": 3}', 4, '{}', '2026-01-01 00:00:00', '')"
     )
     until, owner = "'2026-01-01 00:01:00'", "'host/abc:12:34'"
@@ -103,7 +103,7 @@ def test_jobs_of_leases_are_kept_and_those_that_ran_go_to_the_next_worker(url: s
         assert [(job.id, job.state, job.attempt, job.priority) for job in queue.jobs()] == [
             (4, "finished", 1, 0), (3, "running", 1, 0), (2, "running", 2, 0), (1, "queued", 0, 0),
         ]  # fmt: skip
-        assert (queue.job(2).request, queue.job(2).progress, queue.job(2).revision) == ({"gap": 0.1}, {"done": 3}, 4)
+        assert (queue.job(2).request, queue.job(2).progress, queue.job(2).revision) == ({"gap": 0.2}, {"done": 3}, 4)
         taken = queue.claim("me", [("cpu", "Xeon")], limit=9)
         if url.startswith("sqlite"):  # a server's locks must be seen free for a while
             assert [(job.id, job.attempt) for job in taken] == [(1, 1), (2, 3)]

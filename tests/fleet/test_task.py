@@ -8,10 +8,12 @@ import pytest
 from autotuner.cli.fleet import given_fleet
 from autotuner.database import open_database
 from autotuner.errors import InputError
+from autotuner.fleet.roster import Roster
 from autotuner.fleet.spec import MeasurerSpec
-from autotuner.fleet.task import run_attempt
+from autotuner.fleet.task import GpuReport, run_attempt
 from autotuner.fleet.tuning import Fleet, window_of
 from autotuner.settings import Settings
+from tests.fleet.calls import H100, gpu
 
 DEVICE = ("cuda", "NVIDIA H200")
 
@@ -32,6 +34,29 @@ def test_an_attempt_that_is_not_the_latest_does_nothing_and_a_broken_request_fai
         assert run(path, second.id, second.attempt) == "job_failed"
         assert database.queue.job(first.id).state == "failed"
         assert run(path, second.id, second.attempt) == "job_lost"
+
+
+def test_the_gpus_of_a_job_are_stored_when_they_change_and_those_of_other_jobs_are_not(tmp_path: Path) -> None:
+    with open_database(tmp_path / "jobs.sqlite") as database, database.locks.hold("runner"):
+        database.queue.enqueue(model="m", request={}, device_type="cuda")
+        (job,) = database.queue.claim("runner", [DEVICE])
+        report, roster = GpuReport(database, job), Roster()
+        report.store()
+        assert database.gpus.all() == []
+        for each in (gpu(0), gpu(1), gpu(2, H100)):
+            roster.join(each)
+        roster.lose("two/0", 0.0, "no driver")
+        report.tell(roster.shown(0.0))
+        report.store()
+        shown = [(each.slot, each.device_type, each.device_name, each.used) for each in database.gpus.all()]
+        assert shown == [("two/0", "cuda", "", False), ("one/0", *DEVICE, True), ("one/1", *DEVICE, True)]
+        told = database.gpus.all()[0].seen_at
+        report.store()
+        assert database.gpus.all()[0].seen_at == told
+        roster.lose("one/1", 0.0, host=True)
+        report.tell(roster.shown(0.0))
+        report.store()
+        assert [each.reason for each in database.gpus.all()][2] == "its host is gone"
 
 
 def test_a_higher_priority_has_a_wider_window() -> None:

@@ -10,6 +10,7 @@ from autotuner.ir.records import Environment, Measurement, canonical_json
 from autotuner.plan.configuration import Configuration
 from autotuner.space import Choice, Space, build_space, load_space
 from autotuner.tuner import build_configuration
+from tests.made_up import UNEXPLAINED
 
 TINY = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4, "f": 12}
 ODD = {"b": 3, "l": 5, "h": 21, "n": 3, "p": 7, "f": 11}
@@ -93,4 +94,4 @@ def solved(
         if given is not None or declared or draw.random() < KEPT_SHARE:
             costs[choice.call.key] = us if given is None else given
     known = {key: Measurement("ok", median_us=us) for key, us in costs.items()}
-    return build_configuration(of, found, known, Environment(device_type, "made up", ()), {})
+    return build_configuration(of, found, known, Environment(device_type, "made up", ()), {}, policy=UNEXPLAINED)

@@ -138,7 +138,8 @@ class Client:
             device: device type.
             device_name: of one device, as `devices` lists it; None for any of the type.
             max_seconds, max_measurements: the same as `limits` of `tuning`.
-            priority: from -100 to 100; of jobs that wait, those of the highest are taken first.
+            priority: from -100 to 100, above 0 only for an admin; of jobs that wait, those of the highest are taken
+                first.
             idempotency_key: under which one job is stored, whoever of this client's processes sends it, and however
                 often; by default a new one.
             tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.

@@ -22,6 +22,7 @@ from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
 from autotuner.server.wire import (
     KEY_PATTERN,
+    PRIORITY_MAX,
     Id,
     JobPage,
     JobsQuery,
@@ -104,11 +105,13 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
 
         `model` names a model of the service with or without a preset, or is the content of a model file, as JSON.
         `extents`, `options` and `dtype` replace values of the preset and the file. `gap` ends measuring as soon as the
-        best plan is proven to take at most this share longer than the best there can be.
+        best plan is proven to take at most this share longer than the best there can be. A `priority` above 0 is for
+        admins.
 
         With an `Idempotency-Key`, the request may be sent again where its answer was lost: it is answered by the job
         that is there, with 200. Another request of the client under the same key is a 409.
         """
+        check_priority(submission.priority, http.state.caller)
         request = await run_sync(request_of, submission, files, database, limiter=checking)
         enqueued = partial(submitting.enqueued, request, http.state.caller, submission.priority, _bare(idempotency_key))
         job = await run_sync(enqueued, limiter=writing)
@@ -183,6 +186,20 @@ class Submitting:
                 model=request.model.reference, request=request.to_json(), device_type=request.device_type,
                 device_name=request.device_name, client=caller.name, priority=priority, idempotency_key=idempotency_key,
             )  # fmt: skip
+
+
+def check_priority(priority: int, caller: Caller) -> None:
+    """Check that a client may have its job taken before those of others.
+
+    Raises:
+        Refusal: 403, it may not.
+    """
+    if priority > 0 and not caller.may("admin"):
+        raise Refusal(
+            403,
+            f"priority {priority}: {caller.name} is of role {caller.role}, which gives priorities from "
+            f"{-PRIORITY_MAX} to 0; a token of role admin gives up to {PRIORITY_MAX}",
+        )
 
 
 def _bare(key: str | None) -> str | None:

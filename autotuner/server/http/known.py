@@ -14,6 +14,7 @@ from autotuner.server.http.submissions import ModelFiles
 from autotuner.server.wire import (
     DeviceView,
     EnvironmentView,
+    GpuView,
     MeasurementPage,
     MeasurementsQuery,
     MeasurementView,
@@ -62,8 +63,13 @@ def known_routes(database: Database, files: ModelFiles) -> APIRouter:
         responses={200: {"description": "Every device."}, **refusals()},
     )
     def devices() -> list[DeviceView]:
-        """Return the devices that somebody measured on, or for which a worker takes jobs now."""
-        workers, environments = defaultdict(list), defaultdict(list)
+        """Return the devices that somebody measured on, or for which a worker takes jobs now.
+
+        `gpus` are those of fleets that jobs have asked for; of one that takes no part, `reason` says why.
+        """
+        workers, environments, gpus = defaultdict(list), defaultdict(list), defaultdict(list)
+        for gpu in database.gpus.all():
+            gpus[gpu.device_type, gpu.device_name].append(GpuView.model_validate(gpu))
         for worker in database.queue.workers():
             workers[worker.device_type, worker.device_name].append(WorkerView.model_validate(worker))
         counted = database.inventory.measurements()
@@ -77,8 +83,14 @@ def known_routes(database: Database, files: ModelFiles) -> APIRouter:
                 )
             )
         return [
-            DeviceView(type=kind, name=name, workers=workers[kind, name], environments=environments[kind, name])
-            for kind, name in sorted({*workers, *environments})
+            DeviceView(
+                type=kind,
+                name=name,
+                workers=workers[kind, name],
+                environments=environments[kind, name],
+                gpus=gpus[kind, name],
+            )
+            for kind, name in sorted({*workers, *environments, *gpus})
         ]
 
     @routes.get(

@@ -38,10 +38,11 @@ FRESH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFigures:
-    """The numbers of a database, and its workers by device type; None where it cannot be read."""
+    """The numbers of a database, its workers by device type, and GPUs of fleets; None where it cannot be read."""
 
     inventory: Inventory | None
     workers: dict[str, int]
+    gpus: dict[tuple[str, str], int]
 
 
 class Metrics:
@@ -54,7 +55,7 @@ class Metrics:
 
     def __init__(self, database: Database, version: str) -> None:
         self._database = database
-        self._found: tuple[float, DatabaseFigures] = (-FRESH_S, DatabaseFigures(None, {}))
+        self._found: tuple[float, DatabaseFigures] = (-FRESH_S, DatabaseFigures(None, {}, {}))
         self._own = CollectorRegistry()
         self._requests = Counter(
             "autotuner_http_requests", "Answered requests.", ("method", "route", "status"), registry=self._own
@@ -105,9 +106,10 @@ class Metrics:
         try:
             inventory = self._database.inventory.take()
             workers = Numbers(worker.device_type for worker in self._database.queue.workers())
+            gpus = Numbers((gpu.device_type, "used" if gpu.used else "left_out") for gpu in self._database.gpus.all())
         except DatabaseError:
-            return DatabaseFigures(None, {})
-        return DatabaseFigures(inventory, dict(workers))
+            return DatabaseFigures(None, {}, {})
+        return DatabaseFigures(inventory, dict(workers), dict(gpus))
 
 
 class _OfDatabase(Collector):
@@ -131,6 +133,9 @@ class _OfDatabase(Collector):
         )  # fmt: skip
         workers = {(kind,): float(number) for kind, number in found.workers.items()}
         yield _gauge("autotuner_workers", "Workers that take jobs.", workers, "device_type")
+        gpus = {(kind, state): float(number) for (kind, state), number in found.gpus.items()}
+        yield _gauge("autotuner_gpus", "GPUs of fleets: those that measure, and those left out.", gpus, "device_type",
+                     "state")  # fmt: skip
         yield _gauge("autotuner_measurements", "Measurements that are stored.", {(): float(counted.measurements)})
         yield _gauge("autotuner_configurations", "Configurations that are stored.", {(): float(counted.configurations)})
 

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from autotuner.database import Database
 from autotuner.errors import GraphError, ModelError, NotFoundError, ServiceError
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.cost import tensor_bytes
 from autotuner.ir.models import Model, ModelFile, known_models, load_model, parse_reference, search_spaces_dir
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option, Parameter
@@ -22,6 +23,10 @@ OPERATORS_MAX = 256
 """Eight encoder layers written out, fewer than a model file may have: anybody may submit."""
 
 SENT = "the model that was sent"
+
+ALWAYS_FITS_BYTES = 2**30
+MEMORY_BYTES = 2**40
+"""1 TiB: taken for the memory of a device type of whose devices none has told its own."""
 
 TENSORS_MAX = 1024
 PRESETS_MAX = 64
@@ -169,12 +174,13 @@ def request_of(submission: Submission, files: ModelFiles, database: Database) ->
 
     Raises:
         NotFoundError: there is no such model or preset.
-        InputError: a value contradicts the model, the model contradicts itself or is too large, or nobody tunes for
-            such a device.
+        InputError: a value contradicts the model, the model contradicts itself or is too large, also for the device,
+            or nobody tunes for such a device.
     """
     model = _model(submission, files)
     _check_backward(model, submission)
     check_device_type(submission.device.type, database)
+    check_memory(model, submission, database)
     return Request(model, submission.device.type, submission.device.name, submission.tune_options())
 
 
@@ -216,6 +222,31 @@ def check_device_type(device_type: str, database: Database) -> None:
     known |= {environment.device_type for environment in database.environments()}
     if device_type not in known:
         raise ModelError(f"nobody tunes for devices of type {device_type!r}; known: {', '.join(sorted(known))}")
+
+
+def check_memory(model: Model, submission: Submission, database: Database) -> None:
+    """Check that each tensor that goes into a model or comes out of it fits on the device: no kernel does without it.
+
+    Raises:
+        ModelError: one is larger than the largest device that is known of this type and name.
+    """
+    graph, device = model.graph(), submission.device
+    ends = [name for name, tensor in graph.tensors.items() if tensor.role in ("input", "parameter")] + [*graph.outputs]
+    largest = max(ends, key=lambda name: tensor_bytes(graph, name))
+    needed = tensor_bytes(graph, largest)
+    if needed <= ALWAYS_FITS_BYTES:
+        return
+    told = [
+        int(dict(environment.facts).get("memory_bytes", 0))
+        for environment in database.environments()
+        if environment.device_type == device.type and device.name in (None, environment.device_name)
+    ]
+    most = max(told, default=0) or MEMORY_BYTES
+    if needed > most:
+        raise ModelError(
+            f"tensor {largest!r} takes {needed} bytes, and {device.name or f'a device of type {device.type}'} has "
+            f"{most}: give smaller extents"
+        )
 
 
 def given_extents(texts: Mapping[str, str]) -> dict[str, int]:

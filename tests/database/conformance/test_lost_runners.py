@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -18,6 +19,7 @@ GONE = "gone"
 
 XEON = [("cpu", "Xeon")]
 WAIT_S = 120.0
+NUMBERS = count()
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +29,8 @@ def runners(alive: Callable[..., None]) -> None:
 
 def enqueued(queue: Queue, device_name: str | None = None, priority: int = 0) -> int:
     return queue.enqueue(
-        model="m:p", request={}, device_type="cpu", device_name=device_name, priority=priority
-    ).id  # fmt: skip
+        model="m:p", request={"seed": next(NUMBERS)}, device_type="cpu", device_name=device_name, priority=priority
+    ).id
 
 
 def claimed(queue: Queue, runner: str) -> Job:
@@ -102,6 +104,16 @@ def test_what_was_left_behind_goes_by_priority_and_age_and_only_to_its_device(qu
     urgent = enqueued(queue, priority=1)
     assert claimed(queue, ME).id == urgent
     assert claimed(queue, ME).id == left
+
+
+def test_what_was_left_behind_goes_before_its_equals(queue: Queue) -> None:
+    twins = [queue.enqueue(model="m", request={}, device_type="cpu", priority=priority).id for priority in (0, 9, 0)]
+    assert claimed(queue, GONE).id == twins[1]
+    assert queue.claim(OTHER, [("cuda", "H200")]) == []
+    assert claimed(queue, ME).id == twins[1]
+    assert queue.claim(OTHER, XEON) == []
+    queue.finish(twins[1], 2, "finished")
+    assert claimed(queue, OTHER).id == twins[0]
 
 
 @pytest.mark.slow

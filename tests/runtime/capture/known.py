@@ -9,11 +9,12 @@ from torch import Tensor, fx, nn
 from autotuner.api.backend import COMPILED, CompiledGraph, rewrite
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
+from autotuner.ir.records import canonical_json
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.region import TunedRegion
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner import build_configuration
-from tests.made_up import CPU, HERE, times
+from tests.made_up import CPU, HERE, UNEXPLAINED, times
 from tests.runtime.plans import configuration
 
 _LAYOUTS = {name: "all" if name == "torch_matmul" else "declared" for name in CPU.kernels if name.startswith("torch")}
@@ -22,9 +23,17 @@ FEW = SpaceFile.model_validate(
 )
 
 
+_PLANNED: dict[str, Configuration] = {}
+
+
 def planned(model: Model) -> Configuration:
-    space = build_space(training_graph(model.graph()), FEW)
-    return build_configuration(model, space, times(space.calls), HERE, {"calls": len(space.calls)})
+    """Return a model's plan; equal models have one in all tests."""
+    key = canonical_json(model.to_json())
+    if key not in _PLANNED:
+        space = build_space(training_graph(model.graph()), FEW)
+        counts = {"calls": len(space.calls)}
+        _PLANNED[key] = build_configuration(model, space, times(space.calls), HERE, counts, policy=UNEXPLAINED)
+    return _PLANNED[key]
 
 
 class Known:

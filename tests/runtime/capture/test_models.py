@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
-VOCABULARY, LENGTH, LAYERS = 64, 12, 3
+VOCABULARY, LENGTH, LAYERS = 64, 12, 2
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS,
          "num_attention_heads": 4, "max_position_embeddings": 32}  # fmt: skip
 

@@ -76,12 +76,26 @@ def test_each_role_may_do_what_those_before_it_may(remote: TestClient, database:
     assert refused.status_code == 403
     assert 'scope="submitter"' in refused.headers["WWW-Authenticate"]
     assert "needs a token of role submitter, and token 1 is of role reader" in refused.json()["detail"]
-    mine = remote.post("/v1/jobs", json=JOB, headers=submitter).json()
+    mine = remote.post("/v1/jobs", json={**JOB, "priority": -5}, headers=submitter).json()
     assert mine["client"] == "token 2"
     assert remote.post("/v1/jobs/1/cancel", headers=submitter).status_code == 403, "nobody submitted it to a service"
     assert remote.post(f"/v1/jobs/{mine['id']}/cancel", headers=bearer("submitter")).status_code == 403
     assert remote.post(f"/v1/jobs/{mine['id']}/cancel", headers=submitter).status_code == 200
     assert remote.post("/v1/jobs/1/cancel", headers=admin).json()["state"] == "cancelled"
+
+
+def test_only_an_admin_has_its_job_taken_before_those_of_others(
+    remote: TestClient, database: Database, bearer: Bearer
+) -> None:
+    submitter, admin = bearer("submitter"), bearer("admin")
+    refused = remote.post("/v1/jobs", json={**JOB, "priority": 1}, headers=submitter)
+    assert (refused.status_code, database.queue.jobs()) == (403, [])
+    assert refused.json()["detail"] == (
+        "priority 1: token 1 is of role submitter, which gives priorities from -100 to 0; a token of role admin gives "
+        "up to 100"
+    )
+    for priority, headers in ((0, submitter), (-100, submitter), (100, admin)):
+        assert remote.post("/v1/jobs", json={**JOB, "priority": priority}, headers=headers).status_code == 201
 
 
 def test_what_is_no_valid_token_is_refused_and_the_answer_says_why(

@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from autotuner.database import Database
 from autotuner.ir.models import load_model
 from autotuner.ir.models.bounds import ELEMENTS_MAX
+from autotuner.ir.records import Environment
 from autotuner.plan.request import Request
 from autotuner.server.http.examples import SMALL_MODEL, SUBMISSIONS
 from autotuner.server.http.submissions import OPERATORS_MAX
@@ -118,6 +119,25 @@ def test_a_job_that_cannot_be_run_is_refused_in_words_that_say_what_would_be_val
     assert words in response.json()["detail"]
     assert response.json()["status"] == status
     assert database.queue.jobs() == []
+
+
+def test_a_tensor_that_no_known_device_can_hold_is_refused(asked: TestClient, database: Database) -> None:
+    def answered(device: dict[str, str], b: int) -> str:
+        response = asked.post(
+            "/v1/jobs", json={"model": "bert-encoder:tiny", "extents": {"b": b, "l": 1}, "device": device}
+        )
+        return str(response.json()["detail"]) if response.status_code == 409 else str(response.status_code)
+
+    one = 128 * 4  # bytes of a token
+    small, large = {"type": "cuda", "name": "small"}, {"type": "cuda", "name": "large"}
+    assert answered(small, 2**35 // one) == "201", "nobody knows its memory"
+    for name, size in (("small", 2**33), ("large", 2**34)):
+        database.remember(Environment("cuda", name, (("memory_bytes", size),)))
+    assert answered(small, 2**33 // one) == answered({"type": "cuda"}, 2**34 // one) == "201"
+    words = f"tensor 'x' takes {2**33 + one} bytes, and small has {2**33}: give smaller extents"
+    assert answered(small, 2**33 // one + 1) == words
+    assert answered(large, 2**33 // one + 1) == "201"
+    assert f"a device of type cuda has {2**34}" in answered({"type": "cuda"}, 2**34 // one + 1)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from autotuner.database import Database
+from autotuner.database import Database, FleetGpu
 from tests.server.http.filled import ELSEWHERE, HERE, WORKER, call
 
 
@@ -45,6 +46,23 @@ def test_statistics_are_of_all_that_the_filters_admit(asked: TestClient) -> None
     found = asked.get("/v1/measurements", params={"limit": 1, "statistics": "true"}).json()["statistics"]
     assert (found["statuses"]["ok"], found["statuses"]["refused"]) == (2, 1)
     assert (found["least_us"], found["mean_us"], found["greatest_us"]) == (2.0, 3.0, 4.0)
+
+
+def test_a_gpu_that_takes_no_part_is_listed_with_the_reason(asked: TestClient, database: Database) -> None:
+    reason = "3 actors failed within 300 s, the last: CUDA error: an illegal memory access was encountered"
+    out = FleetGpu("9f3a/1", "cuda", "NVIDIA H200", False, reason, "gpu-7", "GPU-8f2c", 212.5)
+    with database.locks.hold("fleet head:6379"):
+        database.gpus.report("fleet head:6379", [replace(out, slot="9f3a/0", used=True, reason=""), out])
+        (device,) = [device for device in asked.get("/v1/devices").json() if device["type"] == "cuda"]
+        assert (device["name"], device["workers"], device["environments"]) == ("NVIDIA H200", [], [])
+        assert [(gpu["slot"], gpu["used"], gpu["reason"]) for gpu in device["gpus"]] == [
+            ("9f3a/0", True, ""), ("9f3a/1", False, reason),
+        ]  # fmt: skip
+        assert [device["gpus"][1][name] for name in ("host", "uuid", "canary_us")] == ["gpu-7", "GPU-8f2c", 212.5]
+        page = asked.get("/metrics").text
+        for state in ("used", "left_out"):
+            assert f'autotuner_gpus{{device_type="cuda",state="{state}"}} 1.0' in page
+    assert not any(device["gpus"] for device in asked.get("/v1/devices").json())
 
 
 @pytest.mark.usefixtures("filled")
