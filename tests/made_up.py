@@ -42,6 +42,36 @@ operators:
   - {name: y, kind: gelu_erf, spec: "bf->bf", inputs: [biased], outputs: [y]}
 outputs: [y]
 """
+FEED_FORWARD = """
+version: 1
+name: feed-forward
+axes: {b: row, h: hidden, f: feature}
+presets:
+  small: {b: 6, h: 8, f: 12}
+inputs: {x: {axes: bh}}
+parameters: {weight1: fh, bias1: f, weight2: hf, bias2: h, scale: h, shift: h}
+operators:
+  - {name: product1, kind: contraction, spec: "bh,fh->bf", inputs: [x, weight1], outputs: [product1]}
+  - {name: biased1, kind: bias, spec: "bf,f->bf", inputs: [product1, bias1], outputs: [biased1]}
+  - {name: active, kind: gelu_erf, spec: "bf->bf", inputs: [biased1], outputs: [active]}
+  - {name: product2, kind: contraction, spec: "bf,hf->bh", inputs: [active, weight2], outputs: [product2]}
+  - {name: biased2, kind: bias, spec: "bh,h->bh", inputs: [product2, bias2], outputs: [biased2]}
+  - {name: residual, kind: add, spec: "bh,bh->bh", inputs: [biased2, x], outputs: [residual]}
+  - name: y
+    kind: layer_norm
+    spec: bh,h,h->bh,b,b
+    inputs: [residual, scale, shift]
+    outputs: [y, y_mean, y_reciprocal_deviation]
+    attributes: {epsilon: 1.0e-5}
+outputs: [y]
+"""
+
+
+def feed_forward(folder: Path) -> Path:
+    """Write the larger model's file into a folder and return its path; it takes seconds to tune without compilers."""
+    path = folder / "feed_forward.yaml"
+    path.write_text(FEED_FORWARD)
+    return path
 
 
 def without_compilers(folder: Path) -> Path:
