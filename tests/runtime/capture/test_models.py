@@ -48,6 +48,12 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
     return transformers.LlamaForCausalLM(config), tokens(use_cache=False)
 
 
+def padded_llama() -> tuple[nn.Module, dict[str, Any]]:
+    """Return a decoder whose first queries see nothing but what is padded."""
+    model, arguments = llama()
+    return model, arguments | {"attention_mask": padding().flip(-1)}
+
+
 def vit() -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=64, image_size=16,
