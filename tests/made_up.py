@@ -1,4 +1,4 @@
-"""Two small models, and made-up times for whatever could compute them."""
+"""Small models, and made-up times for whatever could compute them."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from autotuner.database import open_database
+from autotuner.database import ENDED
 from autotuner.errors import ServiceError
 from autotuner.server.client import Client
-from tests.made_up import feed_forward, without_compilers
+from tests.made_up import small_model, without_compilers
+from tests.stored import call_keys, job_states
 
 pytestmark = pytest.mark.slow
 
-KILLS = 8
+KILLS = 4
 SEED = 3
 START_S = 120.0
 
@@ -65,8 +66,10 @@ class Processes:
         self.running[name].wait()
 
     def stored(self) -> list[str]:
-        with open_database(self.database) as opened:
-            return [measured.call.key for measured in opened.measurements()]
+        return call_keys(self.database)
+
+    def ended(self, job_id: int) -> bool:
+        return job_states(self.database)[job_id] in ENDED
 
 
 @pytest.fixture
@@ -86,16 +89,17 @@ def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Pr
     processes.start("service")
     processes.start("worker")
     with Client(processes.url) as client:
-        job = client.submit(f"{feed_forward(tmp_path)}:small", end_to_end=False)
+        small_model(tmp_path)
+        job = client.submit(f"{tmp_path}/small.yaml:wide", end_to_end=False)
     known: set[str] = set()
     killed_midway = 0
     for kill in range(KILLS):
         victim = ("worker", "service")[kill % 2] if kill < 2 else moments.choice(["worker", "worker", "service"])
         wanted = len(known) + moments.randint(1, 4)
-        while len(stored := set(processes.stored())) < wanted and not ended(processes, job.id):
+        while len(stored := set(processes.stored())) < wanted and not processes.ended(job.id):
             time.sleep(0.05)
         time.sleep(moments.uniform(0.0, 0.7))
-        killed_midway += not ended(processes, job.id)
+        killed_midway += not processes.ended(job.id)
         processes.kill(victim)
         assert known <= stored <= set(processes.stored())
         known = stored
@@ -114,8 +118,3 @@ def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Pr
     assert known <= set(calls)
     assert len(calls) == len(set(calls)) == finished.counts["calls"]
     assert finished.counts["measured"] + finished.counts["reused"] == finished.counts["calls"]
-
-
-def ended(processes: Processes, job_id: int) -> bool:
-    with open_database(processes.database) as opened:
-        return opened.queue.job(job_id).ended

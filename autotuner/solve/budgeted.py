@@ -11,10 +11,12 @@ import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve.conditioning import with_margin
+from autotuner.solve.integer_program import TOLERANCE, Budget, has_few_states, integer_program, solved
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
-from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation
+from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation, encoded
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
+from autotuner.solve.path_decomposition import LONG
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.subproblems import Subproblem
 
@@ -31,6 +33,8 @@ FIRST_SHARE = 1 / 2048
 WIDER = 2.5
 # A part is eliminated with labels while joins make at most so many pairs.
 MOST_PAIRS = 2_000_000
+# Where time is limited, an integer program of a long problem may take this share of it.
+PROGRAM_TIME = 0.75
 # A table of labels may have so many before the states of a variable are shared between two parts instead.
 MOST_LABELS = 60_000.0
 
@@ -51,6 +55,8 @@ def budgeted(
     a small part of the gap first. Where labels get too many, assignments are split into two parts, by a variable's
     states, and the part of the lower bound is next.
 
+    A problem of more than `LONG` variables with few states each is an integer program for HiGHS first, as for `exact`.
+
     Args:
         budget_bytes: for `held_bytes` of the answer.
         time_limit_s: when to return the best plan known, unproven.
@@ -59,7 +65,8 @@ def budgeted(
 
     Returns:
         States within the budget, `held_bytes` included. `lower_bound_us` equals `total_us` where it is proven, up to
-        rounding by less than 1e-9 of it. The same problem gives the same states, unless time is limited.
+        rounding by less than 1e-9 of it, or 1e-6 where HiGHS proved it. The same problem gives the same states, unless
+        time is limited.
 
     Raises:
         BudgetError: the factors allow assignments, but each holds more, and `least_bytes` is what one holds at least;
@@ -76,7 +83,51 @@ def budgeted(
     check_budget(budget_bytes)
     check_epsilon(epsilon)
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon).solution("budgeted")
+    best = None
+    if len(problem.variables) > LONG:
+        programmed = _programmed(problem, budget_bytes, limits, epsilon)
+        if programmed is not None:
+            best, bound_us = programmed
+            if best is not None and best.time_us <= bound_us * (1 + epsilon) + 2 * TOLERANCE * (1 + best.time_us):
+                is_least = best.time_us <= bound_us + 2 * TOLERANCE * (1 + best.time_us)
+                bound_us = best.time_us if is_least else max(0.0, bound_us)
+                return Solution(best.states, best.time_us, bound_us, "budgeted", limits.statistics(), best.held_bytes)
+    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon, best).solution("budgeted")
+
+
+def budget_of(start: LagrangianRelaxation, budget_bytes: int) -> Budget:
+    """Return a budget on what labels hold, for an integer program of them."""
+    return Budget(budget_bytes, {place: labels.held_bytes for place, labels in start.tables.items()})
+
+
+def _programmed(
+    problem: Problem, budget_bytes: int, limits: SolverLimits, epsilon: float
+) -> tuple[BudgetPlan | None, float] | None:
+    """Return what an integer program finds in its share of the time, and a bound.
+
+    Returns:
+        None where variables have many states, and where no plan fits, or memory does not.
+
+    Raises:
+        InfeasibleError: the factors contradict each other, whatever the budget.
+    """
+    network = encoded(problem)
+    left = network.start.left
+    if not has_few_states(left):
+        return None
+    program = integer_program(left, network.start.state_counts, budget_of(network.start, budget_bytes))
+    if program.needed_bytes > limits.memory_bytes:
+        return None
+    seconds = inf if limits.ends_at is None else PROGRAM_TIME * (limits.ends_at - monotonic())
+    try:
+        found = solved(program, seconds, epsilon)
+    except InfeasibleError:
+        return None
+    try:
+        best = None if found.codes is None else plan_of(problem, network, dict(found.codes))
+    except ProblemError:  # HiGHS keeps to its rows up to rounding
+        best = None
+    return (best if best is not None and best.held_bytes <= budget_bytes else None), found.bound_us
 
 
 def check_budget(budget_bytes: int) -> None:

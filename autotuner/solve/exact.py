@@ -1,20 +1,22 @@
 """The cheapest assignment, proven."""
 
 from collections.abc import Mapping
+from math import inf
 from time import monotonic
 
-from autotuner.errors import InfeasibleError
+from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.solve.arc_consistency import arc_consistent
 from autotuner.solve.conditioning import cheapest, reduced, with_margin
+from autotuner.solve.integer_program import TOLERANCE, ProgramPlan, has_few_states, integer_program, solved
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.message_passing import MessagePassing
-from autotuner.solve.path_decomposition import path_decomposition
+from autotuner.solve.path_decomposition import LONG, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
 
-# Two encoder layers have about so many variables; up to these, one elimination of everything is quicker.
-LONG = 400
 FEWEST_BLOCKS = 3
+# Where time is limited, an integer program may take this share of it; messages have the rest.
+PROGRAM_TIME = 0.75
 
 
 def exact(
@@ -32,8 +34,10 @@ def exact(
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
-    A problem of more than `LONG` variables is cut at its narrow places. Where that gives three blocks or more, they are
-    solved one after another, with messages between them, in time linear in their number; equal blocks are solved once.
+    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, is an integer program for
+    HiGHS. One of more states, or that HiGHS does not solve in time, is cut at its narrow places. Where that gives three
+    blocks or more, they are solved one after another, with messages between them, in time linear in their number; equal
+    blocks are solved once.
 
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
@@ -43,7 +47,8 @@ def exact(
         gap: the share of the bound by which the plan of a long problem may lie above it; 0 for the least total.
 
     Returns:
-        States whose total is proven, up to rounding by less than 1e-9 of it: `lower_bound_us` equals `total_us`. If the
+        States whose total is proven, up to rounding by less than 1e-9 of it, or 1e-6 where HiGHS proved it:
+        `lower_bound_us` equals `total_us`. If the
         time was over first, or a gap allowed, `lower_bound_us` is less. The same problem gives the same states, in
         whatever order its factors, their variables and their rows are: of states that come out equal, the first by
         name is taken, while variables and factors are looked at in order of their names.
@@ -58,14 +63,62 @@ def exact(
         O(n * f**w) for n variables of f states, w of them beside one another at most; far less where bounds are tight.
 
     Source:
-        Dechter, Bucket elimination (1999); de Givry et al., Solving Max-SAT as weighted CSP (2003) for the bounds.
+        Dechter, Bucket elimination (1999); de Givry et al., Solving Max-SAT as weighted CSP (2003) for the bounds;
+        Huangfu and Hall, Parallelizing the dual revised simplex method (2018), for HiGHS.
     """
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encode(problem)
-    codes, bound = _along_path(problem, network, limits, gap) or _whole(network, limits)
+    codes, bound = (_long(problem, network, limits, gap) if len(network.names) > LONG else None) or _whole(
+        network, limits
+    )
     states = network.named(codes)
     total = problem.cost_us(states)
     return Solution(states, total, total if bound is None else min(total, bound), "exact", limits.statistics())
+
+
+def _long(
+    problem: Problem, network: Network, limits: SolverLimits, gap: float
+) -> tuple[Mapping[int, int], float | None] | None:
+    """Return the states of all variables of a long problem, and a bound where these are not proven to cost the least.
+
+    Returns:
+        None for a problem of one block of many states.
+    """
+    programmed = _programmed(network, limits, gap)
+    if programmed is None:
+        return _along_path(problem, network, limits, gap)
+    codes, bound_us = programmed.codes, programmed.bound_us
+    total_us = _total_us(problem, network, codes)
+    if codes is not None and total_us <= bound_us + 2 * TOLERANCE * (1 + abs(total_us)):
+        return codes, None
+    if codes is not None and total_us <= bound_us * (1 + gap):
+        return codes, bound_us
+    other, other_us = _along_path(problem, network, limits, gap) or _whole(network, limits)
+    if other_us is None:
+        return other, None
+    if codes is None or _total_us(problem, network, other) < total_us:
+        codes = other
+    return codes, max(bound_us, other_us)
+
+
+def _total_us(problem: Problem, network: Network, codes: Mapping[int, int] | None) -> float:
+    """Return what states cost; inf where there are none, or some factor forbids them."""
+    try:
+        return inf if codes is None else problem.cost_us(network.named(codes))
+    except ProblemError:  # HiGHS keeps to its rows up to rounding
+        return inf
+
+
+def _programmed(network: Network, limits: SolverLimits, gap: float) -> ProgramPlan | None:
+    """Return what an integer program finds in its share of the time; None where variables have many states."""
+    left = arc_consistent(network)
+    if not has_few_states(left):
+        return None
+    program = integer_program(left, network.state_counts)
+    if program.needed_bytes > limits.memory_bytes:
+        return None
+    seconds = inf if limits.ends_at is None else PROGRAM_TIME * (limits.ends_at - monotonic())
+    return solved(program, seconds, gap)
 
 
 def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], float | None]:

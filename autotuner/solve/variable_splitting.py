@@ -96,6 +96,26 @@ def _kinds(table: CostTable, state_counts: Sequence[int]) -> _Kinds | None:
     return None
 
 
+def kinds(table: CostTable, state_counts: Sequence[int]) -> list[Codes]:
+    """Return, per variable of a table, the kind of each of its states, -1 for those without a row.
+
+    Of a table of two variables, states with the same rows at the same costs are most likely of one kind, and others
+    never are but for a chance of 1 in 2**64; of other tables, each state is a kind of its own.
+    """
+    if len(table.variables) == 2:
+        return [
+            _alike(side, table.columns[side], _marks(table.columns[1 - side], table.costs), state_counts[v]).of
+            for side, v in enumerate(table.variables)
+        ]
+    found = []
+    for v, column in zip(table.variables, table.columns, strict=True):
+        of = np.full(state_counts[v], -1, np.int32)
+        states = np.unique(column)
+        of[states] = np.arange(len(states))
+        found.append(of)
+    return found
+
+
 def _alike(side: int, own: Codes, marks: NDArray[np.uint64], state_count: int) -> _Kinds:
     sums = np.zeros(state_count, np.uint64)
     np.add.at(sums, own, marks)

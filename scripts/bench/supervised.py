@@ -15,14 +15,18 @@ PAUSE_S = 1.0
 
 
 class Supervised:
-    """A command that is started anew a second after it has ended; leaving the context ends it with all it has started.
+    """A command that is started anew a moment after it has ended; leaving the context ends it with all it has started.
 
     Args:
         log: where its output goes.
+        pause_s: between an end and the next start.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, pause_s: float = PAUSE_S
+    ) -> None:
         self._command, self._environment, self._log = list(command), dict(environment), log
+        self._pause_s = pause_s
         self._over = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -60,7 +64,7 @@ class Supervised:
                 )  # fmt: skip
             self.starts += 1
             self._process.wait()
-            self._over.wait(PAUSE_S)
+            self._over.wait(self._pause_s)
 
 
 def descendants(number: int) -> list[int]:

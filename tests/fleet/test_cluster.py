@@ -1,68 +1,107 @@
-"""One small cluster of made-up GPUs: actors that die, and a tuning by a runner, with the answer of one device."""
+"""One small cluster of made-up GPUs: a job outlives an actor and the runner, with the answer of one quiet device."""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autotuner.database import open_database
 from autotuner.errors import InputError
-from autotuner.fleet.cluster import FleetDevices, connected, imported
-from autotuner.fleet.fleet_measurer import FleetMeasurer
-from autotuner.fleet.ray_pool import RayPool
-from autotuner.fleet.roster import Roster
+from autotuner.fleet.cluster import connected, imported
+from autotuner.fleet.node import start_environment
 from autotuner.fleet.spec import MeasurerSpec
-from autotuner.tuner.runner import races
-from scripts.bench.supervised import titled
-from scripts.recorded import TINY
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.models import load_model
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.request import Request
+from autotuner.settings import TuneOptions
+from autotuner.space import build_space, space_file
+from autotuner.tuner import Replay, tune
+from scripts.bench.supervised import Supervised, titled
+from tests.made_up import HERE, feed_forward, times, without_compilers
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")]
 
+WAIT_S = 120.0
 ROOT = Path(__file__).parents[2]
-SPEC = MeasurerSpec("scripts.replaying:replaying", {"seconds": 0.004, "recording": "tiny"})
+SPEC = MeasurerSpec("tests.fleet.made_up_gpu:made_up_gpu", {"seconds": 0.07})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with connected(gpus=2):
         yield
 
 
-@pytest.mark.usefixtures("cluster")
-def test_actors_that_are_killed_cost_no_result_and_their_gpus_come_back() -> None:
-    space, known = TINY.space(), TINY.measurements
-    asked = list(races(space, set(space.calls)))
-    joined: list[str] = []
-    with FleetMeasurer(
-        RayPool(SPEC), Roster(), gpus=2, log=lambda event, **facts: joined.append(f"{event} {facts['gpu']}")
-    ) as measurer:
-        assert (measurer.devices, measurer.environment.device_name) == (2, TINY.environment.device_name)
-        found = {}
-        for number, (call, measured) in enumerate(measurer.measure(asked)):
-            found[call.key] = measured
-            if number in (50, 150):
-                os.kill(titled("ray::GpuActor")[0], signal.SIGKILL)
-        assert found == {call.key: known[call.key] for race in asked for call in race}
-        assert sum(event.startswith("gpu_lost") for event in joined) == 2
-        assert sum(event.startswith("gpu_joined") for event in joined) >= 3
-        assert measurer.noise_floor() == 0.0
-    assert FleetDevices(SPEC).gpus == 2
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Supervised]:
+    """A runner of the cluster, on an empty database, which is started anew when it was killed."""
+    address = imported().get_runtime_context().gcs_address
+    command = [
+        sys.executable, "-m", "autotuner.cli", "worker", "--fleet", "--address", address, "--device", "cuda",
+        "--space", str(without_compilers(tmp_path)), "--measurer", SPEC.factory, "--measurer-arguments",
+        json.dumps(SPEC.arguments),
+    ]  # fmt: skip
+    environment = {
+        **start_environment(os.environ), "AUTOTUNER_DATABASE": f"sqlite:///{tmp_path}/jobs.sqlite",
+        "AUTOTUNER_LOG_FORMAT": "json", "AUTOTUNER_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    with Supervised(command, environment, tmp_path / "runner.log", pause_s=0.1) as kept:
+        yield kept
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_deadly_call_is_crashed() -> None:
-    space = TINY.space()
-    (race,) = [race for race in races(space, set(space.calls)) if 10 <= len(race) <= 16][:1]
-    deadly = replace(SPEC, arguments={**SPEC.arguments, "deadly": [race[3].key]})
-    with FleetMeasurer(RayPool(deadly), Roster(), gpus=2) as measurer:
-        found = {call.key: measured.status for call, measured in measurer.measure([race])}
-    assert len(found) == len(race)
-    assert [key for key, status in found.items() if status == "crashed"] == [race[3].key]
+def test_a_job_loses_nothing_when_an_actor_and_the_runner_are_killed(runner: Supervised, tmp_path: Path) -> None:
+    model = load_model(str(feed_forward(tmp_path))).instantiate("small")
+    file = space_file("cpu", without_compilers(tmp_path))
+    known = times(build_space(training_graph(model.graph()), file).calls)
+    request = Request(model, "cpu", options=TuneOptions(exhaustive=True, end_to_end=False))
+    with open_database(tmp_path / "quiet.sqlite") as quiet:
+        expected = tune(request, file, quiet, Replay(HERE, known)).configuration
+    with open_database(tmp_path / "jobs.sqlite") as database:
+        database.queue.enqueue(
+            model=request.model.reference, request=request.to_json(), device_type=request.device_type
+        )
+
+        def stored() -> int:
+            return sum(database.statistics().statuses.values())
+
+        until(lambda: stored() > 0.1 * len(known))
+        os.kill(titled("ray::GpuActor")[0], signal.SIGKILL)
+        until(lambda: stored() > 0.4 * len(known))
+        runner.kill()
+        until(lambda: database.queue.job(1).ended)
+        job = database.queue.job(1)
+        assert (job.state, job.attempt, runner.starts) == ("finished", 2, 2), job.message
+        assert job.configuration_id is not None
+        assert job.counts["reused"] > 0.4 * len(known)
+        found = database.measurements()
+        assert len(found) == len(known)
+        assert {each.call.key: each.measurement for each in found} == known
+        answer = Configuration.from_json(json.loads(database.configurations.get(job.configuration_id).text))
+        assert steps_of(answer) == steps_of(expected)
+        assert [gpu.used for gpu in database.gpus.all()] == [True, True]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def steps_of(answer: Configuration) -> list[dict[str, Any]]:
+    """Return the steps of a plan; how many alternatives are found depends on the time that there is for them."""
+    steps: list[dict[str, Any]] = answer.to_json()["steps"]
+    return [{name: value for name, value in step.items() if name != "alternative"} for step in steps]
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

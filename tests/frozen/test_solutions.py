@@ -25,7 +25,7 @@ NAMES = ("tiny", "large")
 METHODS = ("exact", "shortest_path", "greedy")
 SHARES = (0.25, 0.6)
 """Of what the fastest plan holds more than the plan that holds least."""
-GAPS = (0.1,)
+GAPS = (0.5,)
 LOOKS_ALWAYS = TuningPolicy(few_calls=0, solutions=0, explaining_s=1000.0)
 """Measures lazily and explains whatever that costs: else the machine's speed decides."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from autotuner.kernels.cupy.launch import PRELUDE_TEXT
 
 HOST_TEXT = Path(__file__).with_name("host.cuh").read_text()
-FLAGS = ("-std=c++20", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC", "-pthread")
+FLAGS = ("-std=c++20", "-O0", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC", "-pthread")
 MULTIPROCESSORS = 2
 MOST_ARGUMENTS = 20
 

@@ -132,9 +132,14 @@ def stand_in(fake: FakeLt, monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     return fake
 
 
+@cache
+def roomy() -> Space:
+    return build_space(layer(ROOMY, "float32"), space_file("cuda"))
+
+
 def built(kernel: str, algorithm: int) -> tuple[Call, list[Any], Any]:
     """Return the first call of a layer with this kernel and algorithm, its operands in boundary order, and its run."""
-    space = build_space(layer(ROOMY, "float32"), space_file("cuda"))
+    space = roomy()
     params = (("algorithm", algorithm),)
     call = next(c for c in space.calls.values() if (c.candidate.kernel, c.candidate.params) == (kernel, params))
     made = prepare(call)

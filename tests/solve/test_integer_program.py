@@ -1,65 +1,166 @@
-"""The integer program of a problem: its whole points are the assignments, at their costs; HiGHS solves it alike."""
+"""The compact integer program: its whole points are the assignments, at their costs; HiGHS finds the least of them."""
 
 import itertools
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
-from scipy.sparse import coo_array  # type: ignore[import-untyped]
+from hypothesis import given, settings
 
-from autotuner.errors import ProblemError
-from autotuner.solve import SOLVERS
+from autotuner.errors import BudgetError, InfeasibleError, ProblemError
+from autotuner.solve import budgeted, exact
+from autotuner.solve.arc_consistency import arc_consistent
+from autotuner.solve.integer_program import IntegerProgram, has_few_states, integer_program, solved
+from autotuner.solve.lagrangian_dual import lagrangian_dual
 from autotuner.solve.problem import Factor, Problem
-from scripts.bench.integer_program import IntegerProgram, integer_program
+from autotuner.solve.tables import Network, encode
+from scripts.bench.brute_force import brute_force
 from scripts.bench.synthetic import synthetic_problem
+from tests.solve.drawing import problems, totals, weighed_problems
 
+EXACT = import_module("autotuner.solve.exact")
+BUDGETED = import_module("autotuner.solve.budgeted")
+PROGRAM = import_module("autotuner.solve.integer_program")
+
+# Both states of x that go with "c" are of one kind; "b" and "d" share a column with nobody.
+ALIKE = Factor("x with y", ("x", "y"), {("a", "c"): 0.0, ("b", "c"): 0.0, ("b", "d"): 0.0, ("e", "d"): 0.0})
 PROBLEM = Problem(
     (
         Factor("start", (), {(): 3.0}),
-        Factor("cost of x", ("x",), {("a",): 1.0, ("b",): 4.0}),
-        Factor("x, y and z", ("x", "y", "z"), {("a", "c", "e"): 9.0, ("b", "d", "e"): 2.0, ("b", "c", "f"): 1.0}),
-        Factor("x with y", ("x", "y"), {("a", "c"): 0.0, ("b", "c"): 5.0, ("b", "d"): 0.0, ("c", "c"): 0.0}),
+        Factor("cost of x", ("x",), {("a",): 1.0, ("b",): 4.0, ("e",): 2.0}),
+        ALIKE,
+        Factor("y is z", ("y", "z"), {("c", "f"): 2.0, ("d", "g"): 2.0}),
+        Factor("z, w and x", ("z", "w", "x"), {("f", "h", "a"): 9.0, ("f", "i", "b"): 1.0, ("g", "h", "e"): 5.0}),
+        Factor("w with x", ("w", "x"), {("h", "a"): 1.0, ("i", "b"): 7.0, ("h", "e"): 0.0, ("i", "e"): 1.0}),
     )
 )
 
 
-def matrix(program: IntegerProgram) -> "coo_array":
-    shape = (len(program.right), len(program.costs))
-    return coo_array((program.values, (program.equations, program.places)), shape=shape).tocsc()
+def written(problem: Problem) -> tuple[Network, IntegerProgram]:
+    network = encode(problem)
+    return network, integer_program(arc_consistent(network), network.state_counts)
 
 
-def test_an_assignment_is_a_point_of_the_program_exactly_if_no_factor_forbids_it() -> None:
-    program = integer_program(PROBLEM)
-    equations = matrix(program)
-    allowed = {}
-    for chosen in itertools.product(*(program.states[name] for name in PROBLEM.variables)):
-        states = dict(zip(PROBLEM.variables, chosen, strict=True))
-        x = np.zeros(len(program.costs))
-        x[[program.states[name][state] for name, state in states.items()]] = 1
-        place = program.state_count
-        for factor in PROBLEM.factors:
-            if len(factor.variables) > 1:
-                for row in factor.table:
-                    x[place] = row == tuple(states[name] for name in factor.variables)
-                    place += 1
-        if np.all(equations @ x == program.right) and np.all(x <= program.upper):
-            allowed[chosen] = program.costs @ x + program.constant
-            assert program.chosen(x) == states
-    assert allowed == {("a", "c", "e"): 13.0, ("b", "d", "e"): 9.0, ("b", "c", "f"): 13.0}
-    for chosen, total in allowed.items():
-        assert PROBLEM.cost_us(dict(zip(PROBLEM.variables, chosen, strict=True))) == total
-    with pytest.raises(ProblemError):
-        PROBLEM.cost_us({"x": "a", "y": "d", "z": "e"})
+def test_the_whole_points_are_the_assignments_that_no_factor_forbids_at_their_costs() -> None:
+    network, program = written(PROBLEM)
+    found: dict[tuple[str, ...], float] = {}
+    for point in itertools.product((0.0, 1.0), repeat=len(program.costs)):
+        x = np.array(point)
+        sums = program.matrix @ x
+        if np.all(program.lowest <= sums) and np.all(sums <= program.highest):
+            states = network.named(program.codes(x))
+            found[tuple(states[name] for name in sorted(states))] = float(program.costs @ x) + program.constant
+    expected = {}
+    for row in itertools.product(*network.states):
+        named = dict(zip(network.names, row, strict=True))
+        try:
+            expected[row] = PROBLEM.cost_us(named)
+        except ProblemError:
+            continue
+    assert found == expected
+    assert len(found) == 3
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, synthetic_problem(14, 2)], ids=["small", "made up"])
-def test_the_least_point_of_the_program_is_the_exact_solution(problem: Problem) -> None:
-    program = integer_program(problem)
-    whole = np.arange(len(program.costs)) < program.state_count
-    found = milp(
-        program.costs, integrality=whole, bounds=Bounds(0.0, program.upper), options={"mip_rel_gap": 0.0},
-        constraints=LinearConstraint(matrix(program), program.right, program.right),
-    )  # fmt: skip
-    total = SOLVERS["exact"](problem).total_us
-    assert found.fun + program.constant == pytest.approx(total, rel=1e-6)
-    assert problem.cost_us(program.chosen(found.x)) == total
+def test_states_that_come_together_share_a_column_and_kinds_share_a_row() -> None:
+    # Four states of x and y beside three relations: "y is z" takes neither a column nor a row.
+    network, program = written(Problem((ALIKE, *PROBLEM.factors[3:4])))
+    assert network.state_counts == (3, 2, 2)
+    assert len(program.costs) == 5
+    assert len(program.lowest) == 3 + 2
+
+
+def test_a_state_that_would_need_two_of_another_variable_is_ruled_out() -> None:
+    # x = a asks for y = c, y = c for z = e, and z = e for x = b: arc consistency sees no contradiction in that.
+    circle = Problem(
+        (
+            Factor("x y", ("x", "y"), {("a", "c"): 0.0, ("b", "d"): 5.0}),
+            Factor("y z", ("y", "z"), {("c", "e"): 0.0, ("d", "f"): 5.0}),
+            Factor("z x", ("z", "x"), {("e", "b"): 0.0, ("f", "a"): 5.0}),
+        )
+    )
+    network, program = written(circle)
+    with pytest.raises(InfeasibleError):
+        solved(program)
+    rest = Problem((*circle.factors[:2], Factor("z x", ("z", "x"), {("e", "b"): 0.0, ("f", "b"): 5.0})))
+    network, program = written(rest)
+    found = solved(program)
+    assert found.codes is not None
+    assert network.named(found.codes) == {"x": "b", "y": "d", "z": "f"}
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(problem=problems())
+def test_the_least_point_is_that_of_exhaustive_search(problem: Problem) -> None:
+    try:
+        best = brute_force(problem).total_us
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            solved(written(problem)[1])
+        return
+    network, program = written(problem)
+    found = solved(program)
+    assert found.codes is not None
+    assert found.is_optimal
+    assert problem.cost_us(network.named(found.codes)) == best
+    assert best * (1 - 1e-5) - 1e-5 <= found.bound_us <= best
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@given(problem=weighed_problems())
+def test_within_a_budget_as_well(problem: Problem) -> None:
+    searched = 0
+
+    def dual(*args: Any) -> Any:
+        nonlocal searched
+        searched += 1
+        return lagrangian_dual(*args)
+
+    names = sorted(problem.variables)
+    both = {(cost, problem.held_bytes(dict(zip(names, row, strict=True)))) for row, cost in totals(problem).items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BUDGETED, "LONG", 0)
+        patch.setattr(BUDGETED, "lagrangian_dual", dual)
+        for budget in sorted({held for _, held in both}):
+            found = budgeted(problem, budget)
+            best = min(time for time, held in both if held <= budget)
+            assert found.total_us == problem.cost_us(found.states) == found.lower_bound_us == best
+            assert found.held_bytes == problem.held_bytes(found.states) <= budget
+        assert not searched or not names
+        least = min((held for _, held in both), default=0)
+        if least:
+            with pytest.raises(BudgetError) as raised:
+                budgeted(problem, least - 1)
+            assert raised.value.least_bytes == least
+
+
+def test_long_problems_of_few_states_are_programs_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = synthetic_problem(220, 2), synthetic_problem(100, 8)
+    assert has_few_states(arc_consistent(encode(few)))
+    assert not has_few_states(arc_consistent(encode(many)))
+    calls: list[float] = []
+    whole = PROGRAM.solved
+
+    def counted(program: IntegerProgram, time_limit_s: float, gap: float) -> object:
+        calls.append(time_limit_s)
+        return whole(program, time_limit_s, gap)
+
+    monkeypatch.setattr(EXACT, "solved", counted)
+    found = exact(few)
+    assert len(calls) == 1
+    assert found.total_us == found.lower_bound_us
+    monkeypatch.setattr(PROGRAM, "FEW_STATES", 0.0)
+    assert exact(few).total_us == found.total_us
+    monkeypatch.setattr(PROGRAM, "FEW_STATES", 20.0)
+    assert exact(synthetic_problem(30, 4)).gap == 0
+    assert len(calls) == 1
+
+
+def test_messages_answer_where_the_program_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic_problem(220, 2)
+    best = exact(problem).total_us
+    monkeypatch.setattr(EXACT, "PROGRAM_TIME", 0.0)
+    found = exact(problem, time_limit_s=60)
+    assert found.total_us == found.lower_bound_us == best
+    found = exact(problem, time_limit_s=0)
+    assert found.lower_bound_us <= best <= found.total_us

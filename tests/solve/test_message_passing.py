@@ -21,12 +21,14 @@ EXACT = import_module("autotuner.solve.exact")
 PATH = import_module("autotuner.solve.path_decomposition")
 MESSAGES = import_module("autotuner.solve.message_passing")
 BLOCKS = import_module("autotuner.solve.blocks")
+PROGRAM = import_module("autotuner.solve.integer_program")
 
 
 def small_blocks(patch: pytest.MonkeyPatch, window: int = 1, share: float = 0.0, rows: float = 0.5) -> None:
     """Cut problems of any length, send messages that say little, and split cases early."""
     patch.setattr(EXACT, "LONG", 0)
     patch.setattr(EXACT, "FEWEST_BLOCKS", 2)
+    patch.setattr(PROGRAM, "FEW_STATES", 0.0)
     patch.setattr(PATH, "STRIDE", 1)
     patch.setattr(PATH, "FEWEST", 1)
     patch.setattr(PATH, "WINDOW", window)
@@ -123,7 +125,9 @@ def test_equal_blocks_are_made_ready_and_solved_once(monkeypatch: pytest.MonkeyP
     assert found.total_us == pytest.approx(exact(problem).total_us, rel=1e-12)
 
 
-def test_a_gap_that_is_allowed_is_kept() -> None:
+@pytest.mark.parametrize("few_states", [0.0, 20.0], ids=["messages", "program"])
+def test_a_gap_that_is_allowed_is_kept(monkeypatch: pytest.MonkeyPatch, few_states: float) -> None:
+    monkeypatch.setattr(PROGRAM, "FEW_STATES", few_states)
     problem = synthetic_problem(220, 3)
     assert len(problem.variables) > EXACT.LONG
     proven, near = exact(problem), exact(problem, gap=0.01)

@@ -12,7 +12,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.report import Failure, StepComparison, compare, tally
 from autotuner.space import Space
 from autotuner.tuner import build_configuration
-from tests.made_up import HERE, feed_forward, space_of, times
+from tests.made_up import HERE, LINEAR, space_of, times
 from tests.tuner.conftest import Recorded
 
 
@@ -120,6 +120,7 @@ def test_the_default_is_not_known_where_one_of_the_operators_has_no_time_as_decl
 
 
 def test_a_space_of_another_graph_is_refused(found: Configuration, tmp_path: Path) -> None:
-    other = space_of(load_model(str(feed_forward(tmp_path))).instantiate("small"))
+    (tmp_path / "linear.yaml").write_text(LINEAR)
+    other = space_of(load_model(str(tmp_path / "linear.yaml")).instantiate(None, {"b": 6, "h": 8, "f": 12}))
     with pytest.raises(ConfigurationError, match="build the space from the configuration's own graph"):
         compare(other, {}, found)

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import pytest
 import yaml
@@ -14,19 +13,11 @@ from autotuner.ir.models import Model
 from autotuner.server.client import Client
 from autotuner.server.wire import JobView
 from autotuner.server.worker import attending, loop, run
-from autotuner.tuner import Replay
 from tests.made_up import HERE, LAYER, small_model, space_of, times
 from tests.server.client.served import PATIENCE_S, Served
+from tests.server.worker.device import Device
 
 pytestmark = pytest.mark.slow
-
-
-class Device(Replay):
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -63,7 +54,8 @@ def reference(small: Model, tmp_path: Path) -> str:
 def work(small: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Thread]:
     """A worker that runs what waits, and ends; a test starts it."""
     known = times(space_of(small).calls)
-    monkeypatch.setattr(attending, "Measurer", lambda **_: Device(HERE, known))
+    for module in (attending, loop):
+        monkeypatch.setattr(module, "Measurer", lambda **_: Device(HERE, known))
     monkeypatch.setattr(loop, "LOOK_S", 0.01)
     thread = threading.Thread(target=run, args=(tmp_path / "service.sqlite",), kwargs={"once": True})
     yield thread

@@ -224,7 +224,7 @@ def test_a_service_without_file_descriptors_says_so_once_and_goes_on_when_there_
         with ExitStack() as opened:
             for _ in range(150):
                 opened.enter_context(connected(url))
-            time.sleep(3)  # asyncio tries again each second
+            time.sleep(1.5)  # asyncio tries again each second
         end = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -18,7 +18,7 @@ from tests.server.http.listening import listening
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = {"without a token": 20, "with a token": 10}
+EXAMPLES = {"without a token": 12, "with a token": 5}
 LIMIT_S = 250
 
 

@@ -1,9 +1,12 @@
 """Jobs that are cancelled, stopped at a limit, or refused, in every stage; a replay answers in the device's place."""
 
+import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,11 @@ import pytest
 
 from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.database import Database, Job
-from autotuner.errors import InfeasibleError, MeasureError, SpaceError
+from autotuner.errors import ConfigurationError, InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.server.worker import attending, reporting, run, timing
+from autotuner.server.worker import attending, loop, reporting, run, timing
 from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.space import build_space, enumeration
@@ -44,7 +47,8 @@ LAZY = TuningPolicy(few_calls=0)
 @pytest.fixture(autouse=True)
 def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device(HERE, times(space_of(small).calls))
-    monkeypatch.setattr(attending, "Measurer", lambda **_: found)
+    for module in (attending, loop):
+        monkeypatch.setattr(module, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", timed)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
@@ -126,9 +130,9 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     monkeypatch.setattr(tuning, "search_cells", searched)
     expected: AbstractContextManager[Any] = nullcontext()
     if stage == "end_to_end":
-        expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 3 s was reached")
+        expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 1.5 s was reached")
     with expected:
-        assert run_taken(submitted(database, small, limits=Limits(seconds=3.0)), database) is not None
+        assert run_taken(submitted(database, small, limits=Limits(seconds=1.5)), database) is not None
     assert time.monotonic() - began < PATIENCE_S
 
 
@@ -273,12 +277,21 @@ def test_a_process_that_is_lost_while_it_times_end_to_end_says_its_last_words(
 
 def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
     """By the real process: the framework has no layer for the small model."""
-    from autotuner.errors import ConfigurationError
-
     with pytest.raises(ConfigurationError, match="no framework layer for model 'small'"):
         timing.time_apart(made_up_configuration(small), 3, 1)
 
 
-def test_a_plan_without_peers_is_returned_untimed_where_it_can_have_no_overlap(small: Model) -> None:
-    made = made_up_configuration(small)
-    assert timing.time_apart(made, 0, 1) == made
+def test_a_plan_without_peers_is_returned_untimed_where_it_can_have_no_overlap(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, as if it were the one that times."""
+    monkeypatch.setattr(timing, "die_with", lambda _: None)
+    made, (ours, theirs) = made_up_configuration(small), Pipe()
+    ours.send_bytes(json.dumps({"configuration": made.to_json(), "samples": 0, "threads": 1}).encode())
+    timing.main(os.dup(theirs.fileno()), os.getpid())
+    answer = json.loads(ours.recv_bytes())
+    while "waited_s" in answer:  # the device is in use by somebody else
+        answer = json.loads(ours.recv_bytes())
+    assert Configuration.from_json(answer["configuration"]) == made
+    ours.close()
+    theirs.close()

@@ -203,25 +203,19 @@ def read_until(process: subprocess.Popen[str], *events: str) -> None:
         missing -= {event for event in missing if f" {event}" in line}
 
 
-@pytest.mark.parametrize(
-    "arguments, events",
-    [(["worker"], ["worker_started"]), (["serve", "--with-worker", "--port", "0"], ["worker_started", "serving"])],
-    ids=["worker", "both"],
-)
-def test_a_process_ends_soon_though_its_database_is_locked(
-    tmp_path: Path, path: Path, arguments: list[str], events: list[str]
-) -> None:
+def test_a_service_and_its_worker_end_soon_though_their_database_is_locked(tmp_path: Path, path: Path) -> None:
     open_database(path).close()
     other = sqlite3.connect(path, isolation_level=None)
-    process = started(tmp_path, *arguments)
+    process = started(tmp_path, "serve", "--with-worker", "--port", "0")
     try:
-        read_until(process, *events)
+        read_until(process, "worker_started", "serving")
         other.execute("BEGIN IMMEDIATE")
         read_until(process, "database_waited_for")
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        _, log = process.communicate(timeout=60)
         assert time.monotonic() - began < END_S
+        assert " worker_ended" in log, "it ended by itself"
     finally:
         process.kill()
         other.close()
