@@ -66,8 +66,8 @@ def vit() -> tuple[nn.Module, dict[str, Any]]:
 def t5() -> tuple[nn.Module, dict[str, Any]]:
     """Return an encoder and a decoder, whose queries are fewer than the keys that they look at in the encoder."""
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=LAYERS, num_decoder_layers=DECODER_LAYERS, num_heads=4,
-        feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=LAYERS, num_heads=4,
+        num_decoder_layers=DECODER_LAYERS, feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
     )  # fmt: skip
     arguments = tokens(use_cache=False, attention_mask=padding())
     return transformers.T5ForConditionalGeneration(config), arguments | {"labels": arguments["labels"][:, :8].clone()}
