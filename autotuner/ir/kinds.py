@@ -4,7 +4,7 @@ A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a d
 H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`.
 
 A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) is (-x2, x1) of the halves of `axis`.
-Cosines and sines are constants, and may be any numbers.
+Cosines and sines are constants, and may be any numbers. A row mask is a constant of ones and zeros, a factor of rows.
 
 The operands of an operator have one element type, but for statistics (R), and its results have it too. A `cast` alone
 has a result of another type: that of its attribute `dtype`.
@@ -117,6 +117,10 @@ def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa:
     return (HandedOn(),)
 
 
+def _row_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    return (Derivative("row_mask", o.spec, (grad, o.inputs[1])),)
+
+
 def _cast(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     return (Derivative("cast", o.spec, (grad,), attributes=(("dtype", OF_PRIMAL),)),)
 
@@ -195,6 +199,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=_mask),
         Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
              gradient=_mask),
+        Kind("row_mask", "bqnp,bq->bqnp", "X,S->X", "element-wise", 1, gradient=_row_mask, ranges={1: (0.0, 1.0)}),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
              gradient=_softmax),
         Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=_of_input),

@@ -106,6 +106,12 @@ def _bias_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (_sum_onto(tensors[0], whole, axes),)
 
 
+def _row_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, axes), _ = _axes(node)
+    x, mask = tensors
+    return (x * _onto(mask, axes, whole),)
+
+
 def _scale(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (tensors[0] * _number(node, "factor"),)
 
@@ -278,6 +284,7 @@ REFERENCE: Mapping[str, Function] = {
     "scale": _scale,
     "cast": _cast,
     "mask": _bias,
+    "row_mask": _row_mask,
     "causal_mask": _causal_mask,
     "softmax": _softmax,
     "softmax_grad": _softmax_grad,

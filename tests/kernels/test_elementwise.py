@@ -250,3 +250,10 @@ def test_what_a_gated_feed_forward_needs_equals_the_reference_and_allocates_noth
     assert all(kernel.refuses(one, call.candidate) is None for call in found)
     assert faults(found) == {}
     assert hidden_copies(found) == {}
+
+
+def test_a_row_mask_is_a_factor_of_rows_wherever_they_lie() -> None:
+    one = subgraph("row_mask", "abcd,ac->abcd", (2, 3, 4, 5), (2, 4), (2, 3, 4, 5))
+    found = [Call(one, Candidate("torch_row_mask", row)) for row in KERNELS["torch_row_mask"].layouts(one)]
+    assert len(found) == 24
+    assert faults(found) == {}

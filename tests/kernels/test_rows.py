@@ -384,7 +384,7 @@ def test_a_sum_of_gradients_of_a_parameter_that_is_used_twice_is_left_to_others(
 
 def test_no_set_with_a_kind_that_is_not_fused_by_rows_is_claimed() -> None:
     foreign = {name for name, kind in KINDS.items() if kind.fusible} - FUSED
-    assert {"mask", "causal_mask", "softmax", "softmax_grad", "rotary", "rotary_grad"} <= foreign
+    assert {"mask", "row_mask", "causal_mask", "softmax", "softmax_grad", "rotary", "rotary_grad"} <= foreign
     (pattern,) = KERNELS["cupy_rows"].patterns
     assert isinstance(pattern, Connected)
     assert foreign.isdisjoint(pattern.kinds)

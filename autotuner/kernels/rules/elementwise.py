@@ -193,7 +193,8 @@ def _add(
 
 
 for _kind in ("scale", "cast", "add", "multiply", "gelu_erf", "gelu_tanh", "silu", "relu", "gelu_erf_grad",
-              "gelu_tanh_grad", "silu_grad", "relu_grad", "bias", "mask", "causal_mask", "dropout"):  # fmt: skip
+              "gelu_tanh_grad", "silu_grad", "relu_grad", "bias", "mask", "row_mask", "causal_mask",
+              "dropout"):  # fmt: skip
     _add(f"torch_{_kind}", _kind, _kind, pitched=True)
 for _kind in ("rotary", "rotary_grad"):
     _add(f"torch_{_kind}", _kind, _kind, halves_differ, module="rotary", pitched=True)

@@ -84,6 +84,13 @@ def bias(call: Call, inputs: Operands, outputs: Operands) -> Run:
 mask = bias
 
 
+def row_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    letters, bound = operand_letters(_node(call))[:2]
+    x, (y,) = inputs[0], outputs
+    factor = spread(inputs[1], bound, letters, x.shape)
+    return lambda: torch.mul(x, factor, out=y)
+
+
 def causal_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     """Add a triangle of 0 and -inf, made once, that lies like the scores and is read again for every head.
 

@@ -88,7 +88,7 @@ def _pieces(operations: Sequence[Operation]) -> list[list[Operation]]:
         for operand in operation.inputs:
             last[operand.view.tensor] = place
     pieces: list[list[Operation]] = [[]]
-    flowing = _flowing(operations)
+    flowing, memory = _flowing(operations), _memory(operations)
     alive: set[TensorValue] = set()
     for place, operation in enumerate(operations):
         pieces[-1].append(operation)
@@ -96,9 +96,20 @@ def _pieces(operations: Sequence[Operation]) -> list[list[Operation]]:
         alive |= {tensor for tensor in operation.outputs if last.get(tensor, -1) > place}
         alive = {tensor for tensor in alive if last[tensor] > place}
         behind = operations[place + 1] if place + 1 < len(operations) else None
-        if behind is not None and behind.place != operation.place and len(alive) == 1:
+        going_on = len(alive - memory) or (1 if alive else 0)
+        if behind is not None and behind.place != operation.place and going_on == 1:
             pieces.append([])
     return pieces
+
+
+def _memory(operations: Sequence[Operation]) -> set[TensorValue]:
+    """Return tensors that operators make for all layers behind them, as the result of an encoder is for a decoder."""
+    places: dict[TensorValue, set[int]] = {}
+    for operation in operations:
+        for operand in operation.inputs:
+            if operand.view.tensor.made_by is not None:
+                places.setdefault(operand.view.tensor, set()).add(operation.place)
+    return {tensor for tensor, read_at in places.items() if len(read_at) > READS_MAX}
 
 
 def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from autotuner.runtime.capture.additive import added_to_scores, seeing
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
-from autotuner.runtime.capture.program import BoundView, Expression, View
+from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, source_of
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
@@ -250,6 +251,7 @@ def _attention(
     factor = 1 / math.sqrt(extent(whole(query.dims[-1]))) if scale is None else float(scale)
     if factor != 1.0:
         scores = reader.mapped("scale", scores, factor=factor)
+    sees = None
     if attn_mask is not None and reader.hides_nothing(attn_mask):
         attn_mask = None
     causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask))
@@ -260,10 +262,30 @@ def _attention(
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
         mask = plain(attn_mask, "an attention mask")
-        if mask.dtype == "bool" and set(whole(mask.dims[-2])) & set(held(mask)):
-            raise UnknownError("a mask of its own for each query: where it hides every key, torch's attention gives 0")
         kind = "bias" if learned(mask) else "mask"
+        if kind == "mask" and len(mask.dims) > 1 and set(whole(mask.dims[-2])) & set(held(mask)):
+            mask, sees = _masks_of_queries(mask)
         mask = mask if mask.dtype == "bool" else reader.typed(mask)
         scores = reader.mapped(kind, scores, reader.united(scores.dims, mask))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
-    return _product(reader, weights, value, (-1, -2), batch, held(query))
+    context = _product(reader, weights, value, (-1, -2), batch, held(query))
+    return context if sees is None else reader.mapped("row_mask", context, reader.united(context.dims, sees))
+
+
+def _masks_of_queries(mask: View) -> tuple[View, View]:
+    """Return what a mask with rows of its own for queries adds to scores, and which of the queries see a key.
+
+    A query that sees none gets zeros from torch's attention, and so do the gradients that it would give.
+    """
+    source, keys = source_of(mask.tensor), whole(mask.dims[-1])
+    places = [place for place, dim in enumerate(source.dims) if whole(dim) == keys]
+    if not keys or len(places) != 1 or mask.fixed:
+        raise UnknownError("a mask whose keys are no dimension of the tensor that it comes from")
+    place = places[0]
+    others = source.dims[:place] + source.dims[place + 1 :]
+
+    def computed(function: Any, dims: tuple[Dim, ...]) -> TensorValue:
+        return TensorValue(dims, "bool", source.node, computed=Computed(function, (place, mask.dtype)))
+
+    rows: tuple[Dim, ...] = (*mask.dims[:-1], ())
+    return View(computed(added_to_scores, source.dims), mask.dims), View(computed(seeing, others), rows)

@@ -1,8 +1,10 @@
 """A program in operators of ours, as it is read: tensors, views of them, and operators, all over axes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, whole
@@ -11,6 +13,14 @@ Fixed = tuple[tuple[Axis, int], ...]
 """Axes along which one place is taken, and which."""
 Renamed = tuple[tuple[Axis, Axis], ...]
 """Axes of a tensor, and those that an operator binds to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A call that computes a tensor from a node: `function(node, *arguments, dtype)`."""
+
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +32,7 @@ class TensorValue:
         dtype: as torch names it.
         node: where it comes from, if no operator makes it.
         parameter: whether it is a parameter of the model.
+        computed: how it is computed from its node, where it is not the node itself.
     """
 
     dims: tuple[Dim, ...]
@@ -29,6 +40,7 @@ class TensorValue:
     node: Any = None
     parameter: bool = False
     made_by: "Operation | None" = None
+    computed: "Computed | None" = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import blocks_of
 from autotuner.runtime.capture.narrowing import narrow, renamed
-from autotuner.runtime.capture.program import Operation, TensorValue, View, fixed_of
+from autotuner.runtime.capture.program import Computed, Operation, TensorValue, View, fixed_of
 from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
 
@@ -137,8 +137,12 @@ class Captured:
         for region, before in placed.items():
             with self.graph.inserting_before(before):
                 fetched = []
-                for source in region.sources:
+                tensors = region.model.graph().tensors
+                for source, port in zip(region.sources, (*region.inputs, *region.parameters), strict=True):
                     node, axes = stands_for.get(source.tensor) or self._holder(source.tensor)
+                    if source.tensor.computed is not None:
+                        dtype = getattr(torch, tensors[port.name].dtype)
+                        node = _computed(self.graph, node, source.tensor, source.tensor.computed, dtype)
                     wanted = [axis for dim in source.dims for axis in dim]
                     shape = [extent(dim) for dim in source.dims]
                     fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
@@ -211,6 +215,13 @@ class Captured:
 
 
 EXAMPLE_SHAPE = "autotuner_shape"
+
+
+def _computed(graph: fx.Graph, node: fx.Node, tensor: TensorValue, by: Computed, dtype: torch.dtype) -> fx.Node:
+    """Write the call that computes a tensor from a node."""
+    made = graph.call_function(by.function, (node, *by.arguments, dtype))
+    made.meta[EXAMPLE_SHAPE] = tuple(extent(whole(dim)) for dim in tensor.dims)
+    return made
 
 
 def _with_strides(graph: fx.Graph, node: fx.Node, example: Tensor) -> fx.Node:

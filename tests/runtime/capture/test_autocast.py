@@ -11,7 +11,17 @@ from torch.nn import functional as F
 
 from autotuner.space.fusion import stack_groups
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
-from tests.runtime.capture.test_models import LAYERS, LENGTH, gpt2, llama, loss_of, padded_bert, t5, vit
+from tests.runtime.capture.test_models import (
+    DECODER_LAYERS,
+    LAYERS,
+    LENGTH,
+    gpt2,
+    loss_of,
+    padded_bert,
+    padded_llama,
+    t5,
+    vit,
+)
 
 Loss = Callable[[Any], Tensor]
 LOW = torch.bfloat16
@@ -71,7 +81,7 @@ def summed(x: Tensor, weights: Tensor) -> Loss:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "tuned"),
-    [(padded_bert, LAYERS), (gpt2, LAYERS), (llama, LAYERS), (vit, LAYERS), (t5, LAYERS + 1)],
+    [(padded_bert, LAYERS), (gpt2, LAYERS), (padded_llama, LAYERS), (vit, LAYERS), (t5, LAYERS + DECODER_LAYERS)],
 )
 def test_layers_of_a_model_run_tuned_as_well_as_torch_computes_them(
     make: Callable[[], tuple[nn.Module, dict[str, Any]]], tuned: int

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
-VOCABULARY, LENGTH, LAYERS = 64, 12, 2
+VOCABULARY, LENGTH, LAYERS, DECODER_LAYERS = 64, 12, 2, 4
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS,
          "num_attention_heads": 4, "max_position_embeddings": 32}  # fmt: skip
 
@@ -48,6 +48,12 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
     return transformers.LlamaForCausalLM(config), tokens(use_cache=False)
 
 
+def padded_llama() -> tuple[nn.Module, dict[str, Any]]:
+    """Return a decoder whose first queries see nothing but what is padded."""
+    model, arguments = llama()
+    return model, arguments | {"attention_mask": padding().flip(-1)}
+
+
 def vit() -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=64, image_size=16,
@@ -58,11 +64,13 @@ def vit() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def t5() -> tuple[nn.Module, dict[str, Any]]:
+    """Return an encoder and a decoder, whose queries are fewer than the keys that they look at in the encoder."""
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=LAYERS, num_decoder_layers=1, num_heads=4,
-        feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=LAYERS, num_heads=4,
+        num_decoder_layers=DECODER_LAYERS, feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0,
     )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config), tokens(use_cache=False)
+    arguments = tokens(use_cache=False, attention_mask=padding())
+    return transformers.T5ForConditionalGeneration(config), arguments | {"labels": arguments["labels"][:, :8].clone()}
 
 
 def loss_of(arguments: dict[str, Any]) -> Callable[[Any], Tensor]:
@@ -76,7 +84,14 @@ def loss_of(arguments: dict[str, Any]) -> Callable[[Any], Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "tuned"),
-    [(bert, LAYERS), (padded_bert, LAYERS), (gpt2, LAYERS), (llama, LAYERS), (vit, LAYERS), (t5, LAYERS + 1)],
+    [
+        (bert, LAYERS),
+        (padded_bert, LAYERS),
+        (gpt2, LAYERS),
+        (llama, LAYERS),
+        (vit, LAYERS),
+        (t5, LAYERS + DECODER_LAYERS),
+    ],
 )
 def test_layers_of_a_model_run_tuned_and_compute_what_it_computed(
     make: Callable[[], tuple[nn.Module, dict[str, Any]]], tuned: int
