@@ -2,6 +2,7 @@
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -13,6 +14,7 @@ from autotuner.database.session_locks import SessionLocks
 from autotuner.errors import JobStateError
 
 StartHolding = Callable[..., subprocess.Popen[str]]
+Killed = Callable[[subprocess.Popen[str]], None]
 ME, OTHER = "me", "other"
 GONE = "gone"
 """A runner whose lock nobody holds."""
@@ -43,13 +45,25 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().split()
 
 
-def killed(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
+@pytest.fixture
+def killed(database: Database) -> Killed:
+    """Kill "a process", and wait until its lock is free: PostgreSQL notices a moment later that it is gone."""
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait()
+        until = time.monotonic() + WAIT_S
+        while database.locks.is_held("a process"):
+            assert time.monotonic() < until, "the lock of a killed process is held"
+            time.sleep(0.01)
+
+    return kill
 
 
 @pytest.mark.slow
-def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(queue: Queue, start_holding: StartHolding) -> None:
+def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(
+    queue: Queue, start_holding: StartHolding, killed: Killed
+) -> None:
     job_id, next_id = enqueued(queue), enqueued(queue)
     process = start_holding("a process", "job")
     assert said(process) == [str(job_id), "1"]
@@ -66,7 +80,7 @@ def test_the_job_of_a_killed_process_is_claimed_by_the_next_at_once(queue: Queue
 
 @pytest.mark.slow
 def test_a_job_whose_process_was_killed_is_lost_at_once_and_no_more_when_another_has_it(
-    queue: Queue, start_holding: StartHolding
+    queue: Queue, start_holding: StartHolding, killed: Killed
 ) -> None:
     job_id = enqueued(queue)
     assert not queue.job(job_id).is_lost
@@ -141,7 +155,9 @@ def test_threads_that_claim_at_once_never_get_the_same_job_that_was_left_behind(
     assert {job.attempt for job in queue.jobs()} == {2}
 
 
-def test_a_job_that_its_own_process_ran_is_interrupted(queue: Queue, start_holding: StartHolding) -> None:
+def test_a_job_that_its_own_process_ran_is_interrupted(
+    queue: Queue, start_holding: StartHolding, killed: Killed
+) -> None:
     process = start_holding("a process", "attended")
     begun, _ = map(int, said(process))
     assert queue.claim(ME, XEON) == []
@@ -278,7 +294,7 @@ def test_workers_are_those_that_greeted_the_first_first(queue: Queue) -> None:
 
 
 def test_a_worker_that_is_killed_is_left_out_and_forgotten_when_a_new_one_comes(
-    queue: Queue, start_holding: StartHolding
+    queue: Queue, start_holding: StartHolding, killed: Killed
 ) -> None:
     process = start_holding("a process", "worker")
     assert said(process) == ["a", "process"]
