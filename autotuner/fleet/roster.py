@@ -7,6 +7,7 @@ from statistics import median_low
 from typing import Any
 
 from autotuner.database import FleetGpu
+from autotuner.database.gpus import HOST_GONE
 from autotuner.ir.records import Environment
 
 FAILURES_MAX = 3
@@ -80,7 +81,7 @@ class Roster:
         """Note that an actor is gone; with a failure, its measurer could not measure on that GPU."""
         entry = self._entries.setdefault(slot, _Standing())
         entry.present = False
-        entry.gone = "its host is gone" if host else "its actor is being started" + (failure and f" after: {failure}")
+        entry.gone = HOST_GONE if host else "its actor is being started" + (failure and f" after: {failure}")
         if failure:
             entry.failures.append(now)
             entry.words = failure

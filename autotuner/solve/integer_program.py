@@ -1,9 +1,11 @@
 """Compact integer program: one 0/1 column for states that stand or fall together, rows by kinds of states; HiGHS."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ TOLERANCE = 1e-6
 FEW_STATES = 20.0
 # HiGHS needs so many bytes for each entry of a program.
 BYTES = 600.0
+# While HiGHS runs, checkpoints are asked so often.
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,15 +293,15 @@ def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0)
     options = {"mip_rel_gap": max(0.0, gap / (1 + gap) - 3 * TOLERANCE)}
     if time_limit_s < inf:
         options["time_limit"] = max(0.0, time_limit_s)
-    checkpoint()
-    found = milp(
-        program.costs,
-        integrality=np.ones(len(program.costs)),
-        bounds=Bounds(0.0, 1.0),
-        constraints=LinearConstraint(program.matrix, program.lowest, program.highest),
-        options=options,
+    found = _heeding(
+        lambda: milp(
+            program.costs,
+            integrality=np.ones(len(program.costs)),
+            bounds=Bounds(0.0, 1.0),
+            constraints=LinearConstraint(program.matrix, program.lowest, program.highest),
+            options=options,
+        )
     )
-    checkpoint()
     if found.status == 2:
         raise InfeasibleError("no assignment satisfies every factor")
     codes = None if found.x is None else program.codes(found.x)
@@ -305,3 +309,23 @@ def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0)
     bound_us = program.constant + (float(dual_us) if dual_us is not None and np.isfinite(dual_us) else -inf)
     bound_us -= TOLERANCE * (1 + abs(bound_us)) if bound_us > -inf else 0.0
     return ProgramPlan(codes, bound_us, found.status == 0)
+
+
+def _heeding(work: Callable[[], Any]) -> Any:
+    """Return what work without checkpoints returns: it runs in a thread, and they are asked meanwhile.
+
+    Where one raises, the thread is left to end by itself.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    checkpoint()
+    Thread(target=run, name="integer program", daemon=True).start()
+    while not wait([future], LOOK_S).done:
+        checkpoint()
+    return future.result()

@@ -1,6 +1,8 @@
 """The compact integer program: its whole points are the assignments, at their costs; HiGHS finds the least of them."""
 
 import itertools
+import threading
+import time
 from importlib import import_module
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from autotuner.checkpoint import OverError, until
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve import budgeted, exact
 from autotuner.solve.arc_consistency import arc_consistent
@@ -164,3 +167,15 @@ def test_messages_answer_where_the_program_ran_out_of_time(monkeypatch: pytest.M
     assert found.total_us == found.lower_bound_us == best
     found = exact(problem, time_limit_s=0)
     assert found.lower_bound_us <= best <= found.total_us
+
+
+def test_work_is_heard_to_be_over_while_highs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: release.wait(60.0))
+    _, program = written(PROBLEM)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(OverError), until(lambda: time.monotonic() > begun + 0.2):
+            solved(program)
+    finally:
+        release.set()
