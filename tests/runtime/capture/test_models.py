@@ -81,18 +81,19 @@ def loss_of(arguments: dict[str, Any]) -> Callable[[Any], Tensor]:
     return loss
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "tuned"),
-    [
-        (bert, LAYERS),
-        (padded_bert, LAYERS),
-        (gpt2, LAYERS),
-        (llama, LAYERS),
-        (vit, LAYERS),
-        (t5, LAYERS + DECODER_LAYERS),
-    ],
+# And how many regions of each run tuned.
+MODELS = (
+    (bert, LAYERS),
+    (padded_bert, LAYERS),
+    (gpt2, LAYERS),
+    (llama, LAYERS),
+    (vit, LAYERS),
+    (t5, LAYERS + DECODER_LAYERS),
 )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "tuned"), MODELS)
 def test_layers_of_a_model_run_tuned_and_compute_what_it_computed(
     make: Callable[[], tuple[nn.Module, dict[str, Any]]], tuned: int
 ) -> None:

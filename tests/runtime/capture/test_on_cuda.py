@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from autotuner.ir.device import CUDA
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_autocast import autocast, check_close, widened
-from tests.runtime.capture.test_models import LAYERS, bert, gpt2, llama, loss_of, padded_bert, t5, vit
+from tests.runtime.capture.test_models import LAYERS, MODELS, bert, llama, loss_of, padded_bert
 
 pytestmark = pytest.mark.gpu
-MODELS = ((bert, LAYERS), (padded_bert, LAYERS), (gpt2, LAYERS), (llama, LAYERS), (vit, LAYERS), (t5, LAYERS + 1))
 SHARE = 2e-5
 STEPS = 4
 
