@@ -5,10 +5,17 @@ watch raises ends the work there. Without a watch, a checkpoint does nothing.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Thread
+from typing import TypeVar
 
 Look = Callable[[], None]
+T = TypeVar("T")
+
+# While work without checkpoints runs, they are asked so often.
+LOOK_S = 0.05
 
 _looks: ContextVar[tuple[Look, ...]] = ContextVar("looks", default=())
 
@@ -43,3 +50,23 @@ def until(is_over: Callable[[], bool]) -> Iterator[None]:
 
     with watched(look):
         yield
+
+
+def heeding(work: Callable[[], T]) -> T:
+    """Return what work without checkpoints returns: it runs in a thread, and they are asked meanwhile.
+
+    Where one raises, the thread is left to end by itself.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    checkpoint()
+    Thread(target=run, name="work without checkpoints", daemon=True).start()
+    while not wait([future], LOOK_S).done:
+        checkpoint()
+    return future.result()

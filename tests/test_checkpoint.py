@@ -1,10 +1,11 @@
 """Long work asks often whether it is to go on: counted on an encoder layer, so that no clock is read."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from autotuner.checkpoint import OverError, checkpoint, until, watched
+from autotuner.checkpoint import OverError, checkpoint, heeding, until, watched
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import load_model
@@ -105,3 +106,23 @@ def test_the_outer_watch_is_asked_first_and_none_when_they_are_gone() -> None:
         checkpoint()
     checkpoint()
     assert seen == ["outer", "inner"]
+
+
+def test_work_without_checkpoints_is_heeded_meanwhile() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        ended.wait(10)
+
+    try:
+        with pytest.raises(OverError), until(begun.is_set):
+            heeding(work)
+    finally:
+        ended.set()
+
+
+def test_what_work_in_a_thread_returns_or_raises_comes_back() -> None:
+    assert heeding(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        heeding(lambda: 1 // 0)

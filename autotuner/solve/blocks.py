@@ -183,20 +183,22 @@ class BlockSolver:
             else:
                 proven, guess = guess, bound + RAISED * (guess - bound)
 
-    def read(self, before: BlockMessage | None, onward: Sequence[int], told_us: float) -> BlockStates:
+    def read(self, before: BlockMessage | None, onward: Sequence[int] | None, told_us: float) -> BlockStates:
         """Return the cheapest states of the block's variables with these states shared onward.
 
         Args:
+            onward: None where any will do.
             told_us: what they cost at least.
 
         Raises:
             InfeasibleError: there are none.
         """
         start = self._after(before)
-        if self.right:
+        if onward:
             start = start.fixed(dict(zip(self.right, onward, strict=True)))
         best = None
         cases = Cases(start, with_margin(told_us, 3))
+        cases.stoppable = True
         for case in cases:
             if best is None or case.constant < best.constant:
                 best, cases.most_us = case, with_margin(case.constant, -1)

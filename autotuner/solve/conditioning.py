@@ -102,6 +102,8 @@ def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float 
         if within is not None:
             return Found(within, None)
         if guess >= most:
+            if best is not None and best.constant <= with_margin(most):  # rounding alone hid it
+                return Found(best, with_margin(best.constant, -3))
             raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {cases.reason}")
         proven = guess
     raise AssertionError("guesses rise until they reach the most that there can be")

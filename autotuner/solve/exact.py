@@ -1,22 +1,29 @@
 """The cheapest assignment, proven."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
-from autotuner.errors import InfeasibleError, ProblemError
-from autotuner.solve.arc_consistency import arc_consistent
+from autotuner.errors import ProblemError
+from autotuner.solve.arc_consistency import Consistent, arc_consistent
+from autotuner.solve.blocks import block_key
 from autotuner.solve.conditioning import cheapest, reduced, with_margin
 from autotuner.solve.integer_program import TOLERANCE, ProgramPlan, has_few_states, integer_program, solved
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
+from autotuner.solve.linear_program import lifted
 from autotuner.solve.message_passing import MessagePassing
-from autotuner.solve.path_decomposition import LONG, path_decomposition
+from autotuner.solve.path_decomposition import LONG, PathBlock, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
 
 FEWEST_BLOCKS = 3
+# Of more states in all, HiGHS needs longer than messages.
+MOST_STATES = 70_000
 # Where time is limited, an integer program may take this share of it; messages have the rest.
 PROGRAM_TIME = 0.75
+# The linear relaxation may take this share of what there is then.
+LIFTING_TIME = 0.5
 
 
 def exact(
@@ -34,10 +41,11 @@ def exact(
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
-    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, is an integer program for
-    HiGHS. One of more states, or that HiGHS does not solve in time, is cut at its narrow places. Where that gives three
-    blocks or more, they are solved one after another, with messages between them, in time linear in their number; equal
-    blocks are solved once.
+    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, and `MOST_STATES` in all,
+    is an integer program for HiGHS. One of more, or that HiGHS does not solve in time, is cut at its narrow places.
+    Where that gives three blocks or more, the dual of a linear relaxation moves costs, so that bounds are tight. Then
+    they are solved one after another, with messages between them, in time linear in their number. Costs of a problem
+    whose blocks mostly equal others stay, and equal blocks are solved once.
 
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
@@ -84,16 +92,17 @@ def _long(
     Returns:
         None for a problem of one block of many states.
     """
-    programmed = _programmed(network, limits, gap)
+    left = arc_consistent(network)
+    programmed = _programmed(network, left, limits, gap)
     if programmed is None:
-        return _along_path(problem, network, limits, gap)
+        return _along_path(problem, network, left, limits, gap)
     codes, bound_us = programmed.codes, programmed.bound_us
     total_us = _total_us(problem, network, codes)
     if codes is not None and total_us <= bound_us + 2 * TOLERANCE * (1 + abs(total_us)):
         return codes, None
     if codes is not None and total_us <= bound_us * (1 + gap):
         return codes, bound_us
-    other, other_us = _along_path(problem, network, limits, gap) or _whole(network, limits)
+    other, other_us = _along_path(problem, network, left, limits, gap) or _whole(network, limits)
     if other_us is None:
         return other, None
     if codes is None or _total_us(problem, network, other) < total_us:
@@ -109,10 +118,9 @@ def _total_us(problem: Problem, network: Network, codes: Mapping[int, int] | Non
         return inf
 
 
-def _programmed(network: Network, limits: SolverLimits, gap: float) -> ProgramPlan | None:
-    """Return what an integer program finds in its share of the time; None where variables have many states."""
-    left = arc_consistent(network)
-    if not has_few_states(left):
+def _programmed(network: Network, left: Consistent, limits: SolverLimits, gap: float) -> ProgramPlan | None:
+    """Return what an integer program finds in its share of the time; None where there are many states."""
+    if not has_few_states(left) or sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES:
         return None
     program = integer_program(left, network.state_counts)
     if program.needed_bytes > limits.memory_bytes:
@@ -128,22 +136,27 @@ def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], f
 
 
 def _along_path(
-    problem: Problem, network: Network, limits: SolverLimits, gap: float
+    problem: Problem, network: Network, left: Consistent, limits: SolverLimits, gap: float
 ) -> tuple[Mapping[int, int], float | None] | None:
     """Return the same for a problem with narrow places; None for others."""
-    if len(network.names) <= LONG:
-        return None
     blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
     if len(blocks) < FEWEST_BLOCKS:
         return None
+    if not _is_repeated(network, blocks):
+        now = monotonic()
+        ends_at = None if limits.ends_at is None else now + LIFTING_TIME * (limits.ends_at - now)
+        moved = lifted(left, network.state_counts, path_decomposition(left.tables, network.state_counts), ends_at)
+        network = replace(network, tables=tuple(moved.tables.values()))
+        blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
 
     def cost_us(codes: Mapping[int, int]) -> float:
         return problem.cost_us(network.named(codes))
 
-    try:
-        found = MessagePassing(network, blocks, limits, cost_us, gap).plan()
-    except InfeasibleError:
-        arc_consistent(network)  # says which factors contradict each other, where so few do that it can
-        raise
+    found = MessagePassing(network, blocks, limits, cost_us, gap).plan()
     is_proven = found.total_us <= with_margin(found.bound_us, 3)
     return found.codes, None if is_proven else with_margin(found.bound_us, -1)
+
+
+def _is_repeated(network: Network, blocks: Sequence[PathBlock]) -> bool:
+    """Say whether most blocks equal others: they are solved once, which different costs would end."""
+    return 2 * len({block_key(network, block) for block in blocks}) <= len(blocks)

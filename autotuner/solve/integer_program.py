@@ -1,17 +1,15 @@
 """Compact integer program: one 0/1 column for states that stand or fall together, rows by kinds of states; HiGHS."""
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf
-from threading import Thread
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.checkpoint import checkpoint
+from autotuner.checkpoint import checkpoint, heeding
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent
 from autotuner.solve.tables import Codes, Costs, CostTable, Integers, keys
@@ -23,8 +21,6 @@ TOLERANCE = 1e-6
 FEW_STATES = 20.0
 # HiGHS needs so many bytes for each entry of a program.
 BYTES = 600.0
-# While HiGHS runs, checkpoints are asked so often.
-LOOK_S = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +289,7 @@ def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0)
     options = {"mip_rel_gap": max(0.0, gap / (1 + gap) - 3 * TOLERANCE)}
     if time_limit_s < inf:
         options["time_limit"] = max(0.0, time_limit_s)
-    found = _heeding(
+    found = heeding(
         lambda: milp(
             program.costs,
             integrality=np.ones(len(program.costs)),
@@ -309,23 +305,3 @@ def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0)
     bound_us = program.constant + (float(dual_us) if dual_us is not None and np.isfinite(dual_us) else -inf)
     bound_us -= TOLERANCE * (1 + abs(bound_us)) if bound_us > -inf else 0.0
     return ProgramPlan(codes, bound_us, found.status == 0)
-
-
-def _heeding(work: Callable[[], Any]) -> Any:
-    """Return what work without checkpoints returns: it runs in a thread, and they are asked meanwhile.
-
-    Where one raises, the thread is left to end by itself.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    checkpoint()
-    Thread(target=run, name="integer program", daemon=True).start()
-    while not wait([future], LOOK_S).done:
-        checkpoint()
-    return future.result()

@@ -100,7 +100,7 @@ class MessagePassing:
         bound_us = -inf
         while True:
             bound_us = max(bound_us, self._bound_us(len(self.blocks)))
-            states, dear = self._back(len(self.blocks) - 1, ())
+            states, dear = self._back(len(self.blocks) - 1)
             found = self._improved(self._joined(states), bound_us)
             best = found if best is None or found.total_us < best.total_us else replace(best, bound_us=bound_us)
             if self._is_enough(best) or not dear or self.limits.over:
@@ -150,43 +150,47 @@ class MessagePassing:
             self._sent[key] = solver.message(before, self._shares[place], distance)
         return self._sent[key]
 
-    def _back(self, last: int, onward: tuple[int, ...]) -> tuple[dict[int, Mapping[int, int]], set[int]]:
+    def _back(self, last: int) -> tuple[dict[int, Mapping[int, int]], set[int]]:
         """Return states of the blocks up to `last`, and which blocks cost more than messages said.
-
-        Args:
-            onward: what the last of them shares.
 
         Raises:
             InfeasibleError: there are none.
         """
         states: dict[int, Mapping[int, int]] = {}
         dear: set[int] = set()
-        patience = [PATIENCE] * (last + 1)
+        patience = [PATIENCE] * last + [0]
         place = last
         while place >= 0:
             checkpoint()
-            shared = onward
-            if place < last:
-                after = states[place + 1]
-                shared = tuple(after[v] for v in self._solvers[place + 1].left)
-            told_us = float(self._messages[place].totals_us[shared])
+            shared = self._shared(place, states)
+            told_us = self._told_us(place, shared)
             found = self._read(place, shared, told_us)
             bound_us = inf if found is None else found.bound_us
+            if found is None and not shared:
+                raise InfeasibleError("no assignment satisfies every factor")
             if bound_us > with_margin(told_us, 3):
                 dear.add(place)
-                self._learn(place, shared, bound_us)
-                if found is None and (place == last or not shared):
-                    raise InfeasibleError("no assignment satisfies every factor")
-                if place < last and (found is None or patience[place]):
+                if shared is not None:
+                    self._learn(place, shared, bound_us)
+                if patience[place]:
                     patience[place] -= 1
                     place += 1
                     continue
-            assert found is not None
-            states[place] = found.codes
+            states |= self._read_together(place, last, states) if found is None else {place: found.codes}
             place -= 1
         return states, dear
 
-    def _read(self, place: int, shared: tuple[int, ...], told_us: float) -> BlockStates | None:
+    def _shared(self, place: int, states: Mapping[int, Mapping[int, int]]) -> tuple[int, ...] | None:
+        """Return the states that a block shares onward, None where what comes after was not read and is free."""
+        if place + 1 in states:
+            return tuple(states[place + 1][v] for v in self._solvers[place + 1].left)
+        return None if self._solvers[place].right else ()
+
+    def _told_us(self, place: int, shared: tuple[int, ...] | None) -> float:
+        totals_us = self._messages[place].totals_us
+        return float(totals_us.min() if shared is None else totals_us[shared])
+
+    def _read(self, place: int, shared: tuple[int, ...] | None, told_us: float) -> BlockStates | None:
         """Return the cheapest states of a block with some shared states, None where there are none."""
         if told_us == inf:
             return None
@@ -195,6 +199,27 @@ class MessagePassing:
             return self._solvers[place].read(before, shared, told_us)
         except InfeasibleError:
             return None
+
+    def _read_together(
+        self, first: int, last: int, states: Mapping[int, Mapping[int, int]]
+    ) -> dict[int, Mapping[int, int]]:
+        """Return states of a block that agrees with none of those after it, and of as many of these as need others.
+
+        Raises:
+            InfeasibleError: there are none.
+        """
+        before = self._messages[first - 1] if first else None
+        for end in range(first + 1, last + 1):
+            shared = self._shared(end, states)
+            told_us = self._told_us(end, shared) + sum(message.least_us for message in self._messages[first:end])
+            window = self._window(first, end)
+            try:
+                codes = window.read(before, shared, told_us if told_us < inf else 0.0)
+            except InfeasibleError:
+                continue
+            blocks = enumerate(self.blocks[first : end + 1], start=first)
+            return {place: {number: codes[v] for number, v in enumerate(block.variables)} for place, block in blocks}
+        raise InfeasibleError("no assignment satisfies every factor")
 
     def _learn(self, place: int, shared: tuple[int, ...], bound_us: float) -> None:
         self._messages[place] = self._messages[place].lifted({shared: bound_us})
@@ -217,8 +242,7 @@ class MessagePassing:
         bound_us = self._bound_us(count) + proven_us + sum(self._least_us[count + 1 :])
         codes: dict[int, int] = {}
         if count:
-            totals = self._messages[-1].totals_us
-            states, _ = self._back(count - 1, tuple(map(int, np.unravel_index(int(totals.argmin()), totals.shape))))
+            states, _ = self._back(count - 1)
             codes = self._joined(states)
         for place in range(count, len(self.blocks)):
             codes |= self._next(place, codes)
@@ -272,6 +296,14 @@ class _Window:
 
     block: PathBlock
     solver: BlockSolver
+
+    def read(self, before: BlockMessage | None, shared: tuple[int, ...] | None, told_us: float) -> dict[int, int]:
+        """Return the cheapest states with the message before, as `BlockSolver.read`.
+
+        Raises:
+            InfeasibleError: there are none.
+        """
+        return self._named(self.solver.read(before, shared, told_us))
 
     def between(self, codes: Mapping[int, int]) -> dict[int, int]:
         """Return states after those before it.

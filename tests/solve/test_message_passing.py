@@ -72,6 +72,43 @@ def test_messages_lead_to_the_optimum_and_bounds_are_true_whenever_the_time_is_o
         assert found.total_us == found.lower_bound_us == best
 
 
+def steps(length: int, seed: int, states: int = 8) -> Problem:
+    """Return neighbours of which each is the one before or a step on, so most states that a block shares disagree."""
+    draw, factors = random.Random(seed), []
+    for number in range(length):
+        for onward in (1, 2):
+            table: dict[Row, float] = {
+                (f"s{i}", f"s{(i + step) % states}"): float(draw.randint(0, 99))
+                for i in range(states)
+                for step in range(onward + 1)
+            }
+            factors.append(Factor(f"f{number:03} {onward}", (f"v{number:03}", f"v{number + onward:03}"), table))
+    return Problem(tuple(factors))
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_a_block_that_agrees_with_nothing_after_it_is_read_together_with_that(
+    patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+    read = MESSAGES.MessagePassing._read_together
+
+    def counted(self: object, *arguments: object) -> object:
+        together.append(1)
+        return read(self, *arguments)
+
+    wanted = [exact(steps(20, seed)).total_us for seed in range(5)]
+    small_blocks(monkeypatch, window=3)
+    monkeypatch.setattr(MESSAGES, "PATIENCE", patience)
+    monkeypatch.setattr(MESSAGES.MessagePassing, "_read_together", counted)
+    for seed, best in enumerate(wanted):
+        problem = steps(20, seed)
+        assert exact(problem).total_us == best
+        found = exact(problem, time_limit_s=0)
+        assert found.lower_bound_us <= best <= found.total_us == problem.cost_us(found.states)
+    assert together
+
+
 def test_a_long_chain_is_cut_where_it_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain(60)
     whole = exact(problem)
