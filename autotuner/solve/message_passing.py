@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import fsum, inf
 from time import monotonic
 
-import numpy as np
-
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
 from autotuner.solve.blocks import BlockMessage, BlockSolver, BlockStates, TimeOverError, block_key
