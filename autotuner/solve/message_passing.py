@@ -67,6 +67,7 @@ class MessagePassing:
     _shares: list[float] = field(default_factory=list)
     _least_us: list[float] = field(default_factory=list)
     _sent: dict[tuple[int, bytes, float], BlockMessage] = field(default_factory=dict)
+    _seen: dict[tuple[int, bytes, tuple[int, ...] | None, float], BlockStates | None] = field(default_factory=dict)
 
     def plan(self) -> PathPlan:
         """Return the best plan found, and a bound.
@@ -189,14 +190,17 @@ class MessagePassing:
         return float(totals_us.min() if shared is None else totals_us[shared])
 
     def _read(self, place: int, shared: tuple[int, ...] | None, told_us: float) -> BlockStates | None:
-        """Return the cheapest states of a block with some shared states, None where there are none."""
+        """Return the cheapest states of a block with some shared states, read once for equal blocks; None for none."""
         if told_us == inf:
             return None
-        before = self._messages[place - 1] if place else None
-        try:
-            return self._solvers[place].read(before, shared, told_us)
-        except InfeasibleError:
-            return None
+        solver, before = self._solvers[place], self._messages[place - 1] if place else None
+        key = (id(solver), before.digest if before is not None else b"", shared, told_us)
+        if key not in self._seen:
+            try:
+                self._seen[key] = solver.read(before, shared, told_us)
+            except InfeasibleError:
+                self._seen[key] = None
+        return self._seen[key]
 
     def _read_together(
         self, first: int, last: int, states: Mapping[int, Mapping[int, int]]
