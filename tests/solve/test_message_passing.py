@@ -22,6 +22,7 @@ PATH = import_module("autotuner.solve.path_decomposition")
 MESSAGES = import_module("autotuner.solve.message_passing")
 BLOCKS = import_module("autotuner.solve.blocks")
 PROGRAM = import_module("autotuner.solve.integer_program")
+LINEAR = import_module("autotuner.solve.linear_program")
 
 
 def small_blocks(patch: pytest.MonkeyPatch, window: int = 1, share: float = 0.0, rows: float = 0.5) -> None:
@@ -53,12 +54,19 @@ def chain(length: int, seed: int | None = 0, states: int = 3) -> Problem:
 
 @pytest.mark.slow
 @settings(max_examples=80, derandomize=True, deadline=None, database=None)
-@given(problem=problems(), window=st.integers(1, 4), share=st.sampled_from((0.0, 0.05, 1.0)), limited=st.booleans())
+@given(
+    problem=problems(),
+    window=st.integers(1, 4),
+    share=st.sampled_from((0.0, 0.05, 1.0)),
+    relaxed=st.sampled_from((1, 10_000)),
+    limited=st.booleans(),
+)
 def test_messages_lead_to_the_optimum_and_bounds_are_true_whenever_the_time_is_over(
-    problem: Problem, window: int, share: float, limited: bool
+    problem: Problem, window: int, share: float, relaxed: int, limited: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, window, share)
+        patch.setattr(LINEAR, "WINDOW_STATES", relaxed)
         try:
             best = brute_force(problem).total_us
         except InfeasibleError:
