@@ -18,7 +18,7 @@ from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
 
 FEWEST_BLOCKS = 3
-# Of more states in all, HiGHS needs longer than messages.
+# Of more states in all, HiGHS has a good plan only at its end, messages have one early.
 MOST_STATES = 70_000
 # Where time is limited, an integer program may take this share of it; messages have the rest.
 PROGRAM_TIME = 0.75
