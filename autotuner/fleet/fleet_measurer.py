@@ -1,9 +1,9 @@
 """Measurer of a fleet: the tuner's measurer over the GPUs of a pool."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from math import ceil
 from time import monotonic
 from typing import Any
 
@@ -11,11 +11,14 @@ from autotuner import errors
 from autotuner.checkpoint import checkpoint
 from autotuner.database import FleetGpu
 from autotuner.errors import AutotunerError, MeasureError, stacklevel
+from autotuner.fleet.compiling import HostCompilation
 from autotuner.fleet.handout import WINDOW, HandOut
 from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
 from autotuner.fleet.roster import Gpu, Roster
+from autotuner.ir.device import CUDA
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.measure.devices.cuda import TIMING_CORES
 from autotuner.measure.roofline import Roofline
 from autotuner.plan.configuration import Configuration
 from autotuner.tuner.batches import Batches
@@ -31,10 +34,6 @@ ALL_S = 10.0
 HOPELESS_S = 20.0
 """The time that is waited where every GPU that was seen has failed."""
 
-COMPILERS = 16
-"""Calls that an actor is given to compile at once."""
-
-GONE_S = 30.0
 ASK_TIMES = 3
 
 Log = Callable[..., None]
@@ -75,6 +74,7 @@ class FleetMeasurer:
         self._pool, self._roster, self._window, self._clock = pool, roster, window, clock
         self._log, self._report = log, report
         self._tickets = count(1)
+        self._compilation = HostCompilation({}, self._tickets)
         self._failure = ""
         self._backlog: list[Event] = []
         self.waited_s = 0.0
@@ -121,6 +121,7 @@ class FleetMeasurer:
         try:
             while True:
                 checkpoint()
+                self._hand_out_compiling()
                 for order in handout.orders([gpu.slot for gpu in self._usable()], self._clock()):
                     calls = [call.to_json() for call in order.batch.calls]
                     self._pool.send(order.ticket, order.slot, "measure", {"calls": calls})
@@ -134,34 +135,38 @@ class FleetMeasurer:
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         """Compile calls on every host, for each keeps the code that it times; yield each when the last host has it."""
-        left = {call.key: call for call in calls if KERNELS[call.candidate.kernel].compiles}
-        if not left:
+        self.compile_beside([call for call in calls if KERNELS[call.candidate.kernel].compiles])
+        try:
+            while not self._compilation.is_over:
+                checkpoint()
+                self._hand_out_compiling()
+                self._events()
+                yield from self._compilation.built()
+        finally:
+            self.compile_beside(())
+
+    @property
+    def compiles_beside(self) -> bool:
+        """True for GPUs: they are timed on cores that do not compile."""
+        return self.environment.device_type == CUDA
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        """Have calls compiled in this order on every host while others are timed, in place of those that wait."""
+        if not calls:
+            for ticket in self._compilation.out:
+                self._pool.forget(ticket)
+            self._compilation = HostCompilation({}, self._tickets)
             return
-        hosts = {gpu.host: gpu.cores for gpu in self._usable()}
-        chunks = _Chunks(list(left.values()), hosts)
-        out: dict[int, tuple[Gpu, Sequence[Call]]] = {}
-        failed: dict[str, Measurement] = {}
-        while left:
-            checkpoint()
-            usable = self._roster.usable(self._clock())
-            chunks.keep({gpu.host for gpu in usable}, self._clock())
-            for gpu in usable:
-                chunk = chunks.take(gpu, [other for other, _ in out.values()])
-                if chunk:
-                    ticket = next(self._tickets)
-                    out[ticket] = gpu, chunk
-                    self._pool.send(ticket, gpu.slot, "compile", {"calls": [call.to_json() for call in chunk]})
-            for event in self._events():
-                if isinstance(event, Answered) and event.ticket in out:
-                    gpu, chunk = out.pop(event.ticket)
-                    results = self._heard(event.answer)["results"]
-                    failed |= {key: Measurement.from_json(value) for key, value in results if value is not None}
-                    chunks.end(gpu.host, chunk)
-                elif isinstance(event, Lost):
-                    for ticket in [ticket for ticket, (gpu, _) in out.items() if gpu.slot == event.slot]:
-                        chunks.put_back(*out.pop(ticket))
-            for key in [key for key in left if chunks.is_done(key)]:
-                yield left.pop(key), failed.get(key)
+        if self._compilation.is_over:
+            gpus = self._usable()
+            timing = Counter(gpu.host for gpu in gpus)
+            spare = {gpu.host: gpu.cores - TIMING_CORES * timing[gpu.host] for gpu in gpus}
+            self._compilation = HostCompilation(spare, self._tickets)
+        self._compilation.ask(calls)
+
+    def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+        """Return the calls that every host has compiled since this was asked: with None, or with why one has not."""
+        return self._compilation.built()
 
     def noise_floor(self) -> float:
         """Return the relative difference that two identical calls show on one GPU."""
@@ -218,9 +223,24 @@ class FleetMeasurer:
         return ()
 
     def _events(self) -> Sequence[Event]:
-        """Return what has happened: first what came while a GPU was waited for."""
+        """Return what has happened: first what came while a GPU was waited for. What was compiled is noted."""
         found, self._backlog = self._backlog, []
-        return found or self._polled()
+        found = found or list(self._polled())
+        for event in found:
+            if isinstance(event, Answered) and event.ticket in self._compilation.out:
+                results = self._heard(event.answer)["results"]
+                self._compilation.answered(
+                    event.ticket,
+                    ((key, None if value is None else Measurement.from_json(value)) for key, value in results),
+                )
+            elif isinstance(event, Lost):
+                self._compilation.lost(event.slot)
+        return found
+
+    def _hand_out_compiling(self) -> None:
+        """Give actors what is still to be compiled."""
+        for ticket, gpu, chunk in self._compilation.orders(self._roster.usable(self._clock()), self._clock()):
+            self._pool.send(ticket, gpu.slot, "compile", {"calls": [call.to_json() for call in chunk]})
 
     def _polled(self) -> Sequence[Event]:
         """Ask the pool what has happened, and keep the roster true."""
@@ -289,44 +309,3 @@ class FleetMeasurer:
         except BaseException:
             self._pool.close()
             raise
-
-
-class _Chunks:
-    """Calls to be compiled on each host, in parts; and which host has compiled what.
-
-    Args:
-        hosts: cores of each.
-    """
-
-    def __init__(self, calls: Sequence[Call], hosts: Mapping[str, int]) -> None:
-        number = ceil(len(calls) / COMPILERS)
-        self._waiting = {host: [calls[start::number] for start in range(number)] for host in hosts}
-        self._actors = {host: max(1, cores // COMPILERS) for host, cores in hosts.items()}
-        self._done: dict[str, set[str]] = {call.key: set() for call in calls}
-        self._missing: dict[str, float] = {}
-
-    def keep(self, hosts: Collection[str], now: float) -> None:
-        """Give up hosts that have had no GPU for long: they compile while they time, should they come back."""
-        self._missing = {host: self._missing.get(host, now) for host in self._waiting if host not in hosts}
-        for host, since in self._missing.items():
-            if now - since > GONE_S:
-                del self._waiting[host]
-
-    def take(self, gpu: Gpu, busy: Sequence[Gpu]) -> Sequence[Call]:
-        """Return what an actor is to compile now; nothing where its host's cores are busy."""
-        at_work = [other.slot for other in busy if other.host == gpu.host]
-        if gpu.slot in at_work or len(at_work) >= self._actors.get(gpu.host, 0) or not self._waiting.get(gpu.host):
-            return ()
-        return self._waiting[gpu.host].pop()
-
-    def put_back(self, gpu: Gpu, chunk: Sequence[Call]) -> None:
-        if gpu.host in self._waiting:
-            self._waiting[gpu.host].append(chunk)
-
-    def end(self, host: str, chunk: Sequence[Call]) -> None:
-        for call in chunk:
-            self._done[call.key].add(host)
-
-    def is_done(self, key: str) -> bool:
-        """Say whether every host that is left has compiled a call."""
-        return self._waiting.keys() <= self._done[key]

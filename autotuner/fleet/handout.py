@@ -51,6 +51,7 @@ class HandOut:
     """Races on their way to GPUs in batches, until each is answered. Moments are seconds of any clock.
 
     - Races are drawn from their source as GPUs have room, so that a tuning which knows enough can stop the source.
+      After an empty race, the next one is drawn the next time.
     - Each GPU has at most `window` batches in hand. GPUs with fewer come first.
     - A batch whose actor was lost goes to the front. If it was being worked on, it is blamed. One that is blamed twice
       is sent again call by call, and a single call that is blamed twice is `crashed`.
@@ -65,7 +66,7 @@ class HandOut:
         window: int = WINDOW,
         tickets: Iterable[int] | None = None,
     ) -> None:
-        self._source = (batch for race in races for batch in batches.cut(race))
+        self._source = (batch for race in races for batch in (batches.cut(race) if race else (None,)))
         self._batches = batches
         self._is_drained = False
         self._waiting: deque[_Handed] = deque()
@@ -165,12 +166,15 @@ class HandOut:
         return crashed
 
     def _next(self) -> _Handed | None:
-        """Return what came back, or else the next batch of the source; None where there is neither."""
+        """Return what came back, or else the next batch of the source; None where neither is there now."""
         if self._waiting:
             return self._waiting.popleft()
-        batch = None if self._is_drained else next(self._source, None)
-        if batch is None:
+        try:
+            batch = next(self._source)
+        except StopIteration:
             self._is_drained = True
+            return None
+        if batch is None:
             return None
         self._left += 1
         return _Handed(batch)

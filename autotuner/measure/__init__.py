@@ -12,8 +12,9 @@ Process
     the rest of which runs again in a new child; then it is tried once more, alone, and its status is stored. A child
     killed by the system while its count of out-of-memory kills rises is `out_of_memory`; the child offers itself first
     for that. A lock file per device (all cores, or one CUDA device by UUID) and user keeps two tunings from timing at
-    once; compiling shares it. Whoever waits for it says so every second, with the number of the process that holds it.
-    Kernels that compile are built ahead of timing by `prepare`, one process per core, which never overlaps with timing.
+    once; compiling for a CPU shares it. Whoever waits for it says so every second, with the number of the process that
+    holds it. Kernels that compile are built by `prepare` ahead of timing, one process per core; on CUDA devices also by
+    `compile_beside` while others are timed: with two cores left to timing, that changes no timing beyond its noise.
 
 Truth
     Inputs are normal random numbers from a seed made of the subgraph's signature, the same for all its candidates;

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import sys
+from contextlib import nullcontext
 from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection
@@ -132,7 +133,9 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         pulse.write(NOBODY, inf)
         request = json.loads(connection.recv_bytes())
         calls = [Call.from_json(value) for value in request.get("calls", ())]
-        with locked(start["lock"], alone=request["do"] != "build", waiting=waiting):
+        is_build = request["do"] == "build"
+        locking = locked(start["lock"], alone=not is_build, waiting=waiting)
+        with nullcontext() if is_build and device.compiles_beside else locking:
             begin(NOBODY, True)
             if request["do"] == "race":
                 if (sentence := bench.contended(request["compilers"])) is not None:

@@ -7,11 +7,12 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from autotuner.checkpoint import checkpoint
 from autotuner.errors import InputError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels.registry import KERNELS
 from autotuner.measure.child import NOBODY, load_modules
-from autotuner.measure.compilers import CompilerPool
+from autotuner.measure.compilers import MAX_WAIT_S, CompilerPool
 from autotuner.measure.devices import device_of, environment
 from autotuner.measure.devices.cpu import usable_threads
 from autotuner.measure.lock import lock_path
@@ -143,12 +144,16 @@ class Measurer:
 
         A race's order is the order of its first looks: put what is likely fast first. The measuring process rests while
         the caller handles a result of a race that is over, and the next race is taken then. A call that ends the
-        process, or makes it late, is left out of its race and tried once more, alone, after it.
+        process, or makes it late, is left out of its race and tried once more, alone, after it. After an empty race it
+        waits until some call is compiled beside timing.
 
         Raises:
             MeasureError: the process cannot be started, or is lost repeatedly while it is on no call.
         """
         for race in races:
+            if not race:
+                checkpoint()
+                self._compilers.turn(MAX_WAIT_S)
             left = {call.key: call for call in race}
             suspects: list[Call] = []
             lost = 0
@@ -182,6 +187,26 @@ class Measurer:
         compiled = [call for call in {c.key: c for c in calls}.values() if KERNELS[call.candidate.kernel].compiles]
         yield from self._compilers.build(compiled)
 
+    @property
+    def compiles_beside(self) -> bool:
+        """True where calls may be compiled while others are timed."""
+        return self._device.compiles_beside
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        """Have calls compiled in this order while others are timed, in place of those that wait for it.
+
+        Compiling goes on while a race, or the next one, is waited for. Where no calls are given, it ends.
+        """
+        if calls:
+            self._compilers.ask(calls)
+        else:
+            self._compilers.close()
+
+    def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+        """Return the calls whose compilation has ended since this was asked: with None, or with why it failed."""
+        self._compilers.turn()
+        return self._compilers.built()
+
     def noise_floor(self) -> float:
         """Return the relative difference that two identical calls show when they are raced against each other."""
         return float(self._answer({"do": "noise"})["noise"])
@@ -196,7 +221,7 @@ class Measurer:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the one answer to a request that is not about calls; one that is given up costs the process."""
-        self._compilers.close()
+        self._compilers.rest()
         child = self._alive()
         answer = None
         try:
@@ -213,13 +238,13 @@ class Measurer:
     def _attempt(self, calls: Sequence[Call]) -> Iterator[tuple[int, Measurement]]:
         """Run one race and yield results by place; a race that is given up midway costs the process."""
         if self._compilers.idle_s > COMPILERS_REST_S:
-            self._compilers.close()
+            self._compilers.rest()
         child = self._alive()
         over = False
         try:
             asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count + self._beside()}
             child.send({"do": "race", **asked})
-            while "done" not in (answer := child.receive()):
+            while "done" not in (answer := child.receive(self._compilers)):
                 if "warning" in answer:
                     warnings.warn(answer["warning"], stacklevel=stacklevel())
                     continue

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import MeasureError
@@ -28,6 +29,17 @@ _PROGRAM = (
     "import json, sys; pipe, pulse, parent, path = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from autotuner.measure.child import main; main(pipe, pulse, parent)"
 )
+
+
+class Meanwhile(Protocol):
+    """Something that others say, to be heard while a child is waited for."""
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Connections that are ready when there is something to hear."""
+
+    def turn(self) -> None:
+        """Hear what was said, or note that it is late."""
 
 
 class DiedError(Exception):
@@ -83,15 +95,22 @@ class Child:
         except (BrokenPipeError, ConnectionResetError):
             raise self._died() from None
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, meanwhile: "Meanwhile | None" = None) -> dict[str, Any]:
         """Wait for an answer, for as long as what the child works on may take.
+
+        Args:
+            meanwhile: what has a turn when it has something to say, and every `POLL_S`.
 
         Raises:
             DiedError: the child is gone, or was killed because it took too long.
         """
         while True:
             checkpoint()
-            if self.connection.poll(min(POLL_S, max(0.0, self.deadline() - monotonic()))):
+            others = [] if meanwhile is None else meanwhile.connections
+            ready = wait([self.connection, *others], min(POLL_S, max(0.0, self.deadline() - monotonic())))
+            if meanwhile is not None:
+                meanwhile.turn()
+            if self.connection in ready:
                 try:
                     answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
                 except (EOFError, ConnectionResetError):

@@ -162,7 +162,7 @@ class _Strategy:
         alone = list(openers(self._space, set(runner.missing)))
         ahead = self._uncompiled(alone) if devices > 1 else []
         runner.total = sum(map(len, (*alone, *ahead)))
-        runner.compile(race[0] for race in alone)
+        runner.compile((race[0] for race in alone), wait=True)
         began_s = state.spent_s
         self._decided = None
         runner.race(self._deciding(alone, ahead, began_s))
@@ -227,22 +227,22 @@ class _Strategy:
     def _everything(self) -> None:
         """Measure race after race until all is known, or the state says enough."""
         runner, state = self._runner, self._state
-        runner.compile(runner.missing.values())
         keys = {key for key in runner.missing if key not in runner.known}
         first = list(openers(self._space, keys))
         others = list(races(self._space, keys - {race[0].key for race in first}))
         if self._measurer.devices > 1:
             others = self._shared(others)
-        runner.total = runner.done + len(keys)
+        runner.compile(call for race in (*first, *others) for call in race)
+        runner.total = runner.done + sum(key in runner.missing and key not in runner.known for key in keys)
         state.tell(Progress("measure", runner.done, runner.total))
         runner.race(self._solving_between(first, others))
 
-    def _solving_between(self, first: Sequence[list[Call]], others: Sequence[list[Call]]) -> Iterator[list[Call]]:
+    def _solving_between(self, first: Sequence[list[Call]], others: Sequence[list[Call]]) -> Iterator[Sequence[Call]]:
         """Yield races, and solve when a plan is known, and now and then, before the next one is handed over."""
-        runner, waiting = self._runner, {race[0].key for race in first}
-        for number, race in enumerate((*first, *others)):
-            if waiting and number >= len(first) and waiting.isdisjoint(runner.under_way):
-                waiting = set()
+        runner, opening = self._runner, {race[0].key for race in first}
+        for race in runner.ripe((*first, *others)):
+            if opening and not any(key in runner.missing and key not in runner.known for key in opening):
+                opening = set()
                 runner.solve()
             yield race
             self._state.solve(runner.known)

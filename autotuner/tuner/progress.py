@@ -33,11 +33,25 @@ class MeasurerProtocol(Protocol):
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         """Compile calls, and yield each with None, or with the measurement that says why it failed."""
 
+    @property
+    def compiles_beside(self) -> bool:
+        """True where calls may be compiled while others are timed."""
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        """Have calls compiled in this order while others are timed, in place of those that wait for it.
+
+        Where no calls are given, compiling ends.
+        """
+
+    def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+        """Return the calls whose compilation has ended since this was asked: with None, or with why it failed."""
+
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         """Time races, and yield each result as it comes, of any race that is under way.
 
         A race is taken from `races` when a device is free for it, in the thread that iterates: the caller may still
-        decide by then that it is not needed. Closing the iterator gives up what is under way.
+        decide by then that it is not needed. An empty race says that the next one is still to be compiled: another is
+        taken when some call is. Closing the iterator gives up what is under way.
         """
 
     def noise_floor(self) -> float: ...
@@ -71,6 +85,16 @@ class Replay:
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         yield from ((call, None) for call in calls)
+
+    @property
+    def compiles_beside(self) -> bool:
+        return False
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        """Compile nothing."""
+
+    def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+        return ()
 
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         for race in races:

@@ -12,10 +12,10 @@ from math import inf
 from autotuner.checkpoint import OverError
 from autotuner.database import Database
 from autotuner.ir.records import Call, Measurement
-from autotuner.kernels import KERNELS
 from autotuner.solve.baselines import is_declared
 from autotuner.space import Space
 from autotuner.tuner.batches import CALLS_MAX
+from autotuner.tuner.compiling import Compilation
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
 from autotuner.tuner.state import TuningState
@@ -85,8 +85,8 @@ class RaceRunner:
         """By key, results that replace what is stored."""
         self._stored_at = time.monotonic()
         self.asked: set[str] = set()
-        self._prepared: set[str] = set()
-        self.total = self.done = self._compiled = self._compiling = 0
+        self.compilation = Compilation(measurer, state, self.learn)
+        self.total = self.done = 0
         self.measuring_s = 0.0
         self.is_news = True
         self._stale = 0
@@ -97,7 +97,10 @@ class RaceRunner:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.flush()
+        try:
+            self.flush()
+        finally:
+            self.compilation.give_up()
 
     def distrust(self, chosen: Collection[str] | None) -> None:
         """Treat doubtful measurements as missing until they are measured again, or until `fall_back`.
@@ -116,7 +119,7 @@ class RaceRunner:
         if not races:
             return
         self.compile(call for race in races for call in race)
-        self.race([call for call in race if call.key in self.missing] for race in races)
+        self.race(self.ripe(races))
 
     def race(self, races: Iterable[Sequence[Call]]) -> None:
         """Measure the calls of races that are not known when a device is free for them.
@@ -157,13 +160,16 @@ class RaceRunner:
             yield [*leading, *calls]
 
     def _needed(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Sequence[Call], Sequence[Call]]]:
-        """Yield what is left of races when it is their turn, and what leads them, until the state says enough."""
+        """Yield what is left of races when it is their turn, and what leads them, until the state says enough.
+
+        Empty races are passed on: nothing is compiled yet.
+        """
         for race in races:
             if not self.is_opening and self.state.enough(under_way=len(self.under_way)):
                 return
             calls = self.look_up(race)
             self.asked.update(call.key for call in race)
-            if calls:
+            if calls or not race:
                 yield self._leading(calls), calls
 
     def look_up(self, calls: Sequence[Call]) -> list[Call]:
@@ -176,25 +182,30 @@ class RaceRunner:
         self.done += len(found)
         return [call for call in calls if call.key not in self.known]
 
-    def compile(self, calls: Iterable[Call]) -> None:
-        """Compile calls ahead of timing. A failure is a measurement; a call that was left out is not timed."""
-        fresh = (call for call in calls if call.key not in self._prepared and call.key not in self.known)
-        compiled = {call.key: call for call in fresh if KERNELS[call.candidate.kernel].compiles}
-        self._prepared |= compiled.keys()
-        left = set(compiled)
-        self._compiling += len(compiled)
-        if compiled and not self.state.enough("compile"):
-            self.state.tell(Progress("compile", self._compiled, self._compiling))
-            with suppress(OverError), self.state.within("compile"):
-                for call, problem in self._measurer.prepare(list(compiled.values())):
-                    left.discard(call.key)
-                    if problem is not None:
-                        self.learn(call, problem)
-                    self._compiled += 1
-                    self.state.tell(Progress("compile", self._compiled, self._compiling))
-                    if self.state.enough("compile"):
-                        break
-        for key in left:
+    def compile(self, calls: Iterable[Call], *, wait: bool = False) -> None:
+        """Compile calls, ahead of timing or beside it. A failure is a measurement; what is left out is not timed.
+
+        Args:
+            wait: until they are compiled; otherwise `ripe` waits for what is compiled beside timing.
+        """
+        unknown = [call for call in calls if call.key not in self.known]
+        if self.compilation.is_beside and not wait:
+            self.compilation.beside(unknown)
+        else:
+            self._leave_out(self.compilation.ahead(unknown))
+
+    def ripe(self, races: Iterable[Sequence[Call]]) -> Iterator[Sequence[Call]]:
+        """Yield what is to be measured of races as they are compiled, and empty races while all are still to be."""
+        for race in self.compilation.in_turn(races):
+            if self.state.is_over("compile"):
+                self._leave_out(self.compilation.give_up())
+            left = [call for call in race if call.key in self.missing]
+            if left or not race:
+                yield left
+
+    def _leave_out(self, keys: Iterable[str]) -> None:
+        """Measure some calls no more: they stay unknown."""
+        for key in keys:
             del self.missing[key]
 
     def solve(self) -> None:

@@ -1,7 +1,7 @@
 """Search of a space's sampled cells, round after round: proposals compile together, then race, each cell's apart."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -135,13 +135,21 @@ class _Heat:
     results: dict[str, Result] = field(default_factory=dict)
     is_told: bool = False
 
+    def compiled(self, known: Collection[str]) -> list[Call]:
+        """Return the proposals that are not known and whose kernel compiles."""
+        return [c for c in self.proposed if c.key not in known and KERNELS[c.candidate.kernel].compiles]
+
     @property
     def is_over(self) -> bool:
         return all(key in self.results for key in self.race)
 
 
 class Rounds:
-    """Rounds of several searches: proposals of all are compiled together, then race, each against those of its cell."""
+    """Rounds of several searches: proposals are compiled, then race, each against those of its cell.
+
+    Where compiling has to be over before timing begins, proposals of all cells are compiled together. Where both go on
+    at once, a cell's proposals race when they are compiled, and its next ones are compiled while others race.
+    """
 
     def __init__(self, searches: Sequence[CellSearch], runner: RaceRunner, measurer: MeasurerProtocol) -> None:
         self._searches, self._runner, self._measurer, self._state = searches, runner, measurer, runner.state
@@ -159,18 +167,54 @@ class Rounds:
         devices = self._measurer.devices
         width = 1 if devices == 1 else CELLS_PER_DEVICE * devices
         self._tell()
+        if self._runner.compilation.is_beside:
+            self._race(self._compiled_heats(compiling, others, width))
+            return
         apart = [others[place : place + width] for place in range(0, len(others), width)]
         for together in ([compiling] if compiling else []) + apart:
             while (active := [search for search in together if self._goes_on(search)]) and not self._enough():
-                self._round(active)
+                self._race(self._round(active))
 
-    def _round(self, active: Sequence[CellSearch]) -> None:
-        heats = [_Heat(search, tuple(search.propose(BATCH))) for search in active]
-        left = self._runner.look_up([call for heat in heats for call in heat.proposed])
-        compiled = [call for call in left if KERNELS[call.candidate.kernel].compiles]
+    def _round(self, active: Sequence[CellSearch]) -> list[_Heat]:
+        """Return a heat of each search, all compiled."""
+        heats = self._proposed(active)
+        compiled = [call for heat in heats for call in heat.compiled(self._runner.known)]
         for call, problem in self._measurer.prepare(compiled) if compiled else ():
             if problem is not None:
                 self._runner.learn(call, problem)
+        return heats
+
+    def _compiled_heats(
+        self, compiling: Sequence[CellSearch], others: Sequence[CellSearch], width: int
+    ) -> Iterator[_Heat | None]:
+        """Yield heats as they are compiled, and None while all are still to be; each search has one heat at a time.
+
+        Heats of the computation that raced last go first: its operands and references are still there.
+        """
+        compilation, out, last = self._runner.compilation, list[_Heat](), ""
+        while True:
+            compilation.hear()
+            out = [heat for heat in out if not heat.is_told]
+            busy = {id(heat.search) for heat in out}
+            ready = [search for search in others if id(search) in busy or self._goes_on(search)][:width]
+            fresh = self._proposed([s for s in (*compiling, *ready) if id(s) not in busy and self._goes_on(s)])
+            compilation.beside(call for heat in fresh for call in heat.compiled(self._runner.known))
+            out += fresh
+            if not out:
+                return
+            ripe = [heat for heat in out if not heat.race and compilation.is_compiled(heat.proposed)]
+            heat = min(ripe, key=lambda heat: heat.search.cell.call.subgraph.signature != last, default=None)
+            last = last if heat is None else heat.search.cell.call.subgraph.signature
+            yield heat
+
+    def _proposed(self, searches: Iterable[CellSearch]) -> list[_Heat]:
+        """Return the next heat of each search; results that other runs have stored by now become known."""
+        heats = [_Heat(search, tuple(search.propose(BATCH))) for search in searches]
+        self._runner.look_up([call for heat in heats for call in heat.proposed])
+        return heats
+
+    def _race(self, heats: Iterable[_Heat | None]) -> None:
+        """Race heats as they come, and tell each search the results of its own."""
         begun: dict[str, _Heat] = {}
         for call, measurement in self._runner.results(self._races(heats, begun)):
             heat = begun[call.key]
@@ -182,12 +226,15 @@ class Rounds:
         self._runner.flush()
 
     def _races(
-        self, heats: Sequence[_Heat], begun: dict[str, _Heat]
+        self, heats: Iterable[_Heat | None], begun: dict[str, _Heat]
     ) -> Iterator[tuple[Sequence[Call], Sequence[Call]]]:
         """Yield the race of each heat, its incumbent apart, and note by key whose calls they are."""
         for heat in heats:
             if self._enough():
                 return
+            if heat is None:
+                yield (), ()
+                continue
             race = [call for call in heat.proposed if call.key not in self._runner.known]
             incumbent = [] if heat.search.best is None or not race else [heat.search.best[0]]
             heat.race = tuple(call.key for call in (*incumbent, *race))

@@ -249,6 +249,16 @@ class SimulatedFleet(MeasurerProtocol):
                 self._takes(durations.compile_s)
             yield call, None
 
+    @property
+    def compiles_beside(self) -> bool:
+        return False
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        """Compile nothing."""
+
+    def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+        return ()
+
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         batches, left, in_hand = Batches(self.devices), deque[Batch](), 0
         coming: Iterator[Sequence[Call]] | None = iter(races)

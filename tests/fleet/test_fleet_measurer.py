@@ -1,6 +1,6 @@
 """The tuner's measurer over made-up actors: results come once each, whatever is lost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -96,6 +96,46 @@ def test_every_host_compiles_what_it_times() -> None:
     for host in ("one", "two"):
         asked = {key for slot, question, keys in pool.sent if slot.startswith(host) for key in keys}
         assert asked == {each.key for each in compiled}
+
+
+def test_calls_are_compiled_on_every_host_while_others_are_timed() -> None:
+    clock = Clock()
+    pool = PlannedPool([gpu(0), gpu(0, host="two")], clock, deaths={6.0: ["two/0"]})
+    measurer = FleetMeasurer(pool, Roster(), gpus=2, clock=clock)
+    assert measurer.compiles_beside
+    left = {each.key: each for each in (call(number, "inductor") for number in range(40))}
+    plain = calls(30, start=100)
+
+    def races() -> Iterator[Sequence[Call]]:
+        yield plain
+        while left:
+            ripe = [left.pop(each.key) for each, problem in measurer.take_compiled() if problem is None]
+            yield ripe
+
+    measurer.compile_beside(list(left.values()))
+    found = list(measurer.measure(races()))
+    assert len(found) == len({each.key for each, _ in found}) == 70
+    questions = [question for _, question, _ in pool.sent]
+    assert questions.index("compile") < questions.index("measure")
+    timed_at = [place for place, (_, question, keys) in enumerate(pool.sent) if question == "measure" for _ in keys]
+    compiled_at = [place for place, question in enumerate(questions) if question == "compile"]
+    assert min(timed_at) < max(compiled_at) < max(timed_at)
+    for host in ("one", "two"):
+        asked = {
+            k for slot, question, keys in pool.sent if slot.startswith(host) and question == "compile" for k in keys
+        }
+        assert len(asked) == 40
+
+
+def test_what_is_compiled_beside_timing_is_given_up_when_nothing_is_asked_for() -> None:
+    measurer, pool = fleet(1)
+    measurer.compile_beside([call(number, "inductor") for number in range(40)])
+    statuses(measurer, calls(2))
+    measurer.compile_beside(())
+    assert pool.forgotten
+    before = len(pool.sent)
+    statuses(measurer, calls(2, start=10))
+    assert [question for _, question, _ in pool.sent[before:]] == ["measure"]
 
 
 def test_noise_and_ceilings_are_asked_of_another_gpu_where_an_actor_is_lost() -> None:

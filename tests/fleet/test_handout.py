@@ -46,6 +46,13 @@ def test_races_are_drawn_as_gpus_have_room() -> None:
     assert len(drawn) == 3
 
 
+def test_after_an_empty_race_the_next_one_is_drawn_the_next_time() -> None:
+    handout = handing([calls(1), (), calls(1, start=1)])
+    assert [order.batch.calls for order in give(handout, "ab")] == [tuple(calls(1))]
+    assert not handout.is_done
+    assert [order.batch.calls for order in give(handout, "ab")] == [tuple(calls(1, start=1))]
+
+
 def test_parts_of_a_race_are_led_by_the_fastest_call_that_is_known_when_they_are_handed_out() -> None:
     race = calls(60)
     handout = handing([race], window=1)

@@ -145,6 +145,55 @@ def test_compiling_kernels_are_built_ahead_and_their_faults_are_statuses(
     }
 
 
+def test_calls_are_compiled_while_others_race_and_what_a_question_interrupts_is_compiled_after_it(
+    planted: str, add: MakeCall, tmp_path: Path
+) -> None:
+    names = ("good_compiled", "raises_compiled", "exits_compiled", "hangs_compiled")
+    found: dict[str, str | None] = {}
+    timed: list[str] = []
+    with Measurer(timeout_s=0.5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.compile_beside([add(name) for name in names])
+        assert measurer.compilers > 0
+        assert measurer.noise_floor() >= 0
+        assert measurer.compilers == 0, "a question has the device to itself"
+
+        def races() -> Iterator[list[Call]]:
+            yield [add("good")]
+            while len(found) < len(names):
+                for call, problem in measurer.take_compiled():
+                    found[call.candidate.kernel.removeprefix("planted_")] = None if problem is None else problem.status
+                yield []
+            yield [add("good_compiled")]
+
+        for call, measured in measurer.measure(races()):
+            assert measured.status == "ok"
+            timed.append(call.candidate.kernel)
+    assert timed == ["planted_good", "planted_good_compiled"]
+    assert found == {
+        "good_compiled": None, "raises_compiled": "error", "exits_compiled": "crashed", "hangs_compiled": "timeout",
+    }  # fmt: skip
+
+
+def test_what_is_asked_for_later_is_compiled_first_and_nothing_ends_it_all(
+    planted: str, add: MakeCall, tmp_path: Path
+) -> None:
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.compile_beside([add("good_compiled", place=str(place)) for place in range(8)])
+        measurer.compile_beside([add("good_compiled", place="last")])
+        found: list[Call] = []
+
+        def races() -> Iterator[list[Call]]:
+            while not found:
+                found.extend(call for call, _ in measurer.take_compiled())
+                yield []
+
+        assert list(measurer.measure(races())) == []
+        assert found == [add("good_compiled", place="last")]
+        measurer.compile_beside([add("hangs_compiled")])
+        measurer.compile_beside(())
+        assert measurer.compilers == 0
+
+
 def test_compiling_processes_stay_for_the_next_calls_and_one_that_is_lost_meanwhile_is_replaced(
     planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

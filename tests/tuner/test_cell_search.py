@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotuner.checkpoint import checkpoint
-from autotuner.database import Database, Filter
+from autotuner.database import Database, Filter, open_database
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import Call, Candidate, Measurement, Node, Scalar, Subgraph, TensorType
@@ -30,6 +30,7 @@ from autotuner.tuner.searching import BATCH, search_cells
 from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, HERE, LINEAR, times
 from tests.tuner.asking import tune
+from tests.tuner.beside import CompilingBeside
 
 PLANTED = str(Path(__file__).with_name("planted_cells.py"))
 TRIALS = 40
@@ -439,6 +440,39 @@ def test_a_cell_far_behind_another_of_the_same_computation_is_searched_no_furthe
     assert stages[-1].done == stages[-1].total == TRIALS + tried
     everything = search_cells(space, database, racing, TuningState(space, stages.append, TuneOptions(exhaustive=True)))
     assert len(everything.fresh) == TRIALS - tried
+
+
+class Beside(CompilingBeside, TwoKernels):
+    """Two searched kernels that are compiled while others are timed."""
+
+
+def test_cells_race_as_their_proposals_are_compiled_and_try_what_rounds_try(
+    planted: Any, linear: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = build_space(training_graph(linear.graph()), compiling_twice(planted, monkeypatch))
+    database.remember(HERE)
+    racing = Beside(planted, 1.0)
+    found = search_cells(space, database, racing, state_of(space))
+    assert len(found.fresh) == 2 * TRIALS
+    assert Counter(racing.order) == Counter(found.fresh), "each is compiled once"
+    with open_database(tmp_path / "rounds.sqlite") as other:
+        other.remember(HERE)
+        assert search_cells(space, other, TwoKernels(planted, 1.0), state_of(space)).fresh == found.fresh
+
+
+def test_a_cell_that_does_not_compile_is_searched_while_others_are_compiled(
+    planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = compiling_twice(planted, monkeypatch)
+    monkeypatch.setitem(KERNELS._kernels, "planted_late", replace(KERNELS["planted_late"], compiles=False))
+    space = build_space(training_graph(linear.graph()), file)
+    database.remember(HERE)
+    racing = Beside(planted, 1.0)
+    search_cells(space, database, racing, state_of(space))
+    kernels = "".join(race[-1].candidate.kernel.removeprefix("planted_")[0] for race in racing.races)
+    assert Counter(kernels) == {"t": TRIALS // BATCH, "l": TRIALS // BATCH}
+    assert kernels[0] == "l", "the other one's proposals are still to be compiled"
+    assert "tl" in kernels, "neither waits for the end of the other"
 
 
 def test_a_run_chooses_what_the_search_found_and_says_what_was_sampled(

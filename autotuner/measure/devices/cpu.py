@@ -49,6 +49,10 @@ class CpuDevice(Device):
         return cores()
 
     @property
+    def compiles_beside(self) -> bool:
+        return False
+
+    @property
     def is_in_use(self) -> bool:
         return False
 

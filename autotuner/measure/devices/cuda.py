@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMPILERS_MAX = 16
 """Each has a context on the device, of half a gigabyte."""
+TIMING_CORES = 2
+"""Cores that are left to the process that times and to the tuner while others compile."""
 L2_MULTIPLE = 2
 """Data that lie so many times beyond the cache come from memory, whatever else is touched in between."""
 
@@ -45,7 +47,11 @@ class CudaDevice(Device):
 
     @property
     def compilers(self) -> int:
-        return min(cores(), COMPILERS_MAX)
+        return max(1, min(cores() - TIMING_CORES, COMPILERS_MAX))
+
+    @property
+    def compiles_beside(self) -> bool:
+        return cores() > TIMING_CORES
 
     @property
     def is_in_use(self) -> bool:

@@ -35,6 +35,11 @@ class Device(ABC):
 
     @property
     @abstractmethod
+    def compiles_beside(self) -> bool:
+        """True where compiling does not disturb timings: the two do not share what computes."""
+
+    @property
+    @abstractmethod
     def is_in_use(self) -> bool:
         """True while this process computes on it in a way that other processes see."""
 

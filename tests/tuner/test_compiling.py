@@ -1,0 +1,82 @@
+"""Calls that are compiled while others are timed: each is timed once it is compiled, and the answer is the same."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from autotuner.database import Database
+from autotuner.ir.models import Model
+from autotuner.ir.records import Call, Measurement
+from autotuner.kernels import KERNELS
+from autotuner.settings import Limits
+from autotuner.tuner import Progress
+from autotuner.tuner import state as state_module
+from tests.made_up import CPU, space_of, times
+from tests.tuner.asking import Asking, tune
+from tests.tuner.beside import CompilingBeside
+
+
+class Beside(CompilingBeside, Asking):
+    """Answers from recorded measurements, and compiles beside that."""
+
+
+def compiling(small: Model) -> set[str]:
+    return {key for key, call in space_of(small).calls.items() if KERNELS[call.candidate.kernel].compiles}
+
+
+@pytest.fixture(params=[{}, {"gap": 0.0}], ids=["everything", "what matters"])
+def asked(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_a_run_finds_the_same_whether_it_compiles_ahead_or_beside(small: Model, database: Database, asked: Any) -> None:
+    known = times(space_of(small).calls)
+    measurer = Beside(known)
+    stages: list[Progress] = []
+    found = tune(small, CPU, database, measurer, watch=stages.append, **asked)
+    ahead = tune(small, CPU, database, Asking(known), remeasure=True, **asked)
+    assert found.steps == ahead.steps
+    assert found.certificate.predicted_us == ahead.certificate.predicted_us
+    assert measurer.order
+    assert sorted(measurer.order) == sorted(set(measurer.order)) == sorted(compiling(small) & set(measurer.asked))
+    assert stages[-1].stage == "done"
+
+
+def test_what_needs_no_compiler_is_timed_while_the_rest_is_compiled(small: Model, database: Database) -> None:
+    measurer = Beside(times(space_of(small).calls))
+    tune(small, CPU, database, measurer)
+    first = min(measurer.answered.index(key) for key in compiling(small))
+    assert first >= 2
+    assert measurer.rested <= len(compiling(small)), "races wait only where there is no other"
+
+
+def test_what_does_not_compile_beside_timing_is_stored_and_not_timed(small: Model, database: Database) -> None:
+    class Unbuilt(Beside):
+        def fails(self, _call: Call) -> Measurement | None:
+            return Measurement("error", message="no compiler")
+
+    measurer = Unbuilt(times(space_of(small).calls))
+    found = tune(small, CPU, database, measurer)
+    assert compiling(small)
+    assert set(measurer.asked) == set(space_of(small).calls) - compiling(small)
+    assert found.counts["status_error"] == len(compiling(small))
+
+
+def test_a_limit_of_seconds_gives_up_what_is_not_compiled_by_then(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that each race that cannot begin moves on by ten seconds."""
+    now = [0.0]
+    monkeypatch.setattr(state_module, "monotonic", lambda: now[0])
+
+    class Slow(Beside):
+        def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
+            now[0] += 10.0 if not self.waiting else 1.0
+            return ()
+
+    measurer = Slow(times(space_of(small).calls))
+    found = tune(small, CPU, database, measurer, limits=Limits(seconds=60.0))
+    assert set(measurer.asked) == set(space_of(small).calls) - compiling(small)
+    assert found.counts["unknown"] == len(compiling(small))
+    assert measurer.waiting == []
