@@ -186,7 +186,8 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         *table(heads, (_row(number, run) for number, run in fine)),
         "",
-        "Database and cache of compiled kernels are empty at first. `search`: sampled cells, compiled and raced.",
+        "Database and cache of compiled kernels are empty at first. `search`: sampled cells, compiled and raced. "
+        "`compile`: while nothing that was compiled was left to be timed.",
     ]
     lines += [f"\nTuning {number} failed: {run['failure']}." for number, run in runs if "failure" in run]
     if found["rates"]:
