@@ -109,7 +109,7 @@ bert-encoder:large bfloat16, NVIDIA H200, cuda 13.0, 2026-11-22, commit abc. `sc
 | 1 | 100.0 | 10.0 | 20.0 | 30.0 | 4.0 | 1.2 | 1,000 | 2 | 10.0 | 700.0 |
 | 3 | 125.0 | 10.0 | 20.0 | 30.0 | 4.0 | 1.2 | 1,000 | 2 | 8.0 | 700.0 |
 
-Database and cache of compiled kernels are empty at first. `search`: sampled cells, compiled and raced.
+Database and cache of compiled kernels are empty at first. `search`: sampled cells, compiled and raced. `compile`: while nothing that was compiled was left to be timed.
 
 Tuning 2 failed: it broke.
 
