@@ -1,5 +1,6 @@
 """Arc consistency: states and rows without support go; and a depth-first search that maintains it."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
@@ -97,11 +98,12 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
     """Drop rows whose states are gone, and states that no row has, until nothing changes; `given` is written to."""
     tables, domains = given.tables, given.domains
     whole = {variable: bool(domain.all()) for variable, domain in domains.items()}
-    queue = dict.fromkeys(touched)
+    waiting = set(touched)
+    queue = deque(dict.fromkeys(touched))
     while queue:
         checkpoint()
-        place = next(iter(queue))
-        del queue[place]
+        place = queue.popleft()
+        waiting.remove(place)
         table = tables[place]
         keep: NDArray[np.bool_] | None = None
         for variable, column in zip(table.variables, table.columns, strict=True):
@@ -118,7 +120,10 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
             # `present` lies within the domain: rows outside it went above.
             if np.count_nonzero(present) < np.count_nonzero(domains[variable]):
                 domains[variable], whole[variable] = present, False
-                queue.update(dict.fromkeys(other for other in given.readers[variable] if other != place))
+                for other in given.readers[variable]:
+                    if other != place and other not in waiting:
+                        waiting.add(other)
+                        queue.append(other)
     return given
 
 

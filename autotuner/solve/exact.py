@@ -13,7 +13,7 @@ from autotuner.solve.integer_program import TOLERANCE, ProgramPlan, has_few_stat
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.linear_program import lifted
 from autotuner.solve.message_passing import MessagePassing
-from autotuner.solve.path_decomposition import LONG, PathBlock, path_decomposition
+from autotuner.solve.path_decomposition import LONG, PathBlock, having, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
 
@@ -145,9 +145,9 @@ def _along_path(
     if not _is_repeated(network, blocks):
         now = monotonic()
         ends_at = None if limits.ends_at is None else now + LIFTING_TIME * (limits.ends_at - now)
-        moved = lifted(left, network.state_counts, path_decomposition(left.tables, network.state_counts), ends_at)
+        moved = lifted(left, network.state_counts, blocks, ends_at)
         network = replace(network, tables=tuple(moved.tables.values()))
-        blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
+        blocks = having(blocks, dict(enumerate(network.tables)))
 
     def cost_us(codes: Mapping[int, int]) -> float:
         return problem.cost_us(network.named(codes))

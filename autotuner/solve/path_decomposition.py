@@ -5,7 +5,7 @@ together, come side by side. Between two windows of that order, the narrowest ve
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf, log2
 
@@ -59,16 +59,24 @@ def path_decomposition(tables: Mapping[int, CostTable], state_counts: Sequence[i
     sides = _chosen(_Cuts(order, near, state_counts), near)
     inside: set[int] = set()
     blocks, left = list[PathBlock](), tuple[int, ...]()
-    number = {v: place for place, side in enumerate(sides) for v in side}
-    places: list[list[int]] = [[] for _ in sides]
-    for place, table in tables.items():
-        places[max((number[v] for v in table.variables), default=0)].append(place)
-    for side, own in zip(sides, places, strict=True):
+    for side in sides:
         inside.update(side)
         right = tuple(v for v in (*left, *side) if any(u not in inside for u in near[v]))
-        blocks.append(PathBlock((*left, *side), tuple(own), left, right))
+        blocks.append(PathBlock((*left, *side), (), left, right))
         left = right
-    return blocks
+    return having(blocks, tables)
+
+
+def having(blocks: Sequence[PathBlock], tables: Mapping[int, CostTable]) -> list[PathBlock]:
+    """Return the blocks with other tables of the same variables, of which the same are neighbours."""
+    number: dict[int, int] = {}
+    for block_number, block in enumerate(blocks):
+        for v in block.variables:
+            number.setdefault(v, block_number)
+    places: list[list[int]] = [[] for _ in blocks]
+    for place, table in tables.items():
+        places[max((number[v] for v in table.variables), default=0)].append(place)
+    return [replace(block, tables=tuple(own)) for block, own in zip(blocks, places, strict=True)]
 
 
 def _chosen(cuts: "_Cuts", near: Mapping[int, Collection[int]]) -> list[list[int]]:
