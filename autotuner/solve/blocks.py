@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import consistent
 from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.conditioning import MOST_ROWS, Cases, cheapest, with_margin
+from autotuner.solve.conditioning import MOST_ROWS, Cases, cheaper, cheapest, with_margin
 from autotuner.solve.dominance import merged
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.path_decomposition import PathBlock
@@ -132,6 +132,11 @@ class BlockSolver:
         return self._start.copy().tighten(inf)
 
     @property
+    def quick_bound_us(self) -> float:
+        """A lower bound than `bound_us`, at no cost."""
+        return self._start.bound_us
+
+    @property
     def rows(self) -> int:
         return self._start.rows
 
@@ -152,7 +157,7 @@ class BlockSolver:
                 raise InfeasibleError("no states of a block agree with those before")
             return BlockMessage(totals, float(totals.min()), distance)
         bound = start.tighten(inf)
-        most = start.constant + sum(float(table.costs.max()) for table in start.tables.values())
+        most = start.most_us
         step = share * bound + (most - bound) / 4096
         guess, proven = bound + max(distance * bound, step), bound
         found: BlockMessage | None = None
@@ -221,22 +226,10 @@ class BlockSolver:
         """Return states as `between`, or None where none that cost less than `most_us` were found with some effort."""
         try:
             start = self._start.fixed(states)
-            guess = bound = start.tighten(with_margin(most_us, -1))
         except InfeasibleError:
             return None
-        step = STEP * (1 + abs(bound))
-        while guess < most_us:
-            guess = min(most_us, bound + max(step, RAISED * (guess - bound)))
-            cases, best = Cases(start, with_margin(guess, -1), most_cases=MOST_CASES), None
-            cases.stoppable = True
-            for case in cases:
-                if case.constant <= cases.most_us:
-                    best, cases.most_us = case, with_margin(case.constant, -1)
-            if best is not None:
-                return BlockStates(self._codes(best) | dict(states), best.constant)
-            if cases.stopped:
-                return None
-        return None
+        best = cheaper(start, most_us, STEP * (1 + abs(start.bound_us)), RAISED, MOST_CASES)
+        return None if best is None else BlockStates(self._codes(best) | dict(states), best.constant)
 
     def _codes(self, plan: BucketElimination) -> dict[int, int]:
         return dict.fromkeys(self._unnamed, 0) | plan.codes()

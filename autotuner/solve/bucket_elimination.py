@@ -64,6 +64,13 @@ class BucketElimination(Buckets[CostTable]):
         for table in tables:
             self._add(table)
 
+    @classmethod
+    def of(cls, left: Consistent, state_counts: Sequence[int], limits: SolverLimits) -> "BucketElimination":
+        """Return an elimination of what is left; variables with a single state are gone."""
+        start = cls(left.names, state_counts, (), limits)
+        start._replace(left)
+        return start
+
     @property
     def bound_us(self) -> float:
         """The sum of each table's cheapest row: no assignment costs less."""
@@ -72,6 +79,30 @@ class BucketElimination(Buckets[CostTable]):
     def estimated_bytes(self) -> float:
         """Return what the largest table would need at most if elimination went on without bounds."""
         return estimated_bytes((table.variables for table in self.tables.values()), self._alive())
+
+    @property
+    def most_us(self) -> float:
+        """The sum of each table's dearest row: no assignment costs more."""
+        return self.constant + sum(float(table.costs.max()) for table in self.tables.values())
+
+    def parts(self) -> list["BucketElimination"]:
+        """Return an elimination for each part that shares no variable with others; argmin tables stay here."""
+        found: list[BucketElimination] = []
+        met: set[int] = set()
+        for root in self.readers:
+            if root in met:
+                continue
+            met.add(root)
+            queue, places = [root], dict[int, None]()
+            for v in queue:
+                new = dict.fromkeys(place for place in self.readers[v] if place not in places)
+                places |= new
+                beside = dict.fromkeys(u for place in new for u in self.tables[place].variables if u not in met)
+                met |= beside.keys()
+                queue += beside
+            tables = [self.tables[place] for place in places]
+            found.append(BucketElimination(self.names, self.state_counts, tables, self.limits))
+        return found
 
     def spares(self) -> Costs:
         """Return how far rows lie above the cheapest of their table, in order, where they do."""

@@ -66,7 +66,7 @@ def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float 
     if start.run(MOST_ROWS):
         return Found(start, None)
     start.limits.estimated_bytes = start.estimated_bytes()
-    most = start.constant + sum(float(table.costs.max()) for table in start.tables.values())
+    most = start.most_us
     best = None
     if most > COARSE * (start.bound_us + 1):
         # Rows dearer than a whole assignment go before any cost is moved: sums with them would be rounded coarsely.
@@ -107,6 +107,35 @@ def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float 
             raise InfeasibleError(f"no assignment satisfies every factor; in the last case tried, {cases.reason}")
         proven = guess
     raise AssertionError("guesses rise until they reach the most that there can be")
+
+
+def cheaper(
+    start: BucketElimination, most_us: float, step_us: float, raised: float, most_cases: int
+) -> BucketElimination | None:
+    """Return the cheapest assignment, or None where none that costs less than `most_us` is found with some effort.
+
+    Args:
+        step_us: how far above the bound the first guess lies.
+        raised: a guess that nothing is found below is raised by this factor of its distance from the bound.
+        most_cases: that are looked at for each guess.
+    """
+    try:
+        start = start.copy()
+        guess = bound = start.tighten(with_margin(most_us, -1))
+    except InfeasibleError:
+        return None
+    while guess < most_us:
+        guess = min(most_us, bound + max(step_us, raised * (guess - bound)))
+        cases, best = Cases(start, with_margin(guess, -1), most_cases=most_cases), None
+        cases.stoppable = True
+        for case in cases:
+            if case.constant <= cases.most_us:
+                best, cases.most_us = case, with_margin(case.constant, -1)
+        if best is not None:
+            return best
+        if cases.stopped:
+            return None
+    return None
 
 
 def with_margin(total_us: float, sign: int = 1) -> float:

@@ -9,10 +9,12 @@ from autotuner.errors import ProblemError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent
 from autotuner.solve.blocks import block_key
 from autotuner.solve.conditioning import cheapest, reduced, with_margin
-from autotuner.solve.integer_program import TOLERANCE, ProgramPlan, has_few_states, integer_program, solved
+from autotuner.solve.integer_program import TOLERANCE, has_few_states, integer_program, solved
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.linear_program import lifted
-from autotuner.solve.message_passing import MessagePassing
+from autotuner.solve.linear_relaxation import BYTES as RELAXED_BYTES
+from autotuner.solve.linear_relaxation import relaxed, rounded
+from autotuner.solve.message_passing import SHARE, MessagePassing
 from autotuner.solve.path_decomposition import LONG, PathBlock, having, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Network, encode
@@ -24,6 +26,10 @@ MOST_STATES = 70_000
 PROGRAM_TIME = 0.75
 # The linear relaxation may take this share of what there is then.
 LIFTING_TIME = 0.5
+# Where a plan is known, messages are exact up to this many times its share above the bound at first; `LEAST_SHARE` at
+# least: less makes more of them than it saves.
+NEAR = 5
+LEAST_SHARE = 0.005
 
 
 def exact(
@@ -41,8 +47,10 @@ def exact(
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
-    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, and `MOST_STATES` in all,
-    is an integer program for HiGHS. One of more, or that HiGHS does not solve in time, is cut at its narrow places.
+    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, is an integer program for
+    HiGHS, if it has `MOST_STATES` in all at most. Where it has more, or a gap is allowed, the linear relaxation of that
+    program gives a bound, and a plan by rounding, before. Other long problems, and those that HiGHS does not solve in
+    time, are cut at their narrow places.
     Where that gives three blocks or more, the dual of a linear relaxation moves costs, so that bounds are tight. Then
     they are solved one after another, with messages between them, in time linear in their number. Costs of a problem
     whose blocks mostly equal others stay, and equal blocks are solved once.
@@ -76,57 +84,82 @@ def exact(
     """
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encode(problem)
-    codes, bound = (_long(problem, network, limits, gap) if len(network.names) > LONG else None) or _whole(
-        network, limits
-    )
+    is_long = len(network.names) > LONG
+    codes, bound = _long(problem, network, limits, gap) if is_long else _whole(network, limits)
     states = network.named(codes)
     total = problem.cost_us(states)
     return Solution(states, total, total if bound is None else min(total, bound), "exact", limits.statistics())
 
 
+class _Best:
+    """The best plan of a long problem so far, and the best bound.
+
+    Args:
+        gap: the share of the bound by which a plan may lie above it.
+    """
+
+    def __init__(self, problem: Problem, network: Network, gap: float) -> None:
+        self._problem, self._network, self.gap = problem, network, gap
+        self.codes: Mapping[int, int] | None = None
+        self.total_us, self.bound_us = inf, -inf
+
+    def learn(self, codes: Mapping[int, int] | None, bound_us: float | None) -> None:
+        """Take a plan, if it is cheaper, and a bound; None for one that the plan itself is."""
+        total_us = inf if codes is None else self.cost_us(codes)
+        self.bound_us = max(self.bound_us, total_us if bound_us is None else bound_us)
+        if total_us < self.total_us:
+            self.codes, self.total_us = codes, total_us
+
+    def cost_us(self, codes: Mapping[int, int]) -> float:
+        """Return what states cost; inf where some factor forbids them: HiGHS keeps to its rows up to rounding."""
+        try:
+            return self._problem.cost_us(self._network.named(codes))
+        except ProblemError:
+            return inf
+
+    @property
+    def is_proven(self) -> bool:
+        return self.total_us < inf and self.total_us <= self.bound_us + 2 * TOLERANCE * (1 + abs(self.total_us))
+
+    @property
+    def is_enough(self) -> bool:
+        return self.is_proven or self.total_us <= self.bound_us * (1 + self.gap) < inf
+
+
 def _long(
     problem: Problem, network: Network, limits: SolverLimits, gap: float
-) -> tuple[Mapping[int, int], float | None] | None:
+) -> tuple[Mapping[int, int], float | None]:
     """Return the states of all variables of a long problem, and a bound where these are not proven to cost the least.
 
-    Returns:
-        None for a problem of one block of many states.
+    Raises:
+        InfeasibleError: there is no assignment.
     """
     left = arc_consistent(network)
-    programmed = _programmed(network, left, limits, gap)
-    if programmed is None:
-        return _along_path(problem, network, left, limits, gap)
-    codes, bound_us = programmed.codes, programmed.bound_us
-    total_us = _total_us(problem, network, codes)
-    if codes is not None and total_us <= bound_us + 2 * TOLERANCE * (1 + abs(total_us)):
-        return codes, None
-    if codes is not None and total_us <= bound_us * (1 + gap):
-        return codes, bound_us
-    other, other_us = _along_path(problem, network, left, limits, gap) or _whole(network, limits)
-    if other_us is None:
-        return other, None
-    if codes is None or _total_us(problem, network, other) < total_us:
-        codes = other
-    return codes, max(bound_us, other_us)
+    best = _Best(problem, network, gap)
+    if has_few_states(left):
+        _by_programs(network, left, limits, best)
+    if not best.is_enough:
+        best.learn(*(_along_path(network, left, limits, best) or _whole(network, limits)))
+    assert best.codes is not None
+    return best.codes, None if best.is_proven else best.bound_us
 
 
-def _total_us(problem: Problem, network: Network, codes: Mapping[int, int] | None) -> float:
-    """Return what states cost; inf where there are none, or some factor forbids them."""
-    try:
-        return inf if codes is None else problem.cost_us(network.named(codes))
-    except ProblemError:  # HiGHS keeps to its rows up to rounding
-        return inf
-
-
-def _programmed(network: Network, left: Consistent, limits: SolverLimits, gap: float) -> ProgramPlan | None:
-    """Return what an integer program finds in its share of the time; None where there are many states."""
-    if not has_few_states(left) or sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES:
-        return None
+def _by_programs(network: Network, left: Consistent, limits: SolverLimits, best: _Best) -> None:
+    """Solve the linear relaxation where that may do, and an integer program of not too many states."""
     program = integer_program(left, network.state_counts)
-    if program.needed_bytes > limits.memory_bytes:
-        return None
-    seconds = inf if limits.ends_at is None else PROGRAM_TIME * (limits.ends_at - monotonic())
-    return solved(program, seconds, gap)
+    is_large = sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES
+    if (is_large or best.gap) and RELAXED_BYTES * len(program.values) <= limits.memory_bytes:
+        relaxation = relaxed(program, _seconds(limits, LIFTING_TIME))
+        if relaxation is not None:
+            best.learn(rounded(left, network.state_counts, program, relaxation, limits), relaxation.bound_us)
+    if not (is_large or best.is_enough) and program.needed_bytes <= limits.memory_bytes:
+        found = solved(program, _seconds(limits, PROGRAM_TIME), best.gap)
+        best.learn(found.codes, found.bound_us)
+
+
+def _seconds(limits: SolverLimits, share: float) -> float:
+    """Return a share of the time that is left."""
+    return inf if limits.ends_at is None else share * (limits.ends_at - monotonic())
 
 
 def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], float | None]:
@@ -136,23 +169,19 @@ def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], f
 
 
 def _along_path(
-    problem: Problem, network: Network, left: Consistent, limits: SolverLimits, gap: float
+    network: Network, left: Consistent, limits: SolverLimits, best: _Best
 ) -> tuple[Mapping[int, int], float | None] | None:
     """Return the same for a problem with narrow places; None for others."""
     blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
     if len(blocks) < FEWEST_BLOCKS:
         return None
     if not _is_repeated(network, blocks):
-        now = monotonic()
-        ends_at = None if limits.ends_at is None else now + LIFTING_TIME * (limits.ends_at - now)
+        ends_at = None if limits.ends_at is None else monotonic() + _seconds(limits, LIFTING_TIME)
         moved = lifted(left, network.state_counts, blocks, ends_at)
         network = replace(network, tables=tuple(moved.tables.values()))
         blocks = having(blocks, dict(enumerate(network.tables)))
-
-    def cost_us(codes: Mapping[int, int]) -> float:
-        return problem.cost_us(network.named(codes))
-
-    found = MessagePassing(network, blocks, limits, cost_us, gap).plan()
+    share = SHARE if best.codes is None else min(SHARE, max(LEAST_SHARE, NEAR * (best.total_us / best.bound_us - 1)))
+    found = MessagePassing(network, blocks, limits, best.cost_us, best.gap, share).plan()
     is_proven = found.total_us <= with_margin(found.bound_us, 3)
     return found.codes, None if is_proven else with_margin(found.bound_us, -1)
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.checkpoint import checkpoint, heeding
+from autotuner.checkpoint import heeding
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent
-from autotuner.solve.tables import Codes, Costs, CostTable, Integers, keys
-from autotuner.solve.variable_splitting import kinds
+from autotuner.solve.pairs import Pairs, pairs
+from autotuner.solve.tables import Costs, CostTable, Integers
 
 # HiGHS's bounds are no more exact than this share of them.
 TOLERANCE = 1e-6
@@ -76,7 +76,9 @@ class _Writer:
     def __init__(self, left: Consistent, state_counts: Sequence[int]) -> None:
         self.counts = state_counts
         self.first = np.concatenate(([0], np.cumsum(state_counts))).astype(np.int64)
-        self.column_of = _shared_columns(left, self.first)
+        self.pair_tables = [table for table in left.tables.values() if len(table.variables) == 2]
+        self.pairs = pairs(self.pair_tables, self.first)
+        self.column_of = _shared_columns(left, self.first, self.pairs)
         self.count = int(self.column_of.max(initial=-1)) + 1
         self.costs = [np.zeros(self.count)]
         self.constant = 0.0
@@ -93,7 +95,7 @@ class _Writer:
         columns: Integers = self.column_of[self.first[variable] + states]
         return columns
 
-    def rows(self, count: int, lowest: float, highest: float = 0.0) -> int:
+    def rows(self, count: int, lowest: float | Costs, highest: float = 0.0) -> int:
         """Return the first of so many new rows."""
         self.lowest.append(np.full(count, lowest))
         self.highest.append(np.full(count, highest))
@@ -104,7 +106,7 @@ class _Writer:
         self.entries.append((rows.astype(np.int64), columns, value))
 
     def table(self, table: CostTable, held: Costs | None) -> None:
-        """Write what a table allows, and at which cost.
+        """Write what a table costs, and what it allows if that is no relation.
 
         Args:
             held: what each row holds, where there is a budget and some row holds anything.
@@ -116,9 +118,8 @@ class _Writer:
             columns = self.states(table.variables[0], table.columns[0])
             np.add.at(self.costs[0], columns, table.costs)
             self._hold(columns, held)
-        elif len(table.variables) == 2 and held is None and table.costs.min() == table.costs.max():
+        elif held is None and _is_relation(table):
             self.constant += float(table.costs[0])
-            self._relation(table)
         else:
             self._hold(self._joint(table), held)
 
@@ -132,30 +133,39 @@ class _Writer:
         for columns, held in self.holding:
             self.add(np.full(len(columns), row), columns, held)
 
-    def _relation(self, table: CostTable) -> None:
+    def relations(self, is_relation: NDArray[np.bool_]) -> None:
         """Write which states go together: one of a kind needs one of those that this kind goes with.
 
         Kinds of that variable are taken which has fewer. Where no two kinds share a partner, both sides are equal.
+
+        Args:
+            is_relation: of each table of two variables, whether it costs the same whatever the states.
         """
-        both = kinds(table, self.counts)
-        side = 0 if both[0].max() <= both[1].max() else 1
-        v, other = table.variables[side], table.variables[1 - side]
-        of, own, partners = both[side], table.columns[side], table.columns[1 - side]
-        if np.array_equal(self.states(v, own), self.states(other, partners)):
-            return
-        states = np.flatnonzero(of >= 0)
-        if not _is_exact(table, of, side, self.counts[other]):
-            self._joint(table)
-            return
-        _, place = np.unique(of[states], return_index=True)
-        is_first = np.zeros(len(of), np.bool_)
-        is_first[states[place]] = True
-        chosen = is_first[own]
-        partner_kinds, partners = of[own[chosen]], partners[chosen]
-        apart = np.bincount(partners).max() <= 1
-        row = self.rows(len(place), 0.0 if apart else -inf)
-        self.add(row + of[states], self.states(v, states), 1.0)
-        self.add(row + partner_kinds, self.states(other, partners), -1.0)
+        found, of = self.pairs.kinds(is_relation), self.pairs.of
+        for number in np.flatnonzero(is_relation & ~found.is_exact):
+            self._joint(self.pair_tables[number])
+        second = found.counts[:, 0] > found.counts[:, 1]
+        own = np.where(second[of], self.pairs.slots[1], self.pairs.slots[0])
+        partners = self.pairs.slots.sum(axis=0) - own
+        columns = self.column_of[self.pairs.states]
+        differs = np.bincount(of, columns[own] != columns[partners], minlength=len(second)) > 0
+        written = is_relation & found.is_exact & differs
+        is_first = np.zeros(len(columns), np.bool_)
+        is_first[found.first] = True
+        chosen = written[of] & is_first[own]
+        own, partners = own[chosen], partners[chosen]
+        is_shared = np.zeros(len(second), np.bool_)
+        is_shared[of[chosen][np.bincount(partners, minlength=len(columns))[partners] > 1]] = True
+        count = np.where(written, found.counts[np.arange(len(second)), second.astype(np.int64)], 0)
+        start = self.rows(int(count.sum()), np.repeat(np.where(is_shared, -inf, 0.0), count))
+        # Kinds are numbered through all tables; rows through those of the sides that are written.
+        kind_sides = self.pairs.sides[found.first]
+        is_written = written[kind_sides // 2] & (kind_sides % 2 == second[kind_sides // 2])
+        row_of = start + np.cumsum(is_written) - 1
+        slots = np.flatnonzero(found.of >= 0)
+        slots = slots[is_written[found.of[slots]]]
+        self.add(row_of[found.of[slots]], columns[slots], 1.0)
+        self.add(row_of[found.of[own]], columns[partners], -1.0)
 
     def _joint(self, table: CostTable) -> Integers:
         """Write a column for each row of the table: those with a state add up to that state; return the columns."""
@@ -217,27 +227,31 @@ def integer_program(left: Consistent, state_counts: Sequence[int], budget: Budge
     for row, (v, domain) in enumerate(left.domains.items(), start=start):
         states = np.flatnonzero(domain)
         writer.add(np.full(len(states), row), writer.states(v, states), 1.0)
+    is_relation = []
     for place, table in left.tables.items():
-        checkpoint()
-        writer.table(table, None if budget is None else budget.held(place))
+        held = None if budget is None else budget.held(place)
+        writer.table(table, held)
+        if len(table.variables) == 2:
+            is_relation.append(held is None and _is_relation(table))
+    writer.relations(np.array(is_relation, np.bool_))
     if budget is not None:
         writer.budget(budget.most_bytes // budget.unit_bytes)
     return writer.program(tuple(left.domains))
 
 
-def _shared_columns(left: Consistent, first: Integers) -> Integers:
+def _is_relation(table: CostTable) -> bool:
+    """Say whether a table of two variables costs the same whatever the states."""
+    return len(table.variables) == 2 and bool(table.costs.min() == table.costs.max())
+
+
+def _shared_columns(left: Consistent, first: Integers, tables: Pairs) -> Integers:
     """Return a column for each state that is left, the same one for states that tables allow only together."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
-    ones, others = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for table in left.tables.values():
-        if len(table.variables) == 2:
-            alone = [np.bincount(column)[column] == 1 for column in table.columns]
-            together = alone[0] & alone[1]
-            ones.append(first[table.variables[0]] + table.columns[0][together])
-            others.append(first[table.variables[1]] + table.columns[1][together])
-    one, other = np.concatenate(ones), np.concatenate(others)
+    is_alone = np.bincount(tables.slots.reshape(-1), minlength=len(tables.sides)) == 1
+    together = tables.slots[:, is_alone[tables.slots].all(axis=0)]
+    one, other = tables.states[together]
     count = int(first[-1])
     _, group = connected_components(coo_array((np.ones(len(one)), (one, other)), shape=(count, count)), directed=False)
     columns = np.full(count, -1, np.int64)
@@ -246,13 +260,6 @@ def _shared_columns(left: Consistent, first: Integers) -> Integers:
         here[first[v] : first[v + 1]] = domain
     _, columns[here] = np.unique(group[here], return_inverse=True)
     return columns
-
-
-def _is_exact(table: CostTable, of: Codes, side: int, other_count: int) -> bool:
-    """Say whether the states of each kind have the very same rows; sums of hashes only make it likely."""
-    own = of[table.columns[side]]
-    key, span = keys((own, table.columns[1 - side]), (int(of.max()) + 1, other_count), table.rows)
-    return bool((np.bincount(key, minlength=span)[key] == np.bincount(of[of >= 0])[own]).all())
 
 
 def has_few_states(left: Consistent) -> bool:

@@ -45,6 +45,7 @@ class MessagePassing:
     Args:
         cost_us: returns what states cost.
         gap: the share of the bound by which a plan may lie above it.
+        share: of a block's bound above its least, up to which a message is exact at first.
 
     Cost:
         Memory for the blocks' tables, once for equal blocks, and for a message each; time as for solving each block a
@@ -60,12 +61,12 @@ class MessagePassing:
     limits: SolverLimits
     cost_us: Callable[[Mapping[int, int]], float]
     gap: float = 0.0
+    share: float = SHARE
     _solvers: list[BlockSolver] = field(default_factory=list)
     _messages: list[BlockMessage] = field(default_factory=list)
     # Totals that were found when states were read back, by block and shared states, from the first block on.
     _known_us: list[dict[tuple[int, ...], float]] = field(default_factory=list)
     _shares: list[float] = field(default_factory=list)
-    _least_us: list[float] = field(default_factory=list)
     _sent: dict[tuple[int, bytes, float], BlockMessage] = field(default_factory=dict)
     _seen: dict[tuple[int, bytes, tuple[int, ...] | None, float], BlockStates | None] = field(default_factory=dict)
 
@@ -83,9 +84,8 @@ class MessagePassing:
                 made[key] = BlockSolver(self.network, block, self.limits)
             self._solvers.append(made[key])
         self._known_us = [{} for _ in self.blocks]
-        self._shares = [SHARE] * len(self.blocks)
+        self._shares = [self.share] * len(self.blocks)
         ends_at = self.limits.ends_at
-        self._least_us = [solver.bound_us if ends_at is not None else -inf for solver in self._solvers]
         if ends_at is not None:
             now = monotonic()
             self.limits.ends_at = now + FORTH * max(0.0, ends_at - now)
@@ -241,7 +241,11 @@ class MessagePassing:
             proven_us: what the first block without a message costs at least, with the message before it.
         """
         count = len(self._messages)
-        bound_us = self._bound_us(count) + proven_us + sum(self._least_us[count + 1 :])
+        bound_us = (
+            self._bound_us(count)
+            + proven_us
+            + sum(self._least_us(place) for place in range(count + 1, len(self.blocks)))
+        )
         codes: dict[int, int] = {}
         if count:
             states, _ = self._back(count - 1)
@@ -249,6 +253,11 @@ class MessagePassing:
         for place in range(count, len(self.blocks)):
             codes |= self._next(place, codes)
         return self._improved(codes, bound_us)
+
+    def _least_us(self, place: int) -> float:
+        """Return a bound on what a block costs, whatever is before and after it."""
+        solver = self._solvers[place]
+        return solver.quick_bound_us if self.limits.over else solver.bound_us
 
     def _next(self, last: int, codes: Mapping[int, int]) -> dict[int, int]:
         """Return cheap states of a block after those of the ones before; of some of these as well, where none agree.
