@@ -36,7 +36,7 @@ class Durations:
         call_s: for one call in a race, with its set-up, by library: the first word of a kernel's name.
         race_s: for a race, beside its calls.
         compile_s: for compiling one call on one core.
-        cores: that compile at once.
+        cores: that compile at once, for each job.
         ceilings_s, noise_s: for the roofline, and for the noise floor.
     """
 
@@ -215,6 +215,8 @@ class SimulatedFleet(MeasurerProtocol):
     def __init__(self, simulation: Simulation, job: _Job) -> None:
         self._simulation, self._job = simulation, job
         self._began = time.monotonic()
+        self._compiling: list[tuple[float, Call]] = []
+        """Calls that are compiled or wait for it, each with the time at which it is."""
 
     @property
     def environment(self) -> Environment:
@@ -251,13 +253,25 @@ class SimulatedFleet(MeasurerProtocol):
 
     @property
     def compiles_beside(self) -> bool:
-        return False
+        return True
 
     def compile_beside(self, calls: Sequence[Call]) -> None:
-        """Compile nothing."""
+        now, durations = self._job.own(), self._simulation.durations
+        self._compiling = [(end, call) for end, call in self._compiling if end - durations.compile_s <= now]
+        begun = {call.key for _, call in self._compiling}
+        free = sorted(end for end, _ in self._compiling)[-durations.cores :]
+        cores = [now] * (durations.cores - len(free)) + free
+        for call in calls:
+            if call.key not in begun:
+                end = max(now, heappop(cores)) + durations.compile_s
+                self._compiling.append((end, call))
+                heappush(cores, end)
 
     def take_compiled(self) -> Sequence[tuple[Call, Measurement | None]]:
-        return ()
+        now = self._job.own()
+        found = [call for end, call in self._compiling if end <= now]
+        self._compiling = [(end, call) for end, call in self._compiling if end > now]
+        return [(call, None) for call in found]
 
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
         batches, left, in_hand = Batches(self.devices), deque[Batch](), 0
@@ -269,8 +283,13 @@ class SimulatedFleet(MeasurerProtocol):
                     in_hand += 1
                 elif coming is not None:
                     race = next(coming, None)
+                    if race is not None and not race:  # nothing is compiled yet
+                        break
                     coming = None if race is None else coming
                     left.extend(batches.cut(race) if race else ())
+            if not in_hand and coming is not None:
+                self._takes(min(end for end, _ in self._compiling) - self._job.own())
+                continue
             if not in_hand:
                 return
             batch, results, took_s = self._next()

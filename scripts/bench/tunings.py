@@ -12,7 +12,7 @@ from typing import Any
 from autotuner import api
 from autotuner.database import open_database
 from autotuner.ir.models import Model
-from autotuner.ir.records import Call, Measurement
+from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
@@ -229,6 +229,12 @@ def _row(number: int, run: Run) -> tuple[str, ...]:
 
 
 def fresh_calls(timings: Sequence[Mapping[Call, Measurement]]) -> list[Call]:
-    """Return the calls that worked in some tuning, those of library kernels first."""
+    """Return the calls that worked in some tuning, those of library kernels first, calls of one subgraph together.
+
+    Subgraphs have an order that does not depend on which was measured first.
+    """
     worked = {call.key: call for known in timings for call, m in known.items() if m.status == "ok"}
-    return sorted(worked.values(), key=lambda call: KERNELS[call.candidate.kernel].compiles)
+    return sorted(
+        worked.values(),
+        key=lambda call: (KERNELS[call.candidate.kernel].compiles, digest(call.subgraph.signature), call.key),
+    )
