@@ -46,7 +46,8 @@ def relaxed(program: IntegerProgram, time_limit_s: float = inf) -> Relaxed | Non
     matrix = program.matrix.tocsr()
     is_equal = program.lowest == program.highest
     rows = matrix[~is_equal], program.highest[~is_equal], matrix[is_equal], program.highest[is_equal]
-    options = {} if time_limit_s == inf else {"time_limit": max(0.0, time_limit_s)}
+    # HiGHS's presolve finds little here, in as much time as the rest takes.
+    options = {"presolve": False} | ({} if time_limit_s == inf else {"time_limit": max(0.0, time_limit_s)})
     found = heeding(lambda: linprog(program.costs, *rows, method="highs-ds", options=options))
     if found.status == 2:
         raise InfeasibleError("no assignment satisfies every factor")
@@ -67,17 +68,18 @@ def rounded(
     """Return cheap states of all variables, of which each has the state that is whole at a point, if there is one.
 
     Returns:
-        None where there are none, or none that are found with some effort.
+        None where there are none, or none that are found with some effort. Tables of variables that all are whole are
+        not looked at: they may forbid the states.
     """
-    whole = {}
-    for v, domain in left.domains.items():
+    codes = {}
+    for v in left.domains:
         columns = program.column_of[program.first[v] : program.first[v + 1]]
         share = np.where(columns >= 0, near.x[columns], 0.0)
         if share.max() >= 1 - WHOLE:
-            whole[v] = domain & (share >= 1 - WHOLE)
+            codes[v] = int(share.argmax())
     try:
-        rest = BucketElimination.of(left.narrowed(whole), state_counts, limits)
-        codes = rest.codes()
+        rest = BucketElimination.of(_beside(left, codes), state_counts, limits)
+        codes |= rest.codes()
         for part in rest.parts():
             plan = part if part.run(MOST_ROWS) else _cheap(part)
             if plan is None:
@@ -86,6 +88,22 @@ def rounded(
     except InfeasibleError:
         return None
     return codes
+
+
+def _beside(left: Consistent, codes: Mapping[int, int]) -> Consistent:
+    """Return what is left of the tables with any variable that has no state here, when the others have theirs.
+
+    Raises:
+        InfeasibleError: nothing is left of some table.
+    """
+    tables = {place: table for place, table in left.tables.items() if not codes.keys() >= set(table.variables)}
+    readers: dict[int, list[int]] = {}
+    for place, table in tables.items():
+        for v in table.variables:
+            readers.setdefault(v, []).append(place)
+    domains = {v: left.domains[v] for v in readers}
+    only = {v: np.arange(len(domain)) == codes[v] for v, domain in domains.items() if v in codes}
+    return Consistent(left.names, tables, domains, readers).narrowed(only)
 
 
 def _cheap(part: BucketElimination) -> BucketElimination | None:

@@ -6,11 +6,13 @@ together, come side by side. Between two windows of that order, the narrowest ve
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from math import inf, log2
+from itertools import accumulate
+from math import log2
+
+import numpy as np
 
 from autotuner.checkpoint import checkpoint
-from autotuner.solve.tables import CostTable
+from autotuner.solve.tables import CostTable, Integers
 
 # Two encoder layers have about so many variables; up to these, one elimination of everything is quicker.
 LONG = 400
@@ -23,11 +25,9 @@ WINDOW = 120
 MOST_BITS = 13.0
 # Blocks of fewer variables take longer in sum than larger ones.
 FEWEST = 40
-# What flows is no more exact than this.
-ROUNDING = 1e-9
-
-_Node = tuple[int, bool]
-"""A variable where a flow enters it, or (True) leaves it."""
+# A flow is a whole number of such parts of a bit; what no flow exceeds.
+UNITS = 1 << 12
+UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,25 @@ def breadth_first(near: Mapping[int, Collection[int]], first: Sequence[int]) -> 
 class _Cuts:
     """Narrowest vertex cuts between windows of an order: a variable is as wide as its states have bits.
 
+    Each variable is an arc of a flow network, as long as the flow through it is cut there; arcs between them have no
+    limit.
+
     Source:
-        Ford and Fulkerson, Maximal flow through a network (1956): paths lead into a variable and out of it again.
+        Ford and Fulkerson, Maximal flow through a network (1956); Dinic's algorithm is scipy's.
     """
 
     def __init__(self, order: Sequence[int], near: Mapping[int, Collection[int]], state_counts: Sequence[int]) -> None:
-        self.order, self.near = order, near
+        self.order = order
         self.rank = {v: place for place, v in enumerate(order)}
         # Of equal cuts, the one of fewer variables.
         self.bits = {v: log2(max(1, state_counts[v])) for v in order}
-        self._last = {v: max((self.rank[u] for u in near[v]), default=0) for v in order}
-        self._open: dict[int, None] = {}
+        self._capacities = np.array([round(UNITS * self.bits[v]) for v in order], np.int32)
+        # By rank from here on.
+        ends = np.cumsum([0, *(len(near[v]) for v in order)])
+        self._starts, self._counts = ends[:-1], np.diff(ends)
+        self._beside = np.array([self.rank[u] for v in order for u in near[v]], np.int64)
+        self._last = np.array([max((self.rank[u] for u in near[v]), default=0) for v in order], np.int64)
+        self._open = np.zeros(0, np.int64)
         self._low = 0
 
     def behind(self, low: int, high: int) -> dict[int, None]:
@@ -153,66 +161,39 @@ class _Cuts:
         The cut may contain variables of both sides. Those far behind, which no later variable is beside, are left out
         where an earlier call had them; `low` rises from call to call.
         """
-        before = self.order[self._low : low]
+        before = np.arange(self._low, low)
         self._low = low
-        self._open = {v: None for v in (*self._open, *before) if self._last[v] >= low}
-        flow = _Flow({}, {})
-        while True:
-            came, end = self._search(low, high, flow)
-            if end is None:
-                return dict.fromkeys((*before, *(v for v, is_out in came if not is_out)))
-            path = [end]
-            while (previous := came[path[-1]]) is not None:
-                path.append(previous)
-            flow.augment(path[::-1], self.bits)
+        self._open = np.concatenate((self._open, before))
+        self._open = self._open[self._last[self._open] >= low]
+        inner = np.concatenate((self._open, np.arange(low, high)))
+        counts = self._counts[inner]
+        at = np.repeat(self._starts[inner] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        onward = self._beside[at] >= low
+        one, other = np.repeat(inner, counts)[onward], self._beside[at][onward]
+        reached = self._reached(np.unique(np.concatenate((inner, other))), one, other, high)
+        return dict.fromkeys(self.order[rank] for rank in (*before, *reached))
 
-    def _search(self, low: int, high: int, flow: "_Flow") -> tuple[dict[_Node, _Node | None], _Node | None]:
-        """Return where each node was reached from that more can flow to, and the end of a path to the other side."""
-        came: dict[_Node, _Node | None] = {(v, False): None for v in self._open}
-        queue = list(came)
-        for node in queue:
-            v, is_out = node
-            if is_out and self.rank[v] >= high:
-                return came, node
-            following: list[_Node] = []
-            if is_out:
-                following += [(u, False) for u in self.near[v] if self.rank[u] >= low]
-                if flow.through.get(v, 0.0) > ROUNDING:
-                    following.append((v, False))
-            else:
-                following += [(u, True) for u in self.near[v] if flow.along.get((u, v), 0.0) > ROUNDING]
-                if flow.left(v, self.bits) > ROUNDING:
-                    following.append((v, True))
-            for other in following:
-                if other not in came:
-                    came[other] = node
-                    queue.append(other)
-        return came, None
+    def _reached(self, nodes: Integers, one: Integers, other: Integers, high: int) -> Integers:
+        """Return those nodes that more could flow to at a maximal flow from the open ones to those from `high` on.
 
+        Args:
+            one, other: the ends of each arc; all numbers are ranks.
+        """
+        from scipy.sparse import csr_array  # type: ignore[import-untyped]
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
-@dataclass
-class _Flow:
-    """Flow through each variable, and from one to another."""
-
-    through: dict[int, float]
-    along: dict[tuple[int, int], float]
-
-    def left(self, v: int, bits: Mapping[int, float]) -> float:
-        return bits[v] - self.through.get(v, 0.0)
-
-    def augment(self, path: Sequence[_Node], bits: Mapping[int, float]) -> None:
-        """Let as much flow along a path as it has room for; against what flows already, that flows less."""
-        steps = list(pairwise(path))
-        room = inf
-        for (v, is_out), (u, _) in steps:
-            if v == u:
-                room = min(room, self.through[v] if is_out else self.left(v, bits))
-            elif not is_out:
-                room = min(room, self.along[u, v])
-        for (v, is_out), (u, _) in steps:
-            if v == u:
-                self.through[v] = self.through.get(v, 0.0) + (-room if is_out else room)
-            elif is_out:
-                self.along[v, u] = self.along.get((v, u), 0.0) + room
-            else:
-                self.along[u, v] -= room
+        # A variable is entered at its place among the nodes, and left at that and their count.
+        size = len(nodes)
+        source, sink = 2 * size, 2 * size + 1
+        every, opened, far = np.arange(size), np.searchsorted(nodes, self._open), np.flatnonzero(nodes >= high)
+        rows = (every, size + np.searchsorted(nodes, one), np.full(len(opened), source), size + far)
+        columns = (size + every, np.searchsorted(nodes, other), opened, np.full(len(far), sink))
+        unlimited = np.full(len(one) + len(opened) + len(far), UNLIMITED, np.int32)
+        capacities = np.concatenate((self._capacities[nodes], unlimited))
+        ends = np.concatenate(rows), np.concatenate(columns)
+        network = csr_array((capacities, ends), shape=(sink + 1, sink + 1))
+        rest = network - maximum_flow(network, source, sink).flow
+        rest.eliminate_zeros()
+        reached = breadth_first_order(rest, source, return_predecessors=False)
+        found: Integers = nodes[np.sort(reached[reached < size])]
+        return found

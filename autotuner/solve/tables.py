@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,10 +114,11 @@ def encode(problem: Problem) -> Network:
     for factor in factors:
         checkpoint()
         scope = sorted((number[name], place) for place, name in enumerate(factor.variables))
-        columns = list(zip(*factor.table, strict=True)) or [()] * len(scope)
         array = np.empty((len(scope), len(factor.table)), np.int32)
         for row, (variable, place) in enumerate(scope):
-            array[row] = np.fromiter(map(met[variable].__getitem__, columns[place]), np.int32, len(factor.table))
+            # Not with zip, which makes an iterator per row: so many at once keep the garbage collector busy.
+            codes = map(met[variable].__getitem__, map(itemgetter(place), factor.table))
+            array[row] = np.fromiter(codes, np.int32, len(factor.table))
         raw.append((tuple(variable for variable, _ in scope), array))
     states = tuple(tuple(sorted(each)) for each in met)
     renumber = [np.argsort(np.fromiter(map(each.__getitem__, ordered), np.int32, len(ordered))).astype(np.int32)
