@@ -9,7 +9,7 @@ from autotuner.errors import ProblemError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent
 from autotuner.solve.blocks import block_key
 from autotuner.solve.conditioning import cheapest, reduced, with_margin
-from autotuner.solve.integer_program import TOLERANCE, has_few_states, integer_program, solved
+from autotuner.solve.integer_program import TOLERANCE, WRITTEN_BYTES, has_few_states, integer_program, solved
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.linear_program import lifted
 from autotuner.solve.linear_relaxation import BYTES as RELAXED_BYTES
@@ -146,6 +146,8 @@ def _long(
 
 def _by_programs(network: Network, left: Consistent, limits: SolverLimits, best: _Best) -> None:
     """Solve the linear relaxation where that may do, and an integer program of not too many states."""
+    if WRITTEN_BYTES * sum(table.rows for table in left.tables.values()) > limits.memory_bytes:
+        return
     program = integer_program(left, network.state_counts)
     is_large = sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES
     if (is_large or best.gap) and RELAXED_BYTES * len(program.values) <= limits.memory_bytes:

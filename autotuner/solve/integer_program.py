@@ -21,6 +21,8 @@ TOLERANCE = 1e-6
 FEW_STATES = 20.0
 # HiGHS needs so many bytes for each entry of a program.
 BYTES = 600.0
+# Writing a program needs so many bytes for each row of a table.
+WRITTEN_BYTES = 100.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from autotuner.solve.conditioning import MOST_ROWS, cheaper, with_margin
 from autotuner.solve.integer_program import IntegerProgram
 from autotuner.solve.limits import SolverLimits
 
-# HiGHS needs so many bytes for each entry of a linear program.
-BYTES = 300.0
+# Writing a linear program and solving it with HiGHS needs so many bytes for each entry.
+BYTES = 450.0
 # An x that is less than 1 by more than this is no whole one.
 WHOLE = 1e-6
 # What is not whole is looked for this share above its own bound at first, then further, with so many cases.

@@ -1,5 +1,7 @@
 """The linear relaxation of a compact program: its bound is true whatever HiGHS returns, its rounded plans are plans."""
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from itertools import product
 
@@ -67,20 +69,35 @@ def test_of_a_long_problem_both_are_near_the_optimum() -> None:
 def test_large_problems_are_relaxed_and_go_on_only_where_a_gap_is_left(
     given_gap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    went_on: list[int] = []
-    along = EXACT._along_path
-
-    def counted(*arguments: object) -> object:
-        went_on.append(1)
-        return along(*arguments)
-
-    monkeypatch.setattr(EXACT, "_along_path", counted)
+    went_on: list[str] = []
+    monkeypatch.setattr(EXACT, "_along_path", partial(counted, went_on, "along", EXACT._along_path))
     monkeypatch.setattr(EXACT, "LONG", 50)
     monkeypatch.setattr(EXACT, "MOST_STATES", 0)
     problem = synthetic_problem(150, 4, seed=3)
     found = exact(problem, gap=given_gap)
     assert found.total_us <= found.lower_bound_us * (1 + given_gap)
     assert bool(went_on) == (given_gap == 0)
+
+
+def counted(calls: list[str], name: str, function: Callable[..., object], *arguments: object) -> object:
+    calls.append(name)
+    return function(*arguments)
+
+
+@pytest.mark.parametrize(("name", "written"), [("WRITTEN_BYTES", 0), ("RELAXED_BYTES", 1)])
+def test_a_program_that_would_need_too_much_memory_is_not_written_or_not_solved(
+    name: str, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for function in ("integer_program", "relaxed", "solved"):
+        monkeypatch.setattr(EXACT, function, partial(counted, calls, function, getattr(EXACT, function)))
+    monkeypatch.setattr(EXACT, "LONG", 50)
+    monkeypatch.setattr(EXACT, "MOST_STATES", 0)
+    monkeypatch.setattr(EXACT, name, 1e9)
+    problem = synthetic_problem(100, 4)
+    found = exact(problem)
+    assert found.lower_bound_us == found.total_us == problem.cost_us(found.states)
+    assert calls == ["integer_program"] * written
 
 
 def pair_tables(seed: int) -> tuple[Pairs, list[np.ndarray]]:
