@@ -85,7 +85,7 @@ class RaceRunner:
         """By key, results that replace what is stored."""
         self._stored_at = time.monotonic()
         self.asked: set[str] = set()
-        self.compilation = Compilation(measurer, state, self.learn)
+        self.compilation = Compilation(measurer, state, self._fail)
         self.total = self.done = 0
         self.measuring_s = 0.0
         self.is_news = True
@@ -202,6 +202,11 @@ class RaceRunner:
             left = [call for call in race if call.key in self.missing]
             if left or not race:
                 yield left
+
+    def _fail(self, call: Call, problem: Measurement) -> None:
+        """Take in that a call cannot be compiled; beside timing, it was counted among those to be measured."""
+        self.learn(call, problem)
+        self.done += self.compilation.is_beside
 
     def _leave_out(self, keys: Iterable[str]) -> None:
         """Measure some calls no more: they stay unknown."""

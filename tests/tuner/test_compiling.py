@@ -25,11 +25,7 @@ def compiling(small: Model) -> set[str]:
     return {key for key, call in space_of(small).calls.items() if KERNELS[call.candidate.kernel].compiles}
 
 
-@pytest.fixture(params=[{}, {"gap": 0.0}], ids=["everything", "what matters"])
-def asked(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
+@pytest.mark.parametrize("asked", [{}, {"gap": 0.0}], ids=["everything", "what matters"])
 def test_a_run_finds_the_same_whether_it_compiles_ahead_or_beside(small: Model, database: Database, asked: Any) -> None:
     known = times(space_of(small).calls)
     measurer = Beside(known)
@@ -57,7 +53,10 @@ def test_what_does_not_compile_beside_timing_is_stored_and_not_timed(small: Mode
             return Measurement("error", message="no compiler")
 
     measurer = Unbuilt(times(space_of(small).calls))
-    found = tune(small, CPU, database, measurer)
+    stages: list[Progress] = []
+    found = tune(small, CPU, database, measurer, watch=stages.append)
+    measuring = [(progress.done, progress.total) for progress in stages if progress.stage == "measure"]
+    assert measuring[-1] == (len(space_of(small).calls),) * 2
     assert compiling(small)
     assert set(measurer.asked) == set(space_of(small).calls) - compiling(small)
     assert found.counts["status_error"] == len(compiling(small))
