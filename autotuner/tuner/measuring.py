@@ -163,6 +163,8 @@ class _Strategy:
         ahead = self._uncompiled(alone) if devices > 1 else []
         runner.total = sum(map(len, (*alone, *ahead)))
         runner.compile((race[0] for race in alone), wait=True)
+        if ahead and runner.compilation.is_beside:
+            runner.compile(runner.missing.values())
         began_s = state.spent_s
         self._decided = None
         runner.race(self._deciding(alone, ahead, began_s))

@@ -18,6 +18,7 @@ from autotuner.tuner.state import TuningState
 from scripts.bench.simulated_fleet import Device, Durations, SimulatedFleet, Simulation
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner.asking import Asking, tune
+from tests.tuner.beside import CompilingBeside
 from tests.tuner.test_lazy import LAZY, PATIENT, TWENTY, slower
 
 DURATIONS = Durations({"torch": 0.05, "inductor": 0.3, "onednn": 0.01}, compile_s=1.0)
@@ -123,6 +124,29 @@ class Several(Asking):
         for race in races:
             self.races.append(list(race))
             yield from super().measure([race])
+
+
+class SeveralBeside(CompilingBeside, Several):
+    """Keeps how many calls were compiled by each race."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.compiled_by: list[int] = []
+
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        for result in super().measure(races):
+            self.compiled_by.append(len(self.order))
+            yield result
+
+
+def test_several_devices_compile_while_they_measure_what_needs_no_compiler(small: Model, tmp_path: Path) -> None:
+    several = SeveralBeside(times(space_of(small).calls))
+    with open_database(tmp_path / "several.sqlite") as database:
+        tune(small, CPU, database, several, policy=PATIENT)
+    assert len(several.order) == 2
+    alone = len(space_of(small).graph.operators)
+    assert several.compiled_by[alone] > 0, "it does not wait until all that needs no compiler is measured"
+    assert several.rested == 0
 
 
 def test_what_is_chosen_races_against_its_rivals_on_one_device(small: Model, tmp_path: Path) -> None:
