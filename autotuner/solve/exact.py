@@ -17,7 +17,7 @@ from autotuner.solve.linear_relaxation import relaxed, rounded
 from autotuner.solve.message_passing import SHARE, MessagePassing
 from autotuner.solve.path_decomposition import LONG, PathBlock, having, path_decomposition
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.tables import Network, encode
+from autotuner.solve.tables import Encoder, Network, encode
 
 FEWEST_BLOCKS = 3
 # Of more states in all, HiGHS has a good plan only at its end, messages have one early.
@@ -38,6 +38,7 @@ def exact(
     time_limit_s: float | None = None,
     memory_limit_bytes: float = MEMORY_BYTES,
     gap: float = 0.0,
+    encoder: Encoder | None = None,
 ) -> Solution:
     """Return the assignment with the least total cost, by eliminating one variable after another.
 
@@ -61,6 +62,7 @@ def exact(
         memory_limit_bytes: the most that one table may need, with what is needed to make it. A table's rows are counted
             before it is made; where it would need more, cases are split, which takes time instead.
         gap: the share of the bound by which the plan of a long problem may lie above it; 0 for the least total.
+        encoder: of a problem with the same variables, to solve it at many costs.
 
     Returns:
         States whose total is proven, up to rounding by less than 1e-9 of it, or 1e-6 where HiGHS proved it:
@@ -83,7 +85,7 @@ def exact(
         Huangfu and Hall, Parallelizing the dual revised simplex method (2018), for HiGHS.
     """
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    network = encode(problem)
+    network = encoder.encode(problem) if encoder else encode(problem)
     is_long = len(network.names) > LONG
     codes, bound = _long(problem, network, limits, gap) if is_long else _whole(network, limits)
     states = network.named(codes)

@@ -1,7 +1,7 @@
 """Sparse tables of costs on arrays: a row is one small integer per variable; a row that is not there is forbidden."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from operator import itemgetter
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotuner.checkpoint import checkpoint
+from autotuner.errors import ProblemError
 from autotuner.solve.limits import SolverLimits, TooLargeError
-from autotuner.solve.problem import Problem
+from autotuner.solve.problem import Factor, Problem
 
 Integers = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -110,16 +111,7 @@ def encode(problem: Problem) -> Network:
     # States are numbered as they turn up, and then anew in order of their names.
     met: list[dict[str, int]] = [_Met() for _ in names]
     factors = sorted(problem.factors, key=lambda factor: factor.name)
-    raw = []
-    for factor in factors:
-        checkpoint()
-        scope = sorted((number[name], place) for place, name in enumerate(factor.variables))
-        array = np.empty((len(scope), len(factor.table)), np.int32)
-        for row, (variable, place) in enumerate(scope):
-            # Not with zip, which makes an iterator per row: so many at once keep the garbage collector busy.
-            codes = map(met[variable].__getitem__, map(itemgetter(place), factor.table))
-            array[row] = np.fromiter(codes, np.int32, len(factor.table))
-        raw.append((tuple(variable for variable, _ in scope), array))
+    raw = [_coded(factor, number, met) for factor in factors]
     states = tuple(tuple(sorted(each)) for each in met)
     renumber = [np.argsort(np.fromiter(map(each.__getitem__, ordered), np.int32, len(ordered))).astype(np.int32)
                 for each, ordered in zip(met, states, strict=True)]  # fmt: skip
@@ -127,13 +119,70 @@ def encode(problem: Problem) -> Network:
     for factor, (variables, array) in zip(factors, raw, strict=True):
         for row, variable in enumerate(variables):
             array[row] = renumber[variable][array[row]]
-        costs = np.fromiter(factor.table.values(), np.float64, len(factor.table))
-        if variables:
-            key, _ = keys(array, [len(states[v]) for v in variables], len(costs))
-            order = np.argsort(key)
-            array, costs = array[:, order], costs[order]
-        tables.append(CostTable(factor.name, variables, array, costs))
+        tables.append(_sorted_table(factor, variables, array, [len(states[v]) for v in variables]))
     return Network(names, states, tuple(tables))
+
+
+def _coded(
+    factor: Factor, number: Mapping[str, int], states: Sequence[Mapping[str, int]]
+) -> tuple[tuple[int, ...], Codes]:
+    """Return a factor's variables by number, in order, and the states of its rows by number."""
+    checkpoint()
+    scope = sorted((number[name], place) for place, name in enumerate(factor.variables))
+    array = np.empty((len(scope), len(factor.table)), np.int32)
+    for row, (variable, place) in enumerate(scope):
+        # Not with zip, which makes an iterator per row: so many at once keep the garbage collector busy.
+        codes = map(states[variable].__getitem__, map(itemgetter(place), factor.table))
+        array[row] = np.fromiter(codes, np.int32, len(factor.table))
+    return tuple(variable for variable, _ in scope), array
+
+
+def _sorted_table(factor: Factor, variables: tuple[int, ...], array: Codes, state_counts: Sequence[int]) -> CostTable:
+    costs = np.fromiter(factor.table.values(), np.float64, len(factor.table))
+    if variables:
+        key, _ = keys(array, state_counts, len(costs))
+        order = np.argsort(key)
+        array, costs = array[:, order], costs[order]
+    return CostTable(factor.name, variables, array, costs)
+
+
+class Encoder:
+    """Encodes problems with the variables and states of a first one, such as the same at other costs.
+
+    A factor that is the very object of the first problem is not encoded again.
+
+    Args:
+        problem: the first one. It has every state that a later one may offer.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._network = encode(problem)
+        self._number = {name: v for v, name in enumerate(self._network.names)}
+        self._codes = [{state: code for code, state in enumerate(states)} for states in self._network.states]
+        factors = sorted(problem.factors, key=lambda factor: factor.name)
+        self._known = {f.name: (f, table) for f, table in zip(factors, self._network.tables, strict=True)}
+
+    def encode(self, problem: Problem) -> Network:
+        """Return a problem on arrays; states that it does not offer keep their numbers.
+
+        Raises:
+            ProblemError: it has other variables than the first one, or further states.
+        """
+        if set(problem.variables) != self._number.keys():
+            other = sorted(self._number.keys() ^ set(problem.variables))
+            raise ProblemError(f"the problem and the one encoded first differ in variables: {other[:8]}")
+        ordered = sorted(problem.factors, key=lambda factor: factor.name)
+        return replace(self._network, tables=tuple(self._table(factor) for factor in ordered))
+
+    def _table(self, factor: Factor) -> CostTable:
+        known, table = self._known.get(factor.name, (None, None))
+        if table is not None and known is factor:
+            return table
+        try:
+            variables, array = _coded(factor, self._number, self._codes)
+        except KeyError as error:
+            raise ProblemError(f"factor {factor.name!r}: the problem encoded first lacks the state {error}") from error
+        return _sorted_table(factor, variables, array, [len(self._network.states[v]) for v in variables])
 
 
 class _Met(dict[str, int]):

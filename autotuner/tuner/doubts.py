@@ -8,7 +8,7 @@ from statistics import median
 from autotuner.ir.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.step import Step
-from autotuner.tuner.relaxation import groups_of
+from autotuner.tuner.learned import traits_of
 
 OUTLIER_FACTOR = 4.0
 """Above the median of calls of the same kernel for as much work. Of 1,209 of a tiny layer on a quiet CPU, none is."""
@@ -41,7 +41,7 @@ def outliers(calls: Mapping[str, Call], known: Mapping[str, Measurement]) -> set
     `OUTLIER_FACTOR_OF_BEST`.
     """
     times = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}
-    groups = groups_of({key: calls[key] for key in times})
+    groups = {key: own.groups for key, own in traits_of({key: calls[key] for key in times}).items()}
     alike: dict[Hashable, list[float]] = defaultdict(list)
     best: dict[str, float] = defaultdict(lambda: inf)
     for key, us in times.items():

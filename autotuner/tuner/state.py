@@ -1,6 +1,6 @@
 """Tuning state: progress counters, bounds and the stop rule."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -10,9 +10,10 @@ from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
 from autotuner.space import Space
+from autotuner.tuner.bounds import Bounds
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Watch
-from autotuner.tuner.relaxation import Bounds, Relaxation, RelaxedProblem
+from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
 
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
@@ -163,12 +164,15 @@ class TuningState:
             wanted: keys, those of `Bounds.wanted` that can be had, in its order.
             known: how many calls are measured.
             pace_s: from one result to the next; less where several devices measure.
-            devices: that measure at once; of calls that may not be needed, each of them takes as many as one would.
+            devices: that measure at once; each further one takes as many of the other calls as one device measures.
         """
         assert self.bounds is not None
-        first = set(self.bounds.wanted[: self.bounds.first])
-        worth = self._solving_s / self.policy.solve_share / max(pace_s, 1e-9)
-        return wanted[: max(1, sum(key in first for key in wanted), int(min(worth, devices * self.bounds.more(known))))]
+        first: Collection[str] = self.bounds.wanted[: self.bounds.first]
+        most = min(self._solving_s / self.policy.solve_share / max(pace_s, 1e-9), self.bounds.more(known))
+        with suppress(OverError), self.within("measure"):
+            first = set(self.bounds.following(int(most)))
+        others = [key for key in wanted if key not in first][: int((devices - 1) * most)]
+        return [*(key for key in wanted if key in first), *others] or wanted[:1]
 
     def enough(self, stage: str = "measure", under_way: int = 0) -> bool:
         """Say whether to stop measuring (or compiling, or searching) and answer with what there is.

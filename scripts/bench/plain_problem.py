@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from autotuner.solve import exact
 from autotuner.solve.problem import Factor, Problem, Row
-from autotuner.tuner.relaxation import CheapestPlan, Costs, least_totals
+from autotuner.tuner.bounds import CheapestPlan
+from autotuner.tuner.learned import Costs
+from autotuner.tuner.relaxation import least_totals
 
 
 class PlainProblem:

@@ -8,14 +8,17 @@ import pytest
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
 from autotuner.solve.problem import Factor, Problem
+from autotuner.tuner.bounds import bounds
+from autotuner.tuner.learned import Learned
 from autotuner.tuner.progress import gap
-from autotuner.tuner.relaxation import ALIKE, COVERAGE, RelaxedProblem, bounds, groups_of, learned_us
+from autotuner.tuner.relaxation import RelaxedProblem
 from scripts.bench.plain_problem import PlainProblem
 from scripts.bench.synthetic import synthetic_problem
 from tests.tuner.conftest import Recorded
 
 CHOICE = Problem((Factor("x", ("x",), {("a",): 10.0, ("b",): 8.0, ("c",): 30.0}),))
 A, B, C = "x: a", "x: b", "x: c"
+PAIR = Problem(tuple(Factor(name, (name,), {("a",): 10.0, ("b",): 12.0}) for name in ("x", "y")))
 
 
 def test_what_the_cheapest_optimistic_plan_is_made_of_is_wanted_first() -> None:
@@ -38,7 +41,7 @@ def test_nothing_is_wanted_once_the_gap_is_small_enough() -> None:
 
 
 def test_learned_costs_give_a_second_gap_and_never_a_lower_bound() -> None:
-    found = bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 5.0, C: 5.0}, {B: 8.0, C: 25.0})
+    found = bounds(PlainProblem(CHOICE).solve, {A: 10.0}, {B: 5.0, C: 5.0}, learned({B: 8.0, C: 25.0}))
     assert (found.bound_us, found.estimated_us) == (5.0, 8.0)
     assert (found.proven_gap, found.estimated_gap) == (1.0, 0.25)
 
@@ -107,40 +110,41 @@ def test_few_recorded_calls_took_less_than_the_ceilings_alone_say(recorded: Reco
     assert len(slower) <= len(recorded.measurements) / 50
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nine_tenths_of_the_calls_take_at_least_what_was_learned(recorded: Recorded, seed: int) -> None:
-    """On a sample drawn at random: 9 in 10 were asked for; the floor by calls of the same work costs some of that."""
-    calls = recorded.space.calls
-    optimistic = {key: recorded.ceilings.optimistic_us(work_of(call)) for key, call in calls.items()}
-    times = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
-    measured = {key: times[key] for key in random.Random(seed).sample(sorted(times), 200)}
-    learned = learned_us(groups_of(calls), optimistic, measured)
-    assert learned.keys() == calls.keys() - measured.keys()
-    assert all(us >= optimistic[key] for key, us in learned.items())
-    holds = sum(times[key] >= us for key, us in learned.items()) / len(learned)
-    assert holds >= COVERAGE - 0.05
-    assert sum(us > 1.1 * optimistic[key] for key, us in learned.items()) > len(learned) / 4, "something was learned"
-
-
-def test_one_call_says_what_others_of_its_kernel_with_the_same_work_take_at_least() -> None:
-    groups = {"a": ("alike",), "b": ("alike",), "c": ("other",), "d": ("other",)}
-    learned = learned_us(groups, dict.fromkeys(groups, 1.0), {"a": 10.0, "c": 1.0})
-    assert learned == {"b": 10.0 * ALIKE, "d": 1.0}
-
-
 def test_a_plan_that_is_expected_to_be_better_is_measured_alone() -> None:
     solve = PlainProblem(CHOICE).solve
-    assert bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, {B: 9.0, C: 8.0}).wanted == (C, B)
-    assert bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, {B: 9.0, C: 8.0}).first == 1
-    assert bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, {B: 9.97, C: 9.95}).first == 2
+    better = bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, learned({B: 9.0, C: 8.0}))
+    assert (better.wanted, better.first) == ((C, B), 1)
+    near = bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, learned({B: 9.97, C: 9.95}))
+    assert (near.wanted, near.first) == ((B, C), 2)
 
 
-def test_too_few_measured_calls_say_nothing() -> None:
-    groups = {str(n): (n, "all") for n in range(10)}
-    optimistic = dict.fromkeys(groups, 1.0)
-    assert learned_us(groups, optimistic, {str(n): 3.0 for n in range(8)}) == {"8": 1.0, "9": 1.0}
-    assert learned_us(groups, optimistic, {str(n): 3.0 + n for n in range(9)}) == {"9": 3.0}
+def test_a_plan_is_ruled_out_by_the_fewest_calls_that_are_expected_to_do_it() -> None:
+    """Both together cost 6 at least and 20 in the only plan that is known: y is expected to take 16 alone."""
+    solve = PlainProblem(PAIR).solve
+    sure = learned({"x: b": 10.0, "y: b": 21.0})
+    told = bounds(solve, {"x: a": 10.0, "y: a": 10.0}, {"x: b": 3.0, "y: b": 3.0}, sure)
+    assert told.wanted[: told.first] == ("y: b",)
+    assert set(told.wanted) == {"x: b", "y: b"}
+    assert set(told.following(2)) == {"x: b", "y: b"}
+    assert told.following(1) == ("y: b",)
+    untold = bounds(solve, {"x: a": 10.0, "y: a": 10.0}, {"x: b": 3.0, "y: b": 3.0})
+    assert set(untold.wanted[: untold.first]) == {"x: b", "y: b"}
+
+
+def test_plans_that_follow_are_those_that_come_next_if_calls_take_what_is_expected() -> None:
+    """B is expected at 7 to 9; then C is next, at 8; and then nothing is better than A by more than the estimate."""
+    solve = PlainProblem(CHOICE).solve
+    found = bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, learned({B: 7.0, C: 8.0}, {B: 9.0, C: 9.95}))
+    assert found.wanted[: found.first] == (B,)
+    assert found.following(1) == (B,)
+    assert found.following(5) == (B, C)
+    none = bounds(solve, {A: 10.0}, {B: 5.0, C: 6.0}, learned({B: 7.0, C: 8.0}, {B: 7.0, C: 8.0}))
+    assert none.following(5) == (B,), "B again, and nothing new"
 
 
 def left(optimistic: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     return {key: us for key, us in optimistic.items() if key not in measured}
+
+
+def learned(likely: Mapping[str, float], median: Mapping[str, float] | None = None) -> Learned:
+    return Learned(likely, median or likely)

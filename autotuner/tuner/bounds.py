@@ -1,0 +1,199 @@
+"""Bounds of a problem of which a part is measured, and the calls that are worth measuring next.
+
+Tuning is a lazy shortest path: a call that is not measured enters with an optimistic cost, so the cheapest plan at
+these costs is a bound, and its calls are measured next. It ends when that plan is measured throughout.
+
+Source:
+    Dellin and Srinivasa, A unifying formalism for shortest path problems with expensive edge evaluations (2016).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from autotuner.errors import InfeasibleError
+from autotuner.tuner.learned import Costs, Learned
+from autotuner.tuner.progress import ROUNDING, gap
+
+BATCH_GROWTH = 0.1
+"""Between two looks, about this share of what is measured already is measured: all that is wanted depends on the next
+results, and a plan looked for as if they were known is sometimes the wrong one."""
+
+NEARLY = 0.01
+"""The estimated gap from which on the plan behind the proven bound is measured as well."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The best measured plan and lower bounds, of a problem with measured and optimistic costs; in microseconds.
+
+    Args:
+        best_us: the best plan of measured calls alone; None where there is none.
+        bound_us: proven: no plan takes less, however long the calls take that are not measured.
+        estimated_us: by learned costs, no plan takes less; None without learned costs.
+        wanted: keys of calls that could still matter: the `first` of them are measured next, then all others, the most
+            promising first. Empty when enough is proven.
+        first: of the cheapest plan by learned costs, all; of the plan behind `bound_us`, as many as could rule it out,
+            none while the estimated gap is wide.
+        following: returns the first ones and, up to about so many in all, those of the plans that come next if the
+            calls before them take what is expected.
+    """
+
+    best_us: float | None
+    bound_us: float
+    estimated_us: float | None
+    wanted: tuple[str, ...]
+    first: int
+    following: Callable[[int], Sequence[str]] = lambda _: ()
+
+    def more(self, known: int) -> float:
+        """Return how many calls are worth measuring before the next solution, of which `known` are measured already."""
+        return BATCH_GROWTH * known
+
+    @property
+    def proven_gap(self) -> float | None:
+        """The share by which the best plan may be longer than the optimum; None where that is not known."""
+        return gap(self.best_us, self.bound_us)
+
+    @property
+    def estimated_gap(self) -> float | None:
+        return gap(self.best_us, self.estimated_us)
+
+
+@dataclass(frozen=True)
+class CheapestPlan:
+    """The cheapest plan at some costs.
+
+    Args:
+        total_us: its cost.
+        bound_us: no plan takes less at these costs.
+        keys: of the calls that it executes.
+        through_us: returns, by key, a lower bound of all plans with that call at these costs. A bound above its
+            argument, a total, need not be tight.
+    """
+
+    total_us: float
+    bound_us: float
+    keys: frozenset[str]
+    through_us: Callable[[float], Costs]
+
+
+def bounds(
+    solve: Callable[[Costs], CheapestPlan],
+    measured_us: Costs,
+    optimistic_us: Costs,
+    learned: Learned | None = None,
+    enough: float = 0.0,
+) -> Bounds:
+    """Solve at measured, optimistic and learned costs, and return the bounds.
+
+    Args:
+        solve: returns the cheapest plan at some costs.
+        measured_us: of calls that are measured and work.
+        optimistic_us: of calls that are not measured: lower bounds.
+        learned: costs of the same calls.
+        enough: the proven gap at which nothing matters any more.
+
+    Raises:
+        InfeasibleError: there is no plan, whatever will be measured.
+    """
+    lower = solve({**optimistic_us, **measured_us})
+    best_us: float | None
+    if lower.keys <= measured_us.keys():
+        best_us = lower.total_us
+    else:
+        try:
+            best_us = solve(measured_us).total_us
+        except InfeasibleError:
+            best_us = None
+    if not optimistic_us:
+        return Bounds(best_us, lower.bound_us, lower.bound_us, (), 0)
+    expected = None if learned is None else solve({**learned.likely_us, **measured_us})
+    reached = inf if best_us is None else best_us / (1 + enough) * (1 - ROUNDING)
+    estimated_us = None if expected is None else max(expected.bound_us, lower.bound_us)
+    if lower.bound_us >= reached:
+        return Bounds(best_us, lower.bound_us, estimated_us, (), 0)
+    plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
+    first = plans.first(lower, expected)
+    through_us = lower.through_us(reached)
+    rest = sorted((us, key) for key in optimistic_us if key not in first and (us := through_us.get(key, inf)) < reached)
+    wanted = (*first, *(key for _, key in rest))
+    return Bounds(best_us, lower.bound_us, estimated_us, wanted, len(first), partial(plans.following, first, expected))
+
+
+@dataclass(frozen=True)
+class _Plans:
+    """Which calls of plans are worth measuring, at the costs that are known so far.
+
+    Args:
+        best_us: the best plan of measured calls.
+        reached_us: plans that take as long need not be ruled out.
+    """
+
+    solve: Callable[[Costs], CheapestPlan]
+    measured_us: Costs
+    optimistic_us: Costs
+    learned: Learned | None
+    best_us: float | None
+    reached_us: float
+
+    def first(self, lower: CheapestPlan, expected: CheapestPlan | None) -> tuple[str, ...]:
+        """Return the calls of the two plans that are measured.
+
+        As long as a better plan is expected, its calls come alone: they lead to it with the fewest measurements.
+        """
+        promising = () if expected is None else self._left(expected)
+        if expected is not None and promising and self._is_promising(expected):
+            return promising
+        return tuple(dict.fromkeys((*self._ruling_out(lower), *promising)))
+
+    def following(self, first: Sequence[str], expected: CheapestPlan | None, most: int) -> Sequence[str]:
+        """Return the first calls and those of the plans that come next, about `most` in all.
+
+        Solves again as if the calls so far had taken what is expected of them, until nothing new comes up.
+        """
+        if self.learned is None or expected is None:
+            return first
+        is_promising = self._is_promising(expected)
+        costs_us = {**(self.learned.likely_us if is_promising else self.optimistic_us), **self.measured_us}
+        keys = dict.fromkeys(first)
+        while len(keys) < most:
+            costs_us |= {key: self.learned.median_us[key] for key in keys}
+            plan = self.solve(costs_us)
+            if is_promising:
+                new = self._left(plan, keys) if self._is_promising(plan) else ()
+            else:
+                new = self._ruling_out(plan, keys) if plan.bound_us < self.reached_us else ()
+            if not new:
+                break
+            keys.update(dict.fromkeys(new))
+        return tuple(keys)
+
+    def _is_promising(self, plan: CheapestPlan) -> bool:
+        distance = gap(self.best_us, plan.bound_us)
+        return distance is None or distance > NEARLY
+
+    def _left(self, plan: CheapestPlan, taken: Collection[str] = ()) -> tuple[str, ...]:
+        return tuple(sorted(key for key in plan.keys if key not in self.measured_us and key not in taken))
+
+    def _ruling_out(self, plan: CheapestPlan, taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return calls of a plan which, if they take what is expected, rule it out; the fewest, or else all.
+
+        Args:
+            taken: calls that are measured in any case; the plan costs what is expected of them.
+        """
+        left = self._left(plan, taken)
+        if self.learned is None:
+            return left
+        raised = {key: self.learned.median_us[key] - self.optimistic_us[key] for key in left}
+        missing_us = self.reached_us - plan.total_us
+        if sum(raised.values()) < missing_us:
+            return left
+        chosen: list[str] = []
+        for key in sorted(left, key=lambda key: (-raised[key], key)):
+            if chosen and missing_us <= 0:
+                break
+            chosen.append(key)
+            missing_us -= raised[key]
+        return tuple(chosen)

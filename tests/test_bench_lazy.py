@@ -1,0 +1,45 @@
+"""The walks of scripts/bench_lazy: what its sentences say of them is what they found."""
+
+from scripts.bench.lazy_cases import made_up
+from scripts.bench.lazy_walks import BARS, LEFT_OUT, cross_validated, expected_walk, sentences
+
+
+def test_a_walk_reaches_its_gaps_in_order_and_knows_how_far_off_it_was() -> None:
+    case = made_up(12, 3, 0)
+    reached = expected_walk(case)
+    assert [each.bar for each in reached] == list(BARS)
+    assert 0 < reached[0].share <= reached[1].share <= 1
+    assert 0 <= reached[1].regret <= reached[0].regret
+
+
+def test_parts_of_a_case_differ_and_have_a_plan() -> None:
+    case = made_up(12, 3, 0)
+    parts = [case.without(LEFT_OUT, seed) for seed in range(3)]
+    assert len({frozenset(part.true_us) for part in parts}) == 3
+    for part in parts:
+        assert set(part.first) <= part.true_us.keys() < case.true_us.keys()
+        assert part.solve(part.true_us).total_us >= case.solve(case.true_us).total_us
+
+
+def test_a_sentence_counts_the_walks_in_which_an_estimate_was_right() -> None:
+    found = [
+        {"title": "one", "reached": [told(0.05, 0.1, 0.04), told(0.01, 0.2, 0.02)]},
+        {"title": "two", "reached": [told(0.05, 0.3, 0.05), told(0.01, 0.4, 0.0)]},
+    ]
+    assert sentences(found)[-1] == (
+        "- In all: an estimated 5% was right in 2 of 2 recorded walks (truly 5.0% above the optimum at most), after "
+        "20.0% of the calls in the mean, 30.0% at most; an estimated 1% was right in 1 of 2 recorded walks (truly 2.0% "
+        "above the optimum at most), after 30.0% of the calls in the mean, 40.0% at most."
+    )
+    assert len(sentences(found)) == 3
+    assert len(sentences(found[:1])) == 1
+
+
+def test_cross_validation_walks_as_often_as_it_is_told() -> None:
+    found = cross_validated(made_up(12, 3, 0), 2)
+    assert len(found["reached"]) == 2 * len(BARS)
+    assert found["walks"] == 2
+
+
+def told(bar: float, share: float, regret: float) -> dict[str, float]:
+    return {"bar": bar, "share": share, "regret": regret}
