@@ -20,6 +20,10 @@ BATCH_GROWTH = 0.1
 """Between two looks, about this share of what is measured already is measured: all that is wanted depends on the next
 results, and a plan looked for as if they were known is sometimes the wrong one."""
 
+AHEAD = 0.1
+"""Calls that could rule a plan out are expected to raise it by this share at least. Fewer would leave many plans, each
+a little longer than the one before: on a recorded layer, half of a run's solving."""
+
 NEARLY = 0.01
 """The estimated gap from which on the plan behind the proven bound is measured as well."""
 
@@ -187,7 +191,7 @@ class _Plans:
         if self.learned is None:
             return left
         raised = {key: self.learned.median_us[key] - self.optimistic_us[key] for key in left}
-        missing_us = self.reached_us - plan.total_us
+        missing_us = max(self.reached_us - plan.total_us, AHEAD * plan.total_us)
         if sum(raised.values()) < missing_us:
             return left
         chosen: list[str] = []

@@ -58,14 +58,14 @@ def test_less_is_measured_and_the_answer_is_that_of_measuring_everything(small: 
 
 
 @pytest.mark.slow
-def test_on_recorded_times_a_tenth_is_proven_with_11_of_20_calls(recorded: Recorded, database: Database) -> None:
+def test_on_recorded_times_a_tenth_is_proven_with_12_of_20_calls(recorded: Recorded, database: Database) -> None:
     seen: list[Progress] = []
     replay = Replay(recorded.environment, recorded.measurements, recorded.ceilings)
     found = tune(recorded.model, recorded.file, database, replay, gap=0.1, watch=seen.append)
     costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
     best_us = exact(formulate(recorded.space).priced(costs).problem).total_us
     certificate = found.certificate
-    assert found.counts["measured"] < found.counts["calls"] * 11 / 20
+    assert found.counts["measured"] < found.counts["calls"] * 12 / 20
     assert certificate.lower_bound_us <= best_us
     assert best_us * (1 - 1e-12) <= certificate.predicted_us < 1.02 * best_us
     assert certificate.estimated_gap is not None
