@@ -128,7 +128,7 @@ def bounds(
 
 @dataclass(frozen=True)
 class _Plans:
-    """Which calls of plans are worth measuring, at the costs that are known so far.
+    """Choice of the calls of plans that are worth measuring, at the costs that are known so far.
 
     Args:
         best_us: the best plan of measured calls.

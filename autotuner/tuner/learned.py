@@ -23,7 +23,7 @@ nine calls with others of their family are measured: then nine in ten measured c
 
 @dataclass(frozen=True)
 class Traits:
-    """What tells which calls are similar.
+    """Properties of a call by which similar ones are found.
 
     Args:
         family: calls of one kernel and the same kinds of operators are of one family.
