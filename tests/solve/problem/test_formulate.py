@@ -363,8 +363,7 @@ def test_conversions_that_were_not_measured_are_not_used(tmp_path: Path) -> None
     assert problem.converted(solution) == ()
 
 
-@pytest.mark.parametrize("recording", [TINY, LARGE], ids=["tiny", "large"])
-@pytest.mark.parametrize("saving", [False, True])
+@pytest.mark.parametrize(("recording", "saving"), [(TINY, True), (LARGE, False)], ids=["tiny, saving", "large"])
 def test_pricing_again_gives_the_problem_that_pricing_first_gives(recording: Recording, saving: bool) -> None:
     space, measured = recording.space(), recording.costs_us
     draw = random.Random(0)
