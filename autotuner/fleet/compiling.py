@@ -18,7 +18,7 @@ class HostCompilation:
     """Calls that every host compiles, for each keeps the code that it times.
 
     Args:
-        hosts: the cores of each. A host that comes later compiles while it times.
+        hosts: the cores of each that are not needed for timing. A host that comes later compiles while it times.
         tickets: numbers for what is sent.
     """
 

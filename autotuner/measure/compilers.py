@@ -58,6 +58,7 @@ class CompilerPool:
         """Have calls built in this order, in place of those that wait to be; those that are being built go on."""
         under_way = {job[0].key for job in self._busy.values() if job is not None}
         self._queue = deque(call for call in calls if call.key not in under_way)
+        self._lost = 0
         self.turn()
 
     def turn(self, wait_s: float = 0.0) -> None:
@@ -150,6 +151,9 @@ class CompilerPool:
             assert job is not None
             self._built.append((job[0], error.measurement))
             return
+        except MeasureError:  # it did not start
+            del self._busy[child]
+            raise
         if job is not None and "measurement" in answer:
             self._busy[child] = (job[0], Measurement.from_json(answer["measurement"]))
             return

@@ -40,7 +40,7 @@ def lock_path(device_type: str, device_index: int = 0) -> str:
 
 @contextmanager
 def locked(path: str, *, alone: bool, waiting: Waiting = lambda _waited_s, _words: None) -> Iterator[None]:
-    """Hold the device: alone to time on it, together with others to compile beside them.
+    """Hold the device: alone to time on it, together with others to compile where that would disturb timing.
 
     Args:
         waiting: told at once where somebody else holds it, every second while that stays, and at the end; an error

@@ -31,7 +31,11 @@ class Compilation:
         return self._measurer.compiles_beside
 
     def ahead(self, calls: Iterable[Call]) -> set[str]:
-        """Compile calls now, and return the keys of those that the job's limits leave out."""
+        """Compile calls now, and return the keys of those that the job's limits leave out.
+
+        Nothing is compiled beside timing by then: it would be given up.
+        """
+        assert not self._building
         compiled = {call.key: call for call in self._new(calls)}
         left = set(compiled)
         if compiled and not self._state.enough("compile"):

@@ -174,6 +174,35 @@ def test_calls_are_compiled_while_others_race_and_what_a_question_interrupts_is_
     }  # fmt: skip
 
 
+def test_a_compiling_process_that_does_not_start_is_an_error_and_the_next_request_starts_another(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Child.started
+
+    def refused(child: Child) -> None:
+        child.kill()
+        raise MeasureError("the measuring process did not start: no memory")
+
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.start()
+        monkeypatch.setattr(Child, "started", refused)
+        measurer.compile_beside([add("good_compiled")])
+        with pytest.raises(MeasureError, match="did not start: no memory"):
+            list(measurer.measure([[]] * 1000))
+        assert measurer.compilers == 0
+        monkeypatch.setattr(Child, "started", real)
+        found: list[Measurement | None] = []
+
+        def races() -> Iterator[list[Call]]:
+            while not found:
+                found.extend(problem for _, problem in measurer.take_compiled())
+                yield []
+            yield [add("good_compiled")]
+
+        assert [measured.status for _, measured in measurer.measure(races())] == ["ok"]
+        assert found == [None]
+
+
 def test_what_is_asked_for_later_is_compiled_first_and_nothing_ends_it_all(
     planted: str, add: MakeCall, tmp_path: Path
 ) -> None:
