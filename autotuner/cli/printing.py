@@ -36,7 +36,7 @@ def print_configuration(found: "Configuration", *, as_json: bool, steps: bool = 
     _print_totals(found)
     print_doubts(found)
     if found.measured:
-        print_measured(found.measured, found.certificate.predicted_us)
+        print_measured(found.measured, found.kernels_us)
     if steps:
         _print_certificate(found)
 
@@ -187,10 +187,10 @@ def _us(value: float | None) -> str:
     return "no plan" if value is None else f"{value:,.1f} us"
 
 
-def print_measured(measured: "Measured", predicted_us: float) -> None:
+def print_measured(measured: "Measured", kernels_us: float) -> None:
     """Print a training step's time end to end, and its peers'."""
     table = Table("one training step", "median us", "against the plan", title="end to end, interleaved in one run")
-    difference = measured.predicted_over_measured(predicted_us)
+    difference = measured.predicted_over_measured(kernels_us)
     table.add_row("this configuration", f"{measured.plan_us:,.1f}", f"predicted {difference:+.1%}")
     table.add_row("  of it beside kernels", f"{measured.overhead_us:,.1f}", "")
     for name, peer_us in measured.peers_us.items():

@@ -56,10 +56,15 @@ def reads_in_place(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing() and x.device.index == torch.cuda.current_device()
 
 
+def lease_of(y: Tensor) -> Lease:
+    """Return the lease of the workspace in which an output's forward ran."""
+    lease: Lease = y.grad_fn.lease  # type: ignore[union-attr]
+    return lease
+
+
 def workspace_of(y: Tensor) -> Workspace:
     """Return the workspace in which an output's forward ran; it holds the masks that were drawn."""
-    lease: Lease = y.grad_fn.lease  # type: ignore[union-attr]
-    return lease.workspace
+    return lease_of(y).workspace
 
 
 def _differentiable(

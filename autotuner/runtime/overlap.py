@@ -72,6 +72,11 @@ class PlanVariants:
         self._run(())
         torch.cuda.synchronize()
 
+    def runs(self) -> list[Run]:
+        """Return the call of each step, in order."""
+        merged = {**self._calls[0], **self._calls[1]}
+        return [merged[number] for number in sorted(merged)]
+
     def compared(self, before: Branches, after: Branches) -> Overlap:
         """Measure some branches against others."""
         sides = [self._replay(branches) for branches in (before, after)]

@@ -19,6 +19,10 @@ class Pool:
 
     A forward that a caller captures gets a new workspace. What that one allocates belongs to the memory of the caller's
     graph, and is there for as long as the graph is, whatever becomes of the workspace. It is kept, and not taken again.
+
+    Attributes:
+        made: how many workspaces there were.
+        skips_kernels: whether workspaces leave out their kernels, which shows what a step costs beside them.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Pool:
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
         self.made = 0
+        self.skips_kernels = False
 
     def reads(self, device: torch.device, apart: frozenset[int], current: Sequence[Tensor], moving: bool) -> bool:
         """Say whether its workspaces read parameters on this device, where these are, and these buffers as copies."""
@@ -45,6 +50,11 @@ class Pool:
         )
 
     def take(self) -> Workspace:
+        workspace = self._taken()
+        workspace.skips_kernels = self.skips_kernels
+        return workspace
+
+    def _taken(self) -> Workspace:
         for workspace in self._in_capture:
             workspace.tidy()
         scratch = shared_scratch() if self._has_scratch else None

@@ -72,7 +72,7 @@ class Workspace:
         scratch: as given.
         in_capture: whether a caller's graph writes here whenever it is replayed.
         copies: how often results were handed out as copies, because all sets were held.
-        skips_kernels: whether no kernel runs, which shows what a step costs beside them.
+        skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Workspace:
         elif self._copies:
             self._copy(current)
         made = self._set("forward")
-        self._run(made.sequence)
+        self._run(made.sequence, self.copying)
         return self._handed(made, range(len(made.handed)))
 
     def backward(
@@ -311,10 +311,11 @@ class Workspace:
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
 
-    def _run(self, sequence: CallSequence) -> None:
+    def _run(self, sequence: CallSequence, copying: Sequence[Run] = ()) -> None:
         if self.skips_kernels:
-            return
-        if self._graphs is None:
+            for copy in copying:
+                copy()
+        elif self._graphs is None:
             sequence.run()
         else:
             self._graphs.run(sequence)

@@ -31,7 +31,7 @@ from autotuner.runtime.peers.on_cuda import (
     TURN_US,
     TimedStep,
     add,
-    overhead_us,
+    beside_kernels,
     warn_of_missing,
 )
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
@@ -130,8 +130,8 @@ def time_all_peers(
     peers_us = {name: us for name, us in times_us.items() if not timings[name].computes_less}
     peaks = {name: side.peak_bytes for name, side in sides.items()}
     with stages("overhead"):
-        overhead = overhead_us(configuration, samples)
-    return AllTimings(timings, slow_us, as_measured(peers_us, peaks, overhead))
+        beside = beside_kernels(configuration, make, of_torch, samples)
+    return AllTimings(timings, slow_us, as_measured(peers_us, peaks, beside))
 
 
 def sides_of(make: Make, configuration: Configuration, max_autotune: str, stages: Stages) -> dict[str, TimedStep]:

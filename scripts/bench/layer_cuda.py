@@ -1,5 +1,6 @@
 """Layers on CUDA: one case of the benchmark, and the page of results."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +12,12 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.step import tensor_of
 from autotuner.runtime.check import compare
 from autotuner.runtime.fallbacks import warn
-from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS
+from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS, PLAN
 from scripts.bench import errors, layer_cuda_dram
 from scripts.bench.all_peers import EAGER, LEFT_OUT, fast_kernels, time_all_peers
 from scripts.bench.cases import CASES, Case
 from scripts.bench.errors import measured_errors
+from scripts.bench.in_the_step import in_the_step_us
 from scripts.bench.profiled_sides import TUNED
 from scripts.pages import Stages, mib, table
 
@@ -55,6 +57,8 @@ def case_row(
                 of_sides = measured_errors(case.make, found, comparison, next(iter(kernels), None))
         except Exception as error:
             warn(f"{case.name}: no table of errors: {error}")
+    with stages("in place"):
+        in_place_us = in_the_step_us(found)
     graph = found.graph()
     flop = sum(operator_flop(graph, operator) for operator in graph.operators if operator.kind == "contraction")
     return {
@@ -71,7 +75,9 @@ def case_row(
         "ratio_to_best_peer": measured.ratios[peer],
         "predicted_us": found.certificate.predicted_us,
         "overhead_us": measured.overhead_us,
-        "predicted_over_measured": measured.predicted_over_measured(found.certificate.predicted_us),
+        "switching_us": measured.switching_us,
+        "slowdown": measured.slowdown,
+        "predicted_over_measured": measured.predicted_over_measured(found.kernels_us),
         "lower_bound_us": found.certificate.lower_bound_us,
         "default_us": found.certificate.default_us,
         "contraction_flop": flop,
@@ -80,7 +86,7 @@ def case_row(
         "planned_peak_bytes": found.memory.peak_bytes if found.memory else None,
         "held_bytes": found.memory.held_bytes if found.memory else None,
         "calls": dict(found.counts),
-        "steps": step_rows(found),
+        "steps": step_rows(found, in_place_us),
         "overlap": asdict(found.overlap) if found.overlap else None,
         "errors": of_sides,
         "dram": None,
@@ -88,8 +94,9 @@ def case_row(
     }
 
 
-def step_rows(found: Configuration) -> list[dict[str, Any]]:
-    """Return each step's operators, kernel, times, flop and bytes."""
+def step_rows(found: Configuration, in_place_us: Sequence[float] | None = None) -> list[dict[str, Any]]:
+    """Return each step's operators, kernel, times, flop and bytes; given are its times inside of the whole step."""
+    in_place: Sequence[float | None] = in_place_us or [None] * len(found.steps)
     graph = found.graph()
     named = {operator.name: operator for operator in graph.operators}
     return [
@@ -104,8 +111,9 @@ def step_rows(found: Configuration) -> list[dict[str, Any]]:
                 graph, [[(tensor_of(name), form) for name, form in step.inputs + step.outputs]]
             ),
             "dram_bytes": None,
+            "in_place_us": us,
         }
-        for step in found.steps
+        for step, us in zip(found.steps, in_place, strict=True)
     ]
 
 
@@ -168,11 +176,12 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
             ),
         ),
         "",
-        "Predicted: the sum of the plan's own kernel timings and the overhead, against what was measured. Where load "
-        "that lasts brings the device to its power limit, its clock falls, and steps take longer than kernels that "
-        "were timed in short rounds: see SM clock, the median of a side's turns, where it was read. Bytes moved: "
-        "against every operator alone. DRAM: what the profiler counts for the tuned layer, against eager's and against "
-        "the fastest peer's. Error: against float64, the largest multiple of eager's own among output and gradients.",
+        "Predicted: the sum of the kernels' own timings, less what overlap saves, with what lies beside the kernels, "
+        "against what was measured; each case has its parts. Where load that lasts brings the device to its power "
+        "limit, its clock falls, and steps take longer than kernels that were timed in short rounds: see SM clock, the "
+        "median of a side's turns, where it was read. Bytes moved: against every operator alone. DRAM: what the "
+        "profiler counts for the tuned layer, against eager's and against the fastest peer's. Error: against float64, "
+        "the largest multiple of eager's own among output and gradients.",
         "",
         "Floor: what the plan's steps take at least, each for its products or for the bytes that it reads and writes, "
         "whichever is more; the sums of either alone beside it. They follow from the device's ceilings, which were "
@@ -210,14 +219,18 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         lines += ["", *dram(row)]
         if row.get("overlap"):
             lines += ["", overlap(row["overlap"])]
-        lines += ["", "Steps of the plan, microseconds. Best: the fastest measured for the same work in any forms.", ""]
+        lines += ["", *predicted(row)]
+        lines += ["", "Steps of the plan, microseconds. In place: inside of the whole step, one step after the other. "
+                  "Best: the fastest measured for the same work in any forms.", ""]  # fmt: skip
         lines += table(
-            ("step", "kernel", "predicted", "best", *FLOORS, "counted, MiB", "DRAM, MiB"),
+            ("step", "kernel", "predicted", "in place", "best", *FLOORS, "counted, MiB", "DRAM, MiB"),
             (
                 (
                     " + ".join(step["operators"]),
                     step["kernel"],
-                    *(f"{step[name]:.1f}" for name in ("predicted_us", "bound_us", *FLOORS.values())),
+                    f"{step['predicted_us']:.1f}",
+                    "" if step.get("in_place_us") is None else f"{step['in_place_us']:.1f}",
+                    *(f"{step[name]:.1f}" for name in ("bound_us", *FLOORS.values())),
                     *(mib(step[k]) for k in ("counted_bytes", "dram_bytes")),
                 )
                 for step in row["steps"]
@@ -226,6 +239,24 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["seconds"].items())
         lines += ["", f"Seconds of this case: {spent}."]
     return "\n".join(lines) + "\n"
+
+
+def predicted(row: dict[str, Any]) -> list[str]:
+    """Return the lines on what a step was predicted to take, part by part."""
+    if "slowdown" not in row:
+        return []
+    gain = row["overlap"]["gain_us"] if row["overlap"] else 0.0
+    parts = (
+        ("the steps' own timings", row["predicted_us"]),
+        ("less what overlap saves", -gain),
+        ("copies of inputs and parameters, autograd", row["overhead_us"]),
+        (f"{len(row['steps'])} kernels behind other kernels", row["switching_us"]),
+    )
+    total = sum(us for _, us in parts)
+    slower = (row["slowdown"] - 1) * total
+    rows = [*parts, (f"load that lasts, {row['slowdown'] - 1:+.1%}", slower), ("predicted", total + slower)]
+    measured = ("measured, captured", row["timings"][PLAN + CAPTURED]["median_us"])
+    return [*table(("of a step", "microseconds"), ((name, f"{us:.1f}") for name, us in (*rows, measured)))]
 
 
 def overlap(found: dict[str, Any]) -> str:

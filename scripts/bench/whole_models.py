@@ -7,11 +7,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import masking_utils
-
-# Before torch 2.14, a compiled model takes itself for an exported one, and makes a mask where causal attention, or
-# none at all, would do. No side of the benchmark is to be slowed down by that.
-masking_utils.is_torchdynamo_exporting = lambda: False
 
 Batch = dict[str, Tensor]
 
@@ -59,7 +54,7 @@ def _bert(layers: int | None) -> nn.Module:
 
 
 def _gpt2(layers: int | None) -> nn.Module:
-    config = transformers.GPT2Config(n_embd=1024, n_layer=layers or 24, n_head=16, use_cache=False)
+    config = transformers.GPT2Config(n_embd=1024, n_layer=layers or 24, n_head=16)
     model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
 
@@ -68,7 +63,7 @@ def _llama(layers: int | None) -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers or 16,
         num_attention_heads=32, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True, rms_norm_eps=1e-5,
-        max_position_embeddings=8192, use_cache=False,
+        max_position_embeddings=8192,
     )  # fmt: skip
     model: nn.Module = transformers.LlamaForCausalLM(config)
     return model
@@ -87,7 +82,6 @@ def _vit(layers: int | None) -> nn.Module:
 def _t5(layers: int | None) -> nn.Module:
     config = transformers.T5Config(
         d_model=1024, d_kv=64, d_ff=4096, num_layers=layers or 24, num_heads=16, decoder_start_token_id=0,
-        use_cache=False,
     )  # fmt: skip
     model: nn.Module = transformers.T5ForConditionalGeneration(config)
     return model

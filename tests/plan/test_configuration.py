@@ -56,6 +56,20 @@ def test_what_backward_computes_again_is_named_and_survives_json(found: Configur
     assert (again, again.recomputed) == (repeated, ("product",))
 
 
+def test_a_step_is_predicted_from_its_kernels_and_what_lies_beside_them_at_the_clock_of_load_that_lasts(
+    found: Configuration,
+) -> None:
+    kernels_us = found.certificate.predicted_us
+    overlapping = replace(found, overlap=Overlap(((0,),), 3.0, 2.5, 3.5))
+    assert overlapping.kernels_us == kernels_us - 3.0
+    measured = Measured(1.1 * (kernels_us + 7.0), 6.0, {}, 30, switching_us=4.0, slowdown=1.1)
+    assert measured.predicted_over_measured(overlapping.kernels_us) == pytest.approx(0.0, abs=1e-12)
+    assert measured.predicted_over_measured(found.kernels_us) == pytest.approx(3.0 / (kernels_us + 7.0))
+    assert not overlapping.with_measured(measured).doubts
+    (doubt,) = overlapping.with_measured(replace(measured, slowdown=1.3)).doubts
+    assert f"predicted to take {1.3 * (kernels_us + 7.0):,.0f} us" in doubt.sentence
+
+
 def test_an_overlap_survives_json_and_belongs_to_what_runs(found: Configuration) -> None:
     overlapping = replace(found, overlap=Overlap(((0,),), 3.0, 2.5, 3.5))
     value = json.loads(json.dumps(overlapping.to_json()))

@@ -5,12 +5,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import autotuner
 from autotuner.ir.models import load_model
 from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check
 from autotuner.runtime.fallbacks import Reason
@@ -379,8 +381,24 @@ def test_gradients_are_handed_over_without_a_copy_and_memory_stays_the_same() ->
 
 def test_peers_are_timed_with_and_without_a_graph_of_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    found, peaks, overhead_us = time_on_cuda(configuration(model(dtype="bfloat16", p=0.1), 0, CUDA), samples=2)
+    found, peaks, beside = time_on_cuda(configuration(model(dtype="bfloat16", p=0.1), 0, CUDA), samples=2)
     assert {*OURS, "eager", "eager, captured", "sdpa flash", "sdpa flash, captured"} <= {*found}
     assert all(len(times) == 2 and min(times) > 0 and peaks[name] for name, times in found.items())
-    assert overhead_us > 0
     assert any(name.startswith("torch.compile") and name.endswith(", captured") for name in found)
+    plan_us = min(found["plan, captured"])
+    assert 0 < beside.overhead_us < 0.5 * plan_us  # the plan has 30 kernels and more, and no parameter that is copied
+    assert 0 <= beside.switching_us < 0.5 * plan_us
+    assert 0.8 < beside.slowdown < 1.25
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_fresh_answer_is_predicted_within_a_tenth_and_has_no_doubt(tmp_path: Path) -> None:
+    found = autotuner.tune(
+        "bert-encoder:base", dtype="bfloat16", device="cuda", database=tmp_path / "timings.sqlite",
+        options={"attention_dropout": 0.1},
+    )  # fmt: skip
+    assert found.measured is not None
+    assert abs(found.measured.predicted_over_measured(found.kernels_us)) < 0.1
+    assert found.doubts == ()
+    assert found.measured.overhead_us < 0.1 * found.measured.plan_us

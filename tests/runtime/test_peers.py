@@ -8,14 +8,17 @@ from torch import nn
 
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime.function import workspace_of
 from autotuner.runtime.peers import as_measured
+from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
 from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
 from autotuner.runtime.peers.stacked_layer import stacked_layer
-from autotuner.runtime.peers.training_loop import rounds
+from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 from scripts.bench.all_peers import SideTiming, timing
 from scripts.bench.jax_layer import WITHOUT_DROPOUT
-from tests.runtime.layers import assert_equal, gradients
-from tests.runtime.plans import MASKED, model
+from tests.runtime.bert_layers import bert_layer
+from tests.runtime.layers import assert_equal, batch, gradients, tuned
+from tests.runtime.plans import MASKED, configuration, model
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +74,53 @@ def test_a_peer_that_fails_is_left_out_with_its_reason_and_the_plan_is_not() -> 
         add({}, PLAN, fails, partial(MadeUpCall.of, model()))
 
 
-def test_the_fastest_form_of_the_plan_stands_for_it() -> None:
+def test_the_captured_form_of_the_plan_stands_for_it_as_what_lies_beside_its_kernels_is_of_that_form() -> None:
     times_us = {
         PLAN: [9.0, 8.0, 9.0],
-        GRAPHS: [7.0, 6.0, 7.0],
+        GRAPHS: [4.5, 4.4, 4.5],
         PLAN + CAPTURED: [5.0, 4.0, 5.0],
         "eager": [9.0, 10.0, 11.0],
     }
-    found = as_measured(times_us, {PLAN: 90, GRAPHS: 70, PLAN + CAPTURED: 50, "eager": None}, 0.5)
+    beside = BesideKernels(0.5, 0.25, 1.1)
+    found = as_measured(times_us, {PLAN: 90, GRAPHS: 70, PLAN + CAPTURED: 50, "eager": None}, beside)
     assert (found.plan_us, found.overhead_us, found.peak_bytes, found.samples) == (5, 0.5, 50, 3)
+    assert (found.switching_us, found.slowdown) == (0.25, 1.1)
     assert found.ratios == {"eager": 2.0}
     assert found.peers_peak_bytes == {"eager": None}
+    del times_us[PLAN + CAPTURED]
+    assert as_measured(times_us, {PLAN: 90, GRAPHS: 70, "eager": None}, BesideKernels(0.5)).plan_us == 4.5
+
+
+class Throttled:
+    """A side whose clock falls by a fifth under load that lasts."""
+
+    def turn_us(self) -> float:
+        return 125.0
+
+    def brief_us(self) -> float:
+        return 100.0
+
+
+def test_load_that_lasts_is_compared_with_short_rounds_of_the_same_step() -> None:
+    assert slowdown(Throttled(), 3) == 1.25
+
+
+def test_without_kernels_parameters_are_copied_and_every_workspace_of_the_pool_leaves_its_kernels_out() -> None:
+    of, layer = model(), bert_layer()
+    made = next(each for seed in range(20) if _copies(each := tuned(layer, configuration(of, seed))))
+    loop = TrainingLoop(made, MadeUpCall.of(of))
+    loop.warm()
+    loop.skip_kernels()
+    kept = [made(batch()) for _ in range(3)]  # three forwards at a time take three workspaces
+    workspaces = [workspace_of(y) for y in kept]
+    assert len({id(workspace) for workspace in workspaces}) == 3
+    assert all(workspace.skips_kernels for workspace in workspaces)
+    with torch.no_grad():
+        layer.get_parameter("attention.self.query.weight").fill_(7.0)
+    again = workspace_of(made(batch()))
+    assert any((base == 7.0).any() for base in again._bases)
+
+
+def _copies(layer: nn.Module) -> bool:
+    """Say whether a tuned layer copies parameters in each forward: those that its plan wants stacked."""
+    return bool(workspace_of(layer(batch())).copying)

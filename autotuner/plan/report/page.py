@@ -59,7 +59,7 @@ def render(
         kernels=shares.by_kernel(configuration),
         kinds=shares.by_kind(configuration),
         lead=summary.lead(configuration),
-        measured_totals=tuple(summary.measured_totals(measured, certificate.predicted_us)) if measured else (),
+        measured_totals=tuple(summary.measured_totals(measured, configuration.kernels_us)) if measured else (),
         model_facts=summary.model_facts(configuration),
         needs=tuple(summary.needs(configuration)),
         nothing_measured=nothing_measured,

@@ -81,9 +81,9 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
     certificate, measured, moved = configuration.certificate, configuration.measured, configuration.bytes_moved
     if measured is not None:
         yield Figure("measured end to end", duration(measured.plan_us), f"median of {measured.samples} training steps")
-        off = measured.predicted_over_measured(certificate.predicted_us)
+        off = measured.predicted_over_measured(configuration.kernels_us)
         words = f"kernels and what lies beside them, {percent(off, signed=True)} from measured"
-        yield Figure("predicted", duration(certificate.predicted_us + measured.overhead_us), words)
+        yield Figure("predicted", duration(measured.predicted_us(configuration.kernels_us)), words)
         peer = _best_peer(measured)
         if peer is not None:
             yield Figure(
@@ -111,17 +111,20 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
         yield Figure("bytes moved", percent(-less, signed=True), f"{binary(chosen)} against {binary(unfused)} unfused")
 
 
-def measured_totals(measured: Measured, predicted_us: float) -> Iterator[Total]:
+def measured_totals(measured: Measured, kernels_us: float) -> Iterator[Total]:
     """Yield what was measured end to end: this plan, what of it lies beside its kernels, and its peers."""
     yield Total("this configuration", measured.plan_us, None, "forward, backward and all gradients", is_plan=True)
-    off = percent(measured.predicted_over_measured(predicted_us), signed=True)
+    predicted_us = measured.predicted_us(kernels_us)
+    off = percent(measured.predicted_over_measured(kernels_us), signed=True)
     yield Total(
-        "kernels and the rest, predicted", predicted_us + measured.overhead_us,
-        (predicted_us + measured.overhead_us) / measured.plan_us, f"{off} from what was measured",
-    )  # fmt: skip
+        "kernels and the rest, predicted",
+        predicted_us,
+        predicted_us / measured.plan_us,
+        f"{off} from what was measured",
+    )
     yield Total(
         "of it, beside the kernels", measured.overhead_us, None,
-        "the same step with its kernels left out: copying inputs in, autograd, Python",
+        "the same step with its kernels left out: copies of inputs and parameters, autograd, Python",
     )  # fmt: skip
     for name, us in measured.peers_us.items():
         against = us / measured.plan_us

@@ -5,8 +5,9 @@ from statistics import median
 
 from autotuner.ir.device import CUDA
 from autotuner.plan.configuration import Configuration, Measured
+from autotuner.runtime.peers.beside_kernels import BesideKernels
 from autotuner.runtime.peers.on_cpu import time_on_cpu
-from autotuner.runtime.peers.on_cuda import OURS, time_on_cuda
+from autotuner.runtime.peers.on_cuda import CAPTURED, OURS, PLAN, time_on_cuda
 from autotuner.runtime.peers.training_loop import peak_bytes
 
 __all__ = ["as_measured", "peak_bytes", "time_peers"]
@@ -33,16 +34,22 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
 
 
 def as_measured(
-    times_us: Mapping[str, Sequence[float]], peaks_bytes: Mapping[str, int | None], overhead_us: float
+    times_us: Mapping[str, Sequence[float]], peaks_bytes: Mapping[str, int | None], beside: BesideKernels
 ) -> Measured:
-    """Return the times of all sides as a configuration keeps them: of the plan's forms the fastest stands for it."""
+    """Return the times of all sides as a configuration keeps them.
+
+    The captured form stands for the plan, as what lies beside its kernels is of that form; without it, the fastest.
+    """
     medians_us = {name: median(times) for name, times in times_us.items()}
-    plan = min((name for name in OURS if name in medians_us), key=medians_us.__getitem__)
+    forms = [name for name in OURS if name in medians_us]
+    plan = PLAN + CAPTURED if PLAN + CAPTURED in forms else min(forms, key=medians_us.__getitem__)
     return Measured(
         medians_us[plan],
-        overhead_us,
+        beside.overhead_us,
         {name: us for name, us in medians_us.items() if name not in OURS},
         len(times_us[plan]),
         peaks_bytes[plan],
         {name: peaks_bytes[name] for name in medians_us if name not in OURS},
+        beside.switching_us,
+        beside.slowdown,
     )

@@ -17,6 +17,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime.peers.beside_kernels import BesideKernels
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 
 TURN_US = 20_000.0
@@ -25,7 +26,7 @@ PLAN, COMPILED = "plan", "torch.compile"
 
 def time_on_cpu(
     configuration: Configuration, samples: int, threads: int | None
-) -> tuple[dict[str, list[float]], dict[str, int], float]:
+) -> tuple[dict[str, list[float]], dict[str, int], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
 
     Returns:
@@ -53,7 +54,7 @@ def time_on_cpu(
         peaks = {name: TrainingLoop(layers[name], MadeUpCall.of(model)).peak_bytes() for name in loops}
         times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples)
         loops[PLAN].skip_kernels()
-        return times, peaks, median(turn_us(loops[PLAN]) for _ in range(samples))
+        return times, peaks, BesideKernels(median(turn_us(loops[PLAN]) for _ in range(samples)))
     finally:
         torch.set_num_threads(before)
 

@@ -25,10 +25,12 @@ from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.module import TunedModule
+from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown, switching_us
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 
 TURN_US = 20_000.0
+BRIEF_STEPS = 3
 CAPTURED = ", captured"
 COMPILED = "torch.compile sdpa "
 PLAN, GRAPHS = "plan", "plan, own graphs"
@@ -64,10 +66,22 @@ class TimedStep:
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / self._count
 
+    def brief_us(self) -> float:
+        """Return the mean of a few steps, in microseconds, the first left out."""
+        torch.cuda.synchronize()
+        start, end = self._events
+        self._step()
+        start.record()
+        for _ in range(BRIEF_STEPS):
+            self._step()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / BRIEF_STEPS
+
 
 def time_on_cuda(
     configuration: Configuration, samples: int
-) -> tuple[dict[str, list[float]], dict[str, int | None], float]:
+) -> tuple[dict[str, list[float]], dict[str, int | None], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
 
     Returns:
@@ -76,7 +90,7 @@ def time_on_cuda(
     sides = sides_on_cuda(configuration)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
-    return times, peaks, overhead_us(configuration, samples)
+    return times, peaks, beside_kernels(configuration, encoder_layer, sides, samples)
 
 
 def sides_on_cuda(configuration: Configuration) -> dict[str, TimedStep]:
@@ -175,9 +189,26 @@ def warn_of_missing(name: str, error: Exception) -> None:
     warn(f"{name} is not among the sides: {words}")
 
 
-def overhead_us(configuration: Configuration, samples: int) -> float:
-    """Return what a configuration's captured step takes beside its kernels: copies in, what autograd adds."""
-    layer = apply(encoder_layer(configuration.model, device=CUDA), configuration, graphs=False)
+def beside_kernels(
+    configuration: Configuration, make: Callable[..., nn.Module], sides: Mapping[str, TimedStep], samples: int
+) -> BesideKernels:
+    """Return what a configuration's captured step takes beside its kernels.
+
+    Args:
+        make: of the layer that was timed, given the model and a device.
+        sides: those that were timed.
+    """
+    plan = sides.get(PLAN + CAPTURED)
+    return BesideKernels(
+        overhead_us(configuration, make, samples),
+        len(configuration.steps) * switching_us(torch.device(CUDA, torch.cuda.current_device())),
+        1.0 if plan is None else slowdown(plan, samples),
+    )
+
+
+def overhead_us(configuration: Configuration, make: Callable[..., nn.Module], samples: int) -> float:
+    """Return what a captured step takes without its kernels: copies of inputs and parameters, what autograd adds."""
+    layer = apply(make(configuration.model, device=CUDA), configuration, graphs=False)
     loop = TrainingLoop(layer, MadeUpCall.of(configuration.model, device=CUDA))
     loop.skip_kernels()
     side = captured(loop, anew=False)

@@ -6,7 +6,7 @@ from torch import nn
 
 from autotuner.measure.devices import device_of
 from autotuner.runtime.framework import MadeUpCall
-from autotuner.runtime.function import workspace_of
+from autotuner.runtime.function import lease_of
 from autotuner.runtime.module import TunedModule
 
 WARM_STEPS = 5
@@ -37,8 +37,8 @@ class TrainingLoop:
             self.step()
 
     def skip_kernels(self) -> None:
-        """Have a tuned layer leave out its kernels from now on: what is left is staging, autograd and Python."""
-        workspace_of(self.layer(self._call.x, **self._call.masks)).skips_kernels = True
+        """Have a tuned layer leave out its kernels from now on: what is left is copies, autograd and Python."""
+        lease_of(self.layer(self._call.x, **self._call.masks)).pool.skips_kernels = True
 
     def peak_bytes(self) -> int:
         """Return the most bytes that a step has allocated at any time; see the function of this name."""

@@ -1,0 +1,101 @@
+"""The time of a step on CUDA that is not in the timings of its kernels: what is copied, switched and slowed down.
+
+Each kernel is timed alone: call behind call of the same kernel, in short rounds. In a step, another kernel runs before
+it, and load that lasts may lower the device's clock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import sleep
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from autotuner.runtime.cuda import Cuda, Run
+
+EXTENT = 256
+"""Of the matrices of small kernels: they stay in the second-level cache, and a kernel lasts a few microseconds."""
+REPEATS = 16
+TURNS = 15
+PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class BesideKernels:
+    """What `autotuner.plan.configuration.Measured` says of the fields of these names."""
+
+    overhead_us: float
+    switching_us: float = 0.0
+    slowdown: float = 1.0
+
+
+class TakesTurns(Protocol):
+    """A side that is timed under load that lasts, and in short rounds."""
+
+    def turn_us(self) -> float: ...
+    def brief_us(self) -> float: ...
+
+
+def slowdown(side: TakesTurns, samples: int) -> float:
+    """Return a step's time under load that lasts over that in short rounds, each behind a pause."""
+    turns, briefs = [], []
+    for _ in range(samples):
+        turns.append(side.turn_us())
+        sleep(PAUSE_S)
+        briefs.append(side.brief_us())
+    return median(turns) / median(briefs)
+
+
+def switching_us(device: torch.device) -> float:
+    """Return what a small kernel takes longer behind another one than behind itself, in microseconds.
+
+    Some kernels of torch take turns in one CUDA graph; each also has a graph of its own with as many calls.
+    """
+    runs = _small_kernels(device)
+    for run in runs:
+        run()
+    cuda = Cuda(device)
+    pool = cuda.pool()
+    mixed = cuda.captured(partial(_run, runs * REPEATS), pool)
+    alone = [cuda.captured(partial(_run, [run] * (REPEATS * len(runs))), pool) for run in runs]
+    found = []
+    for _ in range(TURNS):
+        of_alone = [_replay_us(replay) for replay in alone]
+        found.append(_replay_us(mixed) - sum(of_alone) / len(of_alone))
+    return max(0.0, median(found) / (REPEATS * len(runs)))
+
+
+def _small_kernels(device: torch.device) -> list[Run]:
+    x, y, made = (torch.randn(EXTENT, EXTENT, device=device, dtype=torch.bfloat16) for _ in range(3))
+    wide = torch.randn(EXTENT, 4 * EXTENT, device=device, dtype=torch.bfloat16)
+    product = torch.empty_like(wide)
+    mean = torch.empty(EXTENT, device=device, dtype=torch.bfloat16)
+    functions: Sequence[Callable[[], object]] = (
+        partial(torch.mm, x, y, out=made),
+        partial(torch.add, x, y, out=made),
+        partial(torch.mm, x, wide, out=product),
+        partial(torch.softmax, x, 1, out=made),
+        partial(torch.sum, x, 0, out=mean),
+        partial(functional.gelu, x),
+        partial(torch.mm, product, wide.t(), out=made),
+        partial(torch.tanh, x, out=made),
+    )
+    return list(functions)
+
+
+def _run(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run()
+
+
+def _replay_us(replay: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    replay()
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
