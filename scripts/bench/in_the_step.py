@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import median
+from time import sleep
 
 import torch
 
@@ -11,7 +12,9 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.cuda import Cuda, Run
 from autotuner.runtime.overlap import PlanVariants
 
-REPLAYS = 40
+REPLAYS = 20
+PAUSE_S = 0.2
+"""Before each round, so that load does not last and lower the clock."""
 
 
 def in_the_step_us(configuration: Configuration) -> list[float]:
@@ -27,6 +30,7 @@ def in_the_step_us(configuration: Configuration) -> list[float]:
     timed = [_Timed(cuda, runs, count) for count in range(len(runs) + 1)]
     ends: list[list[float]] = [[] for _ in timed]
     for _ in range(REPLAYS):
+        sleep(PAUSE_S)
         for place, each in enumerate(timed):
             ends[place].append(each.us())
     until = [median(found) for found in ends]

@@ -9,7 +9,7 @@ from torch import nn
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
-from autotuner.runtime.peers import as_measured
+from autotuner.runtime.peers import as_measured, beside_kernels
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
 from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
 from autotuner.runtime.peers.stacked_layer import stacked_layer
@@ -91,18 +91,19 @@ def test_the_captured_form_of_the_plan_stands_for_it_as_what_lies_beside_its_ker
     assert as_measured(times_us, {PLAN: 90, GRAPHS: 70, "eager": None}, BesideKernels(0.5)).plan_us == 4.5
 
 
-class Throttled:
-    """A side whose clock falls by a fifth under load that lasts."""
+class Cooled:
+    """A side whose clock is at its highest in short rounds; the first finds it lowered."""
 
-    def turn_us(self) -> float:
-        return 125.0
+    def __init__(self) -> None:
+        self._us = [110.0]
 
     def brief_us(self) -> float:
-        return 100.0
+        return self._us.pop() if self._us else 100.0
 
 
-def test_load_that_lasts_is_compared_with_short_rounds_of_the_same_step() -> None:
-    assert slowdown(Throttled(), 3) == 1.25
+def test_load_that_lasts_is_compared_with_short_rounds_of_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_kernels, "PAUSE_S", 0.0)
+    assert slowdown(125.0, Cooled()) == 1.25
 
 
 def test_without_kernels_parameters_are_copied_and_every_workspace_of_the_pool_leaves_its_kernels_out() -> None:

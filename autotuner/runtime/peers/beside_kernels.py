@@ -20,7 +20,9 @@ EXTENT = 256
 """Of the matrices of small kernels: they stay in the second-level cache, and a kernel lasts a few microseconds."""
 REPEATS = 16
 TURNS = 15
-PAUSE_S = 0.02
+PAUSE_S = 0.3
+"""Behind load that lasted: until then, a device that had lowered its clock has raised it again."""
+BRIEFS = 7
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,18 @@ class BesideKernels:
 
 
 class TakesTurns(Protocol):
-    """A side that is timed under load that lasts, and in short rounds."""
+    """A side that is timed in short rounds."""
 
-    def turn_us(self) -> float: ...
     def brief_us(self) -> float: ...
 
 
-def slowdown(side: TakesTurns, samples: int) -> float:
+def slowdown(lasting_us: float, side: TakesTurns) -> float:
     """Return a step's time under load that lasts over that in short rounds, each behind a pause."""
-    turns, briefs = [], []
-    for _ in range(samples):
-        turns.append(side.turn_us())
+    briefs = []
+    for _ in range(BRIEFS):
         sleep(PAUSE_S)
         briefs.append(side.brief_us())
-    return median(turns) / median(briefs)
+    return lasting_us / median(briefs)
 
 
 def switching_us(device: torch.device) -> float:

@@ -9,7 +9,7 @@ What a side does on the host counts where it is slower than the device, as in a 
 recorded before, from the first on, with what a tuned layer keeps for the next; for a captured one, up to its capture.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -30,7 +30,7 @@ from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 
 TURN_US = 20_000.0
-BRIEF_STEPS = 3
+BRIEF_US = 4_000.0
 CAPTURED = ", captured"
 COMPILED = "torch.compile sdpa "
 PLAN, GRAPHS = "plan", "plan, own graphs"
@@ -67,16 +67,18 @@ class TimedStep:
         return float(start.elapsed_time(end)) * 1e3 / self._count
 
     def brief_us(self) -> float:
-        """Return the mean of a few steps, in microseconds, the first left out."""
+        """Return the mean of a few steps, in microseconds, behind as many that are not timed."""
         torch.cuda.synchronize()
         start, end = self._events
-        self._step()
+        count = max(1, round(BRIEF_US / self.estimate_us))
+        for _ in range(count):
+            self._step()
         start.record()
-        for _ in range(BRIEF_STEPS):
+        for _ in range(count):
             self._step()
         end.record()
         torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / BRIEF_STEPS
+        return float(start.elapsed_time(end)) * 1e3 / count
 
 
 def time_on_cuda(
@@ -90,7 +92,7 @@ def time_on_cuda(
     sides = sides_on_cuda(configuration)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
-    return times, peaks, beside_kernels(configuration, encoder_layer, sides, samples)
+    return times, peaks, beside_kernels(configuration, encoder_layer, sides, times, samples)
 
 
 def sides_on_cuda(configuration: Configuration) -> dict[str, TimedStep]:
@@ -190,19 +192,24 @@ def warn_of_missing(name: str, error: Exception) -> None:
 
 
 def beside_kernels(
-    configuration: Configuration, make: Callable[..., nn.Module], sides: Mapping[str, TimedStep], samples: int
+    configuration: Configuration,
+    make: Callable[..., nn.Module],
+    sides: Mapping[str, TimedStep],
+    times_us: Mapping[str, Sequence[float]],
+    samples: int,
 ) -> BesideKernels:
     """Return what a configuration's captured step takes beside its kernels.
 
     Args:
         make: of the layer that was timed, given the model and a device.
-        sides: those that were timed.
+        sides: those that were timed, and
+        times_us: their turns.
     """
-    plan = sides.get(PLAN + CAPTURED)
+    plan = PLAN + CAPTURED
     return BesideKernels(
         overhead_us(configuration, make, samples),
         len(configuration.steps) * switching_us(torch.device(CUDA, torch.cuda.current_device())),
-        1.0 if plan is None else slowdown(plan, samples),
+        slowdown(median(times_us[plan]), sides[plan]) if plan in sides else 1.0,
     )
 
 
