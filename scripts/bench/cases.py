@@ -71,7 +71,8 @@ def _encoder(preset: str, dtype: str = "bfloat16", **options: Scalar) -> Model:
     return named_model(f"bert-encoder:{preset}", dtype=dtype, options=dict.fromkeys(DROPOUTS, 0.1) | options)
 
 
-# BertLayer has BERT's own epsilon. GPT-2 has no dropout behind its activation; its context is 1,024 tokens, and four of
+# "large-relu" is the paper's own layer, in bfloat16; "wide" has the width of GPT-2 large. BertLayer has BERT's own
+# epsilon. GPT-2 has no dropout behind its activation; its context is 1,024 tokens, and four of
 # them are the 4,096 tokens of "large".
 CASES = {
     case.name: case
@@ -88,6 +89,17 @@ CASES = {
         Case("base", ENCODER, _encoder("base")),
         Case("large-float16", ENCODER, _encoder("large", "float16")),
         Case("bert-layer", BERT_LAYER, _encoder("large", activation_dropout=0.0, epsilon=1e-12)),
+        Case("large-relu", ENCODER, _encoder("large", activation="relu")),
+        Case(
+            "wide",
+            ENCODER,
+            named_model(
+                "bert-encoder:large",
+                extents={"b": 12, "l": 384, "h": 1280, "n": 20, "p": 64, "f": 5120},
+                dtype="bfloat16",
+                options=dict.fromkeys(DROPOUTS, 0.1),
+            ),
+        ),
         Case("gpt-block", ENCODER, named_model("gpt-block:medium", extents={"b": 4, "l": 1024}, dtype="bfloat16")),
     )
 }
