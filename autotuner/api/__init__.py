@@ -197,14 +197,20 @@ def restore(module: "nn.Module") -> "nn.Module":
 def summary(module: "nn.Module | None" = None) -> "Summary":
     """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do.
 
-    It also says which regions of compiled models run tuned, of one model those of the graphs that were compiled for it.
-    A graph that torch shares among models of one class counts for the first of them.
+    Of compiled models it says which regions run tuned, what share of the forward's flop that is, and what of which
+    modules is left out and why; `coverage` has the same as values. Of steps that `training_step` made, it says what
+    share of their measured time tuned regions take. Of one model, it is about the graphs that were compiled for it: a
+    graph that torch shares among models of one class counts for the first of them.
     """
     from autotuner.runtime import summary as run
 
     found = run(module)
     backend = sys.modules.get("autotuner.api.backend")
     if backend is not None:
-        told = [str(each) for each in backend.COMPILED if module is None or each.is_of(module)]
+        told = [each for each in backend.COMPILED if module is None or each.is_of(module)]
         found = replace(found, graphs=tuple(told))
+    training = sys.modules.get("autotuner.api.training")
+    if training is not None:
+        steps = [step for step in training.STEPS if module is None or step.trains(module)]
+        found = replace(found, steps=tuple(share for step in steps if (share := step.share) is not None))
     return found

@@ -5,7 +5,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -19,6 +18,8 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
 from autotuner.runtime.capture.additive import added_in, additive, finite
 from autotuner.runtime.capture.axes import UnknownError
+from autotuner.runtime.capture.left_out import Parts
+from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
 
@@ -29,43 +30,6 @@ log = logging.getLogger("autotuner.backend")
 
 OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
-
-
-@dataclass(frozen=True)
-class CompiledGraph:
-    """One graph that was compiled: its regions, and which of them run tuned. `str` gives sentences.
-
-    Args:
-        regions: how often each region occurs, by the name of its model.
-        tuned: names of those that run tuned.
-        nodes: calls in the graph.
-        reasons: how many of its nodes are left to the other compiler, by why.
-        note: what is done about those that are not known, or why nothing is.
-        parameters: those that the graph was compiled with, as long as they are there.
-    """
-
-    regions: Mapping[str, int]
-    tuned: frozenset[str]
-    nodes: int
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    note: str = ""
-    parameters: tuple["ref[Tensor]", ...] = field(default=(), repr=False, compare=False)
-
-    def is_of(self, model: nn.Module) -> bool:
-        """Say whether the graph was compiled with a parameter of a model."""
-        own = {id(parameter) for parameter in model.parameters()}
-        return any(id(found) in own for found in (each() for each in self.parameters) if found is not None)
-
-    @property
-    def tuned_places(self) -> int:
-        return sum(count for name, count in self.regions.items() if name in self.tuned)
-
-    def __str__(self) -> str:
-        places = sum(self.regions.values())
-        if not places:
-            return f"none of {self.nodes} calls make a region that can be tuned{': ' if self.note else ''}{self.note}"
-        said = f"{self.tuned_places} of {places} regions run tuned ({len(self.tuned)} of {len(self.regions)} kinds)"
-        return f"{said}; for the others, {self.note}" if self.note else said
 
 
 COMPILED: list[CompiledGraph] = []
@@ -153,10 +117,12 @@ def rewrite(
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module)
+    parts = Parts(module.graph, captured)
+    held = _held(example_inputs)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
-        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=_held(example_inputs)))
-        log.info("%s", COMPILED[-1])
+        coverage = parts.coverage((), captured)
+        _note(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=held, coverage=coverage))
         return []
     kinds = {region.key: region for region in captured.regions}
     known: dict[str, Configuration] = {}
@@ -179,14 +145,21 @@ def rewrite(
             tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label)
             made[region] = tuned
             calls[region] = _writer(tuned, region)
-    placed = set(captured.replace(calls)) if calls else set()
+    placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note, _held(example_inputs)))
-    log.info("%s", COMPILED[-1])
+    coverage = parts.coverage(placed, "not tuned")
+    tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
+    reasons = dict(captured.reasons)
+    _note(CompiledGraph(counts, running, captured.nodes, reasons, note, held, coverage, tuned_us))
     return [tuned for region, tuned in made.items() if region in placed]
+
+
+def _note(compiled: CompiledGraph) -> None:
+    COMPILED.append(compiled)
+    log.info("%s", compiled.headline)
 
 
 def capture(module: fx.GraphModule) -> Captured | str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ from autotuner.tuner import Watch
 
 if TYPE_CHECKING:
     from autotuner.server.client import Client
+
+
+STEPS: "WeakSet[WholeStep]" = WeakSet()
+"""The training steps of this process."""
 
 
 def training_step(
@@ -77,10 +82,12 @@ def training_step(
         return made
 
     captures = capture and has_graphs(device.type)
-    return WholeStep(
+    step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False),
     )  # fmt: skip
+    STEPS.add(step)
+    return step
 
 
 def called(model: Any, batch: Any) -> Tensor:

@@ -19,6 +19,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, mak
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.cuda import Switch
+from autotuner.runtime.fallbacks import TALLY
 from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
@@ -207,6 +208,7 @@ class TunedRegion:
         self.plan.check(inputs, () if bound else parameters, self.label, device)
         bound = bound or self._bound.bind(parameters, device)
         self.calls += 1
+        TALLY.region_us += self.plan.configuration.certificate.predicted_us
         lease = Lease(bound.pool)
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
