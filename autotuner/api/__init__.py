@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from autotuner.api.progress_lines import show
 from autotuner.api.tuning import as_model, tune
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
 from autotuner.ir.models import load_model
@@ -17,6 +18,7 @@ from autotuner.tuner import Progress, Watch
 if TYPE_CHECKING:
     from torch import nn
 
+    from autotuner.fleet.tuning import Fleet
     from autotuner.runtime import Summary
     from autotuner.server.client import Client
 
@@ -35,7 +37,11 @@ def optimize(
     compiler: str = "inductor",
     graphs: bool = True,
     fullgraph: bool = False,
-    watch: Watch = lambda _: None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch | None = show,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Any:
     """Return a model whose known regions run tuned, and the rest of which another compiler compiles.
@@ -49,8 +55,8 @@ def optimize(
         compiler: of the rest: "inductor", "aot_eager" or "eager".
         graphs: whether tuned regions become CUDA graphs; ignored on the CPU.
         fullgraph: whether a graph break is an error.
-        watch: called with the progress of a tuning.
-        tuning: as in `tune`.
+        device: as in `tune`; so are threads, space, fleet and tuning.
+        watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 
     Raises:
         InputError: both a database and a server; example inputs with a server; an unknown compiler.
@@ -61,9 +67,12 @@ def optimize(
 
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    options = chosen(database, server, compiler) | {"graphs": graphs}
+    options = chosen(database, server, compiler) | {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
-        tune(model, example_inputs, database=database, watch=watch, **tuning)
+        tune(
+            model, example_inputs, database=database, device=device, threads=threads, space=space, watch=watch,
+            fleet=fleet, **tuning,
+        )  # fmt: skip
     return torch.compile(model, backend=compile_graph, options=options, dynamic=False, fullgraph=fullgraph)
 
 

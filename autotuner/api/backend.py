@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
+OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "quiet", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
 
 
@@ -53,20 +54,25 @@ def compile_graph(
             (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
             "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
             "capture": "step" where the caller captures whole steps: regions make no graphs of their own then, and read
-            their inputs in place; "inductor": Inductor's own options.
+            their inputs in place; "inductor": Inductor's own options; "quiet": whether nothing is printed while kernels
+            are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
     """
     given = dict(options or {})
     checked(given)
-    compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
+    name = str(given.get("compiler", "inductor"))
+    compiler = _compiler(name, mode, given.get("inductor"))
+    say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
     regions = rewrite(
         module, example_inputs, knowledge,
         graphs=bool(given.get("graphs", True)) and given.get("capture") is None,
-        in_place=given.get("capture") == "step",
+        in_place=given.get("capture") == "step", say=say,
     )  # fmt: skip
+    if regions and name == "inductor" and say is not None:
+        say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:
         return compiled
@@ -114,6 +120,7 @@ def rewrite(
     *,
     graphs: bool = True,
     in_place: bool = False,
+    say: Say | None = None,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module)
@@ -141,8 +148,8 @@ def rewrite(
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
-            label = f"region {number} ({region.model.name})"
-            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label)
+            label = f"region {number} of {len(captured.regions)} ({region.model.name})"
+            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label, say=say)
             made[region] = tuned
             calls[region] = _writer(tuned, region)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()

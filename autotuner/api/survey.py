@@ -18,7 +18,7 @@ from autotuner.ir.cost import operator_flop
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture.left_out import Parts
-from autotuner.runtime.coverage import Coverage
+from autotuner.runtime.coverage import Coverage, percent
 from autotuner.runtime.ticket import new_number
 from autotuner.settings import Settings
 
@@ -74,7 +74,7 @@ class RegionCalls:
         runs: how often it ran, by its key.
         batches: how many batches there were.
         notes: why nodes, or whole graphs, are in no region.
-        coverage: of each graph without a region, what is left out and why.
+        coverage: of each graph, the flop of its regions, and what is left out and why.
     """
 
     models: dict[str, Model] = field(default_factory=dict)
@@ -82,6 +82,12 @@ class RegionCalls:
     batches: int = 0
     notes: list[str] = field(default_factory=list)
     coverage: list[Coverage] = field(default_factory=list)
+
+    @property
+    def share(self) -> str:
+        """The share of the flop that regions have, of one call of each graph."""
+        found = Coverage.of_all(self.coverage)
+        return percent(found.tuned_flop, found.flop)
 
 
 def regions(
@@ -115,8 +121,8 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
 
     def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         captured = capture(module)
-        if isinstance(captured, str) or not captured.regions:
-            calls.coverage.append(Parts(module.graph, captured).coverage((), ""))
+        regions = () if isinstance(captured, str) else captured.regions
+        calls.coverage.append(Parts(module.graph, captured).coverage(regions, ""))
         if isinstance(captured, str):
             calls.notes.append(captured)
             return module.forward
