@@ -33,6 +33,11 @@ class StepShare:
         return self.tuned_us / self.step_us
 
     def __str__(self) -> str:
+        if self.tuned_us > self.step_us:
+            return (
+                f"a training step takes {self.step_us:,.0f} us, and the kernels of its tuned regions were measured to "
+                f"take {self.tuned_us:,.0f} us, more than all of it: tune again, with remeasure=True, on an idle device"
+            )
         share = percent(self.tuned_us, self.step_us)
         return f"tuned regions take {self.tuned_us:,.0f} of {self.step_us:,.0f} us of a training step ({share})"
 

@@ -11,6 +11,7 @@ import autotuner
 from autotuner.errors import InputError
 from autotuner.runtime.capture.calls import calls_of
 from autotuner.runtime.coverage import Coverage, LeftOut, percent
+from autotuner.runtime.step_times import StepShare
 from tests.runtime.capture.known import Compilation, Known
 from tests.runtime.capture.test_backend import HIDDEN, inputs
 
@@ -173,6 +174,12 @@ def test_a_share_is_0_percent_only_of_nothing_and_100_only_of_everything() -> No
     assert [percent(part, 1000) for part in (0, 1, 10, 990, 999, 1000)] == ["0%", "<1%", "1%", "99%", ">99%", "100%"]
 
 
+def test_the_measured_share_of_a_step_is_said_where_it_can_be_true() -> None:
+    share = StepShare(2000.0, 1240.0)
+    assert (share.tuned_share, str(share)) == (0.62, "tuned regions take 1,240 of 2,000 us of a training step (62%)")
+    assert "take 3,000 us, more than all of it: tune again, with remeasure=True" in str(StepShare(2000.0, 3000.0))
+
+
 def test_many_parts_that_are_left_out_are_told_in_few_lines() -> None:
     parts = tuple(LeftOut(f"part{number}", 1, 10 - number, "strange") for number in range(10))
     lines = Coverage(100, 45, parts).lines
@@ -196,8 +203,7 @@ def test_a_training_step_says_what_share_of_its_measured_time_is_tuned(monkeypat
     assert found.graphs[0].tuned_us > 0
     assert share.tuned_us == pytest.approx(found.graphs[0].tuned_us)
     assert share.tuned_share == share.tuned_us / share.step_us
-    said = f"tuned regions take {share.tuned_us:,.0f} of {share.step_us:,.0f} us of a training step ("
-    assert said in str(found)
-    assert said in str(step)
+    assert str(share) in str(found)
+    assert str(share) in str(step)
     step(inputs(2, LENGTH), inputs(2, LENGTH))
     assert autotuner.summary(Layered(unknown=False)).steps == ()
