@@ -34,6 +34,7 @@ class Settings:
         server_url: `AUTOTUNER_SERVER`, the service that clients ask.
         host: `AUTOTUNER_HOST`, the address that a service listens at.
         allowed_hosts: `AUTOTUNER_ALLOWED_HOSTS`, names that clients may ask it under, separated by commas.
+        quiet: `AUTOTUNER_QUIET`, whether nothing is printed while a process tunes or compiles.
         log_format: `AUTOTUNER_LOG_FORMAT`, of services and workers: words, json, or auto for words at a terminal.
     """
 
@@ -45,6 +46,7 @@ class Settings:
     host: str = DEFAULT_HOST
     allowed_hosts: tuple[str, ...] = ()
     log_format: LogFormat = "auto"
+    quiet: bool = False
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
@@ -66,6 +68,7 @@ class Settings:
             host=given.get("AUTOTUNER_HOST", DEFAULT_HOST),
             allowed_hosts=tuple(given.get("AUTOTUNER_ALLOWED_HOSTS", "").replace(",", " ").split()),
             log_format=_log_format(given.get("AUTOTUNER_LOG_FORMAT", "auto")),
+            quiet=_switch(given.get("AUTOTUNER_QUIET", "0"), "AUTOTUNER_QUIET"),
         )
 
 
@@ -244,6 +247,12 @@ def _log_format(text: str) -> LogFormat:
     if text in get_args(LogFormat):
         return cast(LogFormat, text)
     raise SettingsError(f"AUTOTUNER_LOG_FORMAT is {text!r}: write auto, words or json")
+
+
+def _switch(text: str, name: str) -> bool:
+    if text not in ("0", "1"):
+        raise SettingsError(f"{name} is {text!r}: write 1 for yes, or 0 or nothing for no")
+    return text == "1"
 
 
 def _threads(text: str) -> int:

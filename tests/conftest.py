@@ -11,6 +11,7 @@ import pytest
 from tests.postgresql import NoServerError, server
 
 os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
+os.environ.setdefault("AUTOTUNER_QUIET", "1")
 
 
 def cuda_is_available() -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from autotuner.api.progress_lines import show
 from autotuner.api.tuning import as_model, tune
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
 from autotuner.ir.models import load_model
@@ -17,6 +18,7 @@ from autotuner.tuner import Progress, Watch
 if TYPE_CHECKING:
     from torch import nn
 
+    from autotuner.fleet.tuning import Fleet
     from autotuner.runtime import Summary
     from autotuner.server.client import Client
 
@@ -35,7 +37,11 @@ def optimize(
     compiler: str = "inductor",
     graphs: bool = True,
     fullgraph: bool = False,
-    watch: Watch = lambda _: None,
+    device: str | None = None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch | None = show,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Any:
     """Return a model whose known regions run tuned, and the rest of which another compiler compiles.
@@ -49,8 +55,8 @@ def optimize(
         compiler: of the rest: "inductor", "aot_eager" or "eager".
         graphs: whether tuned regions become CUDA graphs; ignored on the CPU.
         fullgraph: whether a graph break is an error.
-        watch: called with the progress of a tuning.
-        tuning: as in `tune`.
+        device: as in `tune`; so are threads, space, fleet and tuning.
+        watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 
     Raises:
         InputError: both a database and a server; example inputs with a server; an unknown compiler.
@@ -61,9 +67,12 @@ def optimize(
 
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    options = chosen(database, server, compiler) | {"graphs": graphs}
+    options = chosen(database, server, compiler) | {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
-        tune(model, example_inputs, database=database, watch=watch, **tuning)
+        tune(
+            model, example_inputs, database=database, device=device, threads=threads, space=space, watch=watch,
+            fleet=fleet, **tuning,
+        )  # fmt: skip
     return torch.compile(model, backend=compile_graph, options=options, dynamic=False, fullgraph=fullgraph)
 
 
@@ -197,14 +206,20 @@ def restore(module: "nn.Module") -> "nn.Module":
 def summary(module: "nn.Module | None" = None) -> "Summary":
     """Return how the calls of a model's tuned layers ran, or of all in this process; printed, it says what to do.
 
-    It also says which regions of compiled models run tuned, of one model those of the graphs that were compiled for it.
-    A graph that torch shares among models of one class counts for the first of them.
+    Of compiled models it says which regions run tuned, what share of the forward's flop that is, and what of which
+    modules is left out and why; `coverage` has the same as values. Of steps that `training_step` made, it says what
+    share of their measured time tuned regions take. Of one model, it is about the graphs that were compiled for it: a
+    graph that torch shares among models of one class counts for the first of them.
     """
     from autotuner.runtime import summary as run
 
     found = run(module)
     backend = sys.modules.get("autotuner.api.backend")
     if backend is not None:
-        told = [str(each) for each in backend.COMPILED if module is None or each.is_of(module)]
+        told = [each for each in backend.COMPILED if module is None or each.is_of(module)]
         found = replace(found, graphs=tuple(told))
+    training = sys.modules.get("autotuner.api.training")
+    if training is not None:
+        steps = [step for step in training.STEPS if module is None or step.trains(module)]
+        found = replace(found, steps=tuple(share for step in steps if (share := step.share) is not None))
     return found

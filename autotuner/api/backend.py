@@ -5,7 +5,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -14,11 +13,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
 from autotuner.runtime.capture.additive import added_in, additive, finite
 from autotuner.runtime.capture.axes import UnknownError
+from autotuner.runtime.capture.left_out import Parts
+from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.settings import Settings
 
@@ -27,45 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "server")
+OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "quiet", "server")
 COMPILERS = ("inductor", "aot_eager", "eager")
-
-
-@dataclass(frozen=True)
-class CompiledGraph:
-    """One graph that was compiled: its regions, and which of them run tuned. `str` gives sentences.
-
-    Args:
-        regions: how often each region occurs, by the name of its model.
-        tuned: names of those that run tuned.
-        nodes: calls in the graph.
-        reasons: how many of its nodes are left to the other compiler, by why.
-        note: what is done about those that are not known, or why nothing is.
-        parameters: those that the graph was compiled with, as long as they are there.
-    """
-
-    regions: Mapping[str, int]
-    tuned: frozenset[str]
-    nodes: int
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    note: str = ""
-    parameters: tuple["ref[Tensor]", ...] = field(default=(), repr=False, compare=False)
-
-    def is_of(self, model: nn.Module) -> bool:
-        """Say whether the graph was compiled with a parameter of a model."""
-        own = {id(parameter) for parameter in model.parameters()}
-        return any(id(found) in own for found in (each() for each in self.parameters) if found is not None)
-
-    @property
-    def tuned_places(self) -> int:
-        return sum(count for name, count in self.regions.items() if name in self.tuned)
-
-    def __str__(self) -> str:
-        places = sum(self.regions.values())
-        if not places:
-            return f"none of {self.nodes} calls make a region that can be tuned{': ' if self.note else ''}{self.note}"
-        said = f"{self.tuned_places} of {places} regions run tuned ({len(self.tuned)} of {len(self.regions)} kinds)"
-        return f"{said}; for the others, {self.note}" if self.note else said
 
 
 COMPILED: list[CompiledGraph] = []
@@ -89,20 +54,25 @@ def compile_graph(
             (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
             "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
             "capture": "step" where the caller captures whole steps: regions make no graphs of their own then, and read
-            their inputs in place; "inductor": Inductor's own options.
+            their inputs in place; "inductor": Inductor's own options; "quiet": whether nothing is printed while kernels
+            are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
     """
     given = dict(options or {})
     checked(given)
-    compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
+    name = str(given.get("compiler", "inductor"))
+    compiler = _compiler(name, mode, given.get("inductor"))
+    say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
     regions = rewrite(
         module, example_inputs, knowledge,
         graphs=bool(given.get("graphs", True)) and given.get("capture") is None,
-        in_place=given.get("capture") == "step",
+        in_place=given.get("capture") == "step", say=say,
     )  # fmt: skip
+    if regions and name == "inductor" and say is not None:
+        say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if not regions:
         return compiled
@@ -150,13 +120,16 @@ def rewrite(
     *,
     graphs: bool = True,
     in_place: bool = False,
+    say: Say | None = None,
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
     captured = capture(module)
+    parts = Parts(module.graph, captured)
+    held = _held(example_inputs)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
-        COMPILED.append(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=_held(example_inputs)))
-        log.info("%s", COMPILED[-1])
+        coverage = parts.coverage((), captured)
+        _note(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=held, coverage=coverage))
         return []
     kinds = {region.key: region for region in captured.regions}
     known: dict[str, Configuration] = {}
@@ -175,18 +148,25 @@ def rewrite(
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
-            label = f"region {number} ({region.model.name})"
-            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label)
+            label = f"region {number} of {len(captured.regions)} ({region.model.name})"
+            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label, say=say)
             made[region] = tuned
             calls[region] = _writer(tuned, region)
-    placed = set(captured.replace(calls)) if calls else set()
+    placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    COMPILED.append(CompiledGraph(counts, running, captured.nodes, dict(captured.reasons), note, _held(example_inputs)))
-    log.info("%s", COMPILED[-1])
+    coverage = parts.coverage(placed, "not tuned")
+    tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
+    reasons = dict(captured.reasons)
+    _note(CompiledGraph(counts, running, captured.nodes, reasons, note, held, coverage, tuned_us))
     return [tuned for region, tuned in made.items() if region in placed]
+
+
+def _note(compiled: CompiledGraph) -> None:
+    COMPILED.append(compiled)
+    log.info("%s", compiled.headline)
 
 
 def capture(module: fx.GraphModule) -> Captured | str:

@@ -17,6 +17,8 @@ from autotuner.errors import InputError
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.capture.left_out import Parts
+from autotuner.runtime.coverage import Coverage, percent
 from autotuner.runtime.ticket import new_number
 from autotuner.settings import Settings
 
@@ -72,12 +74,20 @@ class RegionCalls:
         runs: how often it ran, by its key.
         batches: how many batches there were.
         notes: why nodes, or whole graphs, are in no region.
+        coverage: of each graph, the flop of its regions, and what is left out and why.
     """
 
     models: dict[str, Model] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     notes: list[str] = field(default_factory=list)
+    coverage: list[Coverage] = field(default_factory=list)
+
+    @property
+    def share(self) -> str:
+        """The share of the flop that regions have, of one call of each graph."""
+        found = Coverage.of_all(self.coverage)
+        return percent(found.tuned_flop, found.flop)
 
 
 def regions(
@@ -111,6 +121,8 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
 
     def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         captured = capture(module)
+        regions = () if isinstance(captured, str) else captured.regions
+        calls.coverage.append(Parts(module.graph, captured).coverage(regions, ""))
         if isinstance(captured, str):
             calls.notes.append(captured)
             return module.forward
@@ -153,9 +165,9 @@ def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:
         InputError: there are none; the message says why.
     """
     if not calls.models:
-        why = "; ".join(dict.fromkeys(calls.notes)) or "nothing in it repeats, and it has no attention"
         name = type(called).__name__ if isinstance(called, nn.Module) else "function"
-        raise InputError(f"no region of this {name} can be tuned: {why}")
+        lines = Coverage.of_all(calls.coverage).lines or [next(iter(calls.notes), "it calls no operator of torch's")]
+        raise InputError("\n".join([f"no region of this {name} can be tuned; {lines[0]}", *lines[1:]]))
     return list(sorted_by_work(calls).values())
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import chosen, compile_graph
+from autotuner.api.progress_lines import Teller, show
 from autotuner.api.survey import with_own_code
-from autotuner.api.tuning import tune_function
+from autotuner.api.tuning import Effort, tune_calls
 from autotuner.errors import InputError
 from autotuner.ir.device import has_graphs
 from autotuner.runtime.cuda import Cuda
@@ -19,7 +21,12 @@ from autotuner.settings import TuneKeywords
 from autotuner.tuner import Watch
 
 if TYPE_CHECKING:
+    from autotuner.fleet.tuning import Fleet
     from autotuner.server.client import Client
+
+
+STEPS: "WeakSet[WholeStep]" = WeakSet()
+"""The training steps of this process."""
 
 
 def training_step(
@@ -34,7 +41,10 @@ def training_step(
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     compiler: str = "inductor",
-    watch: Watch = lambda _: None,
+    threads: int | None = None,
+    space: str | Path | None = None,
+    watch: Watch | None = show,
+    fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> WholeStep:
     """Return a function that runs a training step: forward, loss, backward, clipping, the optimizer's step.
@@ -53,21 +63,22 @@ def training_step(
         max_norm: gradients are scaled down where the norm of all of them is larger.
         capture: whether steps become CUDA graphs.
         max_graphs: so many shapes (and modes, and hyperparameters) have a graph each; steps of further ones are plain.
-        database: as in `optimize`; so are server, compiler, watch and tuning.
+        database: as in `optimize`; so are server, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
         InputError: a database and a server; example inputs with a server; an unknown compiler.
     """
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    options = chosen(database, server, compiler)
+    options = chosen(database, server, compiler) | {"quiet": watch is not show}
     objective = _objective(model, loss or called)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
     if example_inputs is not None:
         batch = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
         batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-        tune_function(objective, batch, device.type, database, watch, tuning)
+        effort = Effort(database, None, threads, space, fleet, tuning)
+        tune_calls(objective, [(batch,)], device.type, effort, Teller(watch))
 
     def compiled(whole: bool) -> Loss:
         if is_compiled:
@@ -77,10 +88,12 @@ def training_step(
         return made
 
     captures = capture and has_graphs(device.type)
-    return WholeStep(
+    step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False),
     )  # fmt: skip
+    STEPS.add(step)
+    return step
 
 
 def called(model: Any, batch: Any) -> Tensor:

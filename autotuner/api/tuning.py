@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from autotuner.api.knowledge import device_type_of
+from autotuner.api.progress_lines import Teller, show
 from autotuner.database import open_database
 from autotuner.errors import InputError, ModelError, TunedWarning, stacklevel
 from autotuner.ir.models import Model, load_model, named_model
@@ -38,7 +39,7 @@ def tune(
     device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
-    watch: Watch = lambda _: None,
+    watch: Watch | None = show,
     fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Configuration: ...
@@ -54,7 +55,7 @@ def tune(
     device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
-    watch: Watch = lambda _: None,
+    watch: Watch | None = show,
     fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> list[Configuration]: ...
@@ -73,7 +74,7 @@ def tune(
     device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
-    watch: Watch = lambda _: None,
+    watch: Watch | None = show,
     fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Configuration | list[Configuration]:
@@ -97,7 +98,8 @@ def tune(
         device: device type: "cpu" or "cuda"; by default where the module's parameters are, of a named model "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
-        watch: called with the progress.
+        watch: called with the progress. By default it is printed on standard error: as a line that changes at a
+            terminal, as lines elsewhere; `AUTOTUNER_QUIET=1` and None print nothing.
         fleet: measure on all GPUs of a cluster, as `autotuner.fleet.tuning.Fleet` names it.
         tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
@@ -105,78 +107,78 @@ def tune(
         InputError: example inputs for what is no module, or beside arguments that do not go with them.
         AutotunerError: the tree in `autotuner.errors` says what.
     """
+    effort = Effort(database, device, threads, space, fleet, tuning)
+    teller = Teller(watch)
     if example_inputs is None and batches is None:
-        return _tune_one(model, extents, options, dtype, mode, database, device, threads, space, watch, tuning, fleet)
+        there = effort.device_type(device_type_of(model))  # first, since without the device there is nothing to do
+        return effort.spent_on(as_model(model, extents, options, dtype, mode), there, teller)
     if isinstance(model, str | Model):
         raise InputError(f"example inputs are for a module's call, and {model!r} is none: leave them out")
     if (extents, options, dtype, mode) != (None, None, None, "train"):
         raise InputError("extents, options, dtype and mode follow from the example inputs: leave them out")
     if example_inputs is not None and batches is not None:
         raise InputError("example_inputs are one batch, and batches are many: give one of the two")
-    from autotuner.api.survey import found_in, region_calls
-
-    device = device or device_type_of(model)
-    calls = region_calls(model, [example_inputs] if batches is None else batches)
-    return [
-        _tune_one(region, None, None, None, "train", database, device, threads, space, watch, tuning, fleet)
-        for region in found_in(calls, model)
-    ]
+    return tune_calls(model, [example_inputs] if batches is None else batches, device_type_of(model), effort, teller)
 
 
-def tune_function(
-    function: Callable[[Any], Any],
-    batch: Any,
-    device: str,
-    database: str | Path | None,
-    watch: Watch,
-    tuning: TuneKeywords,
+def tune_calls(
+    called: Callable[..., Any], batches: Iterable[Any], device_type: str, effort: "Effort", teller: Teller
 ) -> list[Configuration]:
-    """Tune the regions in a function of a batch; the rest is as in `tune`."""
+    """Tune the regions in a module's or function's calls with each of some batches, the most work first."""
     from autotuner.api.survey import found_in, region_calls
 
+    teller.say("reading the model")
+    calls = region_calls(called, batches)
+    models = found_in(calls, called)
+    count = len(models)
+    teller.say(f"{count} region{'s' * (count > 1)} to tune, with {calls.share} of the flop of the model's forward")
+    there = effort.device_type(device_type)
     return [
-        _tune_one(region, None, None, None, "train", database, device, None, None, watch, tuning)
-        for region in found_in(region_calls(function, [(batch,)]), function)
+        effort.spent_on(model, there, teller, f"region {number} of {count}") for number, model in enumerate(models, 1)
     ]
 
 
-def _tune_one(
-    model: "str | Model | nn.Module",
-    extents: Mapping[str, int] | None,
-    options: Mapping[str, Scalar] | None,
-    dtype: str | None,
-    mode: str,
-    database: str | Path | None,
-    device: str | None,
-    threads: int | None,
-    space: str | Path | None,
-    watch: Watch,
-    tuning: TuneKeywords,
-    fleet: "Fleet | None" = None,
-) -> Configuration:
-    device = device or device_type_of(model)
-    if fleet is None:
-        environment(device)  # before anything else, since without the device there is nothing to do
-    wanted = as_model(model, extents, options, dtype, mode)
-    request = Request(wanted, device, options=TuneOptions.of(**tuning))
-    settings = Settings.from_environment()
-    settings = replace(settings, threads=threads if threads is not None else settings.threads)
-    file = space_file(device, space)
-    with open_database(database if database is not None else settings.database_url) as opened:
-        if fleet is None:
-            found = tune_attended(request, opened, file, settings, watch=watch)
-        else:
-            from autotuner.fleet.tuning import tune_over
+@dataclass(frozen=True)
+class Effort:
+    """How and where something is tuned; each as in `tune`."""
 
-            found = tune_over(fleet, request, opened, file, settings, watch=watch)
-    if found.doubts:
-        reasons = " ".join(doubt.sentence for doubt in found.doubts)
-        warnings.warn(
-            f"the configuration is doubtful, and the next tuning measures again what is: {reasons}",
-            TunedWarning,
-            stacklevel=stacklevel(),
-        )
-    return found
+    database: str | Path | None = None
+    device: str | None = None
+    threads: int | None = None
+    space: str | Path | None = None
+    fleet: "Fleet | None" = None
+    tuning: TuneKeywords = field(default_factory=lambda: TuneKeywords())
+
+    def device_type(self, default: str) -> str:
+        """Return the type of the device that is used, which is there."""
+        device = self.device or default
+        if self.fleet is None:
+            environment(device)
+        return device
+
+    def spent_on(self, model: Model, device: str, teller: Teller, place: str = "") -> Configuration:
+        """Tune a model; `place` is its own among several."""
+        request = Request(model, device, options=TuneOptions.of(**self.tuning))
+        settings = Settings.from_environment()
+        settings = replace(settings, threads=self.threads if self.threads is not None else settings.threads)
+        file = space_file(device, self.space)
+        stored = self.database if self.database is not None else settings.database_url
+        with open_database(stored) as opened, teller.telling(place or request.model.reference) as tell:
+            if self.fleet is None:
+                found = tune_attended(request, opened, file, settings, watch=teller.watch)
+            else:
+                from autotuner.fleet.tuning import tune_over
+
+                found = tune_over(self.fleet, request, opened, file, settings, watch=teller.watch)
+            tell(found)
+        if found.doubts:
+            reasons = " ".join(doubt.sentence for doubt in found.doubts)
+            warnings.warn(
+                f"the configuration is doubtful, and the next tuning measures again what is: {reasons}",
+                TunedWarning,
+                stacklevel=stacklevel(),
+            )
+        return found
 
 
 def as_model(

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from autotuner.tuner import Progress as TuningProgress
 
 LINE_S = 5.0
-STAGES = {
-    "space": "enumerating",
-    "search": "searching launch parameters",
-    "ceilings": "measuring ceilings",
-    "compile": "compiling",
-    "measure": "measuring",
-    "confirm": "confirming",
-    "solve": "solving",
-    "end_to_end": "timing end to end",
-    "done": "done",
-}
 
 
 def progress_bars() -> Progress:
@@ -75,27 +64,21 @@ class Shown:
         self.context.__exit__(*error)
 
     def __call__(self, progress: "TuningProgress") -> None:
+        from autotuner.api.progress_lines import line_of, plan_of
+        from autotuner.server.wire import STAGES
+
         if self._lines is not None:
-            self._lines(progress.stage, progress_line(progress), waits=bool(progress.note))
+            self._lines(progress.stage, line_of(progress), waits=bool(progress.note))
             return
         if progress.stage not in self.tasks:
             self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
         notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
         notes += [progress.note] if progress.note else []
+        notes += [plan_of(progress)] if progress.best_us is not None else []
         self.bars.update(
             self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
             completed=progress.done if progress.total else 1,
         )  # fmt: skip
-
-
-def progress_line(progress: "TuningProgress") -> str:
-    """Return the progress of a tuning run as one line of text."""
-    parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
-    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
-    parts += [f"{count:,} {name}" for name, count in counts if count]
-    parts += [f"best {progress.best_us:,.1f} us"] if progress.best_us is not None else []
-    parts += [progress.note] if progress.note else []
-    return ", ".join(parts)
 
 
 class Followed:
@@ -137,6 +120,8 @@ class Followed:
 
 def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
+    from autotuner.server.wire import STAGES
+
     if job.state == "queued" and job.waits_for is not None:
         return f"job {job.id} waits for job {job.waits_for}, which has the same request"
     if job.state == "queued":

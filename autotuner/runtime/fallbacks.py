@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from autotuner.errors import TunedWarning, stacklevel
+from autotuner.runtime.coverage import CompiledGraph, Coverage
+from autotuner.runtime.step_times import StepShare
 
 Shape = tuple[int, ...]
 Key = tuple[str, str, Shape]
@@ -46,12 +48,19 @@ class Summary:
     Args:
         calls: those that ran a configuration.
         fallbacks: those that ran the original, by layer class, reason and shape of the input.
-        graphs: of each graph that was compiled, a sentence on its regions.
+        graphs: those that were compiled, each with its regions.
+        steps: of each function that `training_step` made and that has been called, the time of a step.
     """
 
     calls: int
     fallbacks: Counter[Key]
-    graphs: tuple[str, ...] = ()
+    graphs: tuple[CompiledGraph, ...] = ()
+    steps: tuple[StepShare, ...] = ()
+
+    @property
+    def coverage(self) -> Coverage:
+        """The share of the flop of all compiled graphs that runs tuned, and what is left out."""
+        return Coverage.of_all(graph.coverage for graph in self.graphs)
 
     @property
     def tuned_share(self) -> float:
@@ -61,7 +70,8 @@ class Summary:
 
     def __str__(self) -> str:
         total = self.calls + self.fallbacks.total()
-        told = [f"compiled graph {number}: {sentence}" for number, sentence in enumerate(self.graphs, 1)]
+        told = [f"compiled graph {number}: {graph}" for number, graph in enumerate(self.graphs, 1)]
+        told += [str(step) for step in self.steps if step.tuned_us]
         if not total and told:
             return "\n".join(told)
         if not total:
@@ -81,9 +91,15 @@ class Summary:
 
 @dataclass
 class Tally:
-    """Calls that ran a configuration, and those that fell back to the original."""
+    """Calls that ran a configuration, and those that fell back to the original.
+
+    Args:
+        region_us: of all calls of tuned regions in compiled models, by the measured times of their kernels, forward and
+            backward.
+    """
 
     calls: int = 0
+    region_us: float = 0.0
     fallbacks: Counter[Key] = field(default_factory=Counter)
 
     def summary(self) -> Summary:

@@ -5,8 +5,10 @@ and parameters, and only their shapes, types and devices are checked.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Timer
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -19,10 +21,26 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, mak
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.cuda import Switch
+from autotuner.runtime.fallbacks import TALLY
 from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+
+SLOW_S = 2.0
+"""What takes longer is said."""
+
+
+@contextmanager
+def said_if_slow(say: Callable[[str], None], text: str) -> Iterator[None]:
+    """Say what is done, from another thread, once it has taken a while."""
+    timer = Timer(SLOW_S, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -156,6 +174,7 @@ class TunedRegion:
         graphs: bool = True,
         in_place: bool = False,
         label: str = "",
+        say: Callable[[str], None] | None = None,
     ) -> None:
         """Plan memory, or take the plan of another place.
 
@@ -166,6 +185,7 @@ class TunedRegion:
             in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are. Its
                 memory is planned such that a caller's regions can share a scratch; see `autotuner.runtime.scratch`.
             label: of the place, for messages.
+            say: called with a line where its kernels take long to build.
 
         Raises:
             ConfigurationError: as `RegionPlan`.
@@ -174,6 +194,7 @@ class TunedRegion:
         self.number = number_of(self)
         self.label = label or f"tuned region {self.number}"
         self.calls = 0
+        self._say = say
         switch = Switch(graphs)
         self._bound = BoundInTurn(
             lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
@@ -207,6 +228,11 @@ class TunedRegion:
         self.plan.check(inputs, () if bound else parameters, self.label, device)
         bound = bound or self._bound.bind(parameters, device)
         self.calls += 1
-        lease = Lease(bound.pool)
+        TALLY.region_us += self.plan.configuration.certificate.predicted_us
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
+        if self.calls == 1 and self._say is not None:
+            with said_if_slow(self._say, f"building {len(self.plan.configuration.steps)} kernels of {self.label}"):
+                lease = Lease(bound.pool)
+                return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
+        lease = Lease(bound.pool)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

@@ -21,9 +21,10 @@ from autotuner.errors import InputError
 from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
 from autotuner.runtime.cuda import Run
-from autotuner.runtime.fallbacks import warn
+from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.scratch import Scratch, sharing
+from autotuner.runtime.step_times import StepShare, StepTimes
 
 Loss = Callable[[Any], Tensor]
 """Computes the loss of a batch, a tensor of one element."""
@@ -45,9 +46,14 @@ class Recorder(Protocol):
 
 @dataclass(eq=False)
 class Recorded:
-    """Steps of one combination: how many ran before, and the graph, once there is one."""
+    """Steps of one combination: how many ran before, and the graph, once there is one.
+
+    Args:
+        tuned_us: what tuned regions take in a step.
+    """
 
     runs: int = 0
+    tuned_us: float = 0.0
     replay: Run | None = None
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
@@ -92,6 +98,7 @@ class WholeStep:
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
+        self._times = StepTimes(self._device)
         self._scratch = Scratch()
         finalize(self, self._scratch.close)
         self._told_of_limit = self._told_of_changes = False
@@ -129,7 +136,20 @@ class WholeStep:
     def __str__(self) -> str:
         captured = sum(each.replay is not None for each in self._known.values())
         said = f"{self.replays:,} of {self.replays + self.plain:,} steps were replayed, from {captured} CUDA graphs"
-        return f"{said}; {self.note}" if self.note else said
+        share = self.share
+        timed = f"; {share}" if share is not None and share.tuned_us else ""
+        return f"{said}; {self.note}{timed}" if self.note else said + timed
+
+    @property
+    def share(self) -> StepShare | None:
+        """The time of a step, and the part of it that tuned regions take; None before the third step."""
+        return self._times.share()
+
+    def trains(self, model: nn.Module) -> bool:
+        """Say whether it is a step of a model, or of one that holds or wraps it."""
+        return any(part is self._model for part in model.modules()) or any(
+            part is model for part in self._model.modules()
+        )
 
     def _run_captured(self, recorder: Recorder, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
         if self._memory.has_moved() or not self._known:
@@ -146,7 +166,9 @@ class WholeStep:
             for own, given in zip(recorded.inputs, tensors, strict=True):
                 own.copy_(given, non_blocking=True)
         self._rates.follow()
+        began = self._times.now()
         recorded.replay()
+        self._times.keep(began, recorded.tuned_us)
         self.replays += 1
         loss, norm = (None if each is None else each.clone() for each in recorded.results)  # replays write to their own
         self.gradient_norm = norm
@@ -170,6 +192,13 @@ class WholeStep:
         return loss
 
     def _run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        """Run a step operator by operator, take its time, and return loss and norm."""
+        began, before_us = self._times.now(), TALLY.region_us
+        found = self._made(batches)
+        self._times.keep(began, TALLY.region_us - before_us)
+        return found
+
+    def _made(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step operator by operator, and return loss and norm."""
         self._clear_gradients()
         total: Tensor | None = None
@@ -197,7 +226,9 @@ class WholeStep:
         batches = batch_of(structure, iter(inputs))
 
         def run() -> None:
-            recorded.results[:] = self._run(batches)
+            before_us = TALLY.region_us
+            recorded.results[:] = self._made(batches)
+            recorded.tuned_us = TALLY.region_us - before_us
 
         if self._pool is None:
             self._pool = recorder.pool()

@@ -147,6 +147,7 @@ class Progress:
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
         spent_s, spent_measurements: of the job's limits, by every worker that ran it.
+        default_us: predicted time of every operator alone, with every tensor as declared; None while that is not known.
         note: the holder of a device that is waited for; "" while none is.
     """
 
@@ -163,6 +164,7 @@ class Progress:
     spent_s: float = 0.0
     spent_measurements: int = 0
     note: str = ""
+    default_us: float | None = None
 
     @property
     def gap(self) -> float | None:

@@ -9,6 +9,7 @@ from autotuner.checkpoint import OverError, until
 from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
+from autotuner.solve.baselines import default_us
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
@@ -56,6 +57,7 @@ class TuningState:
         self._relaxation: Relaxation | None = None
         self._told = Progress("space", 0, 0)
         self._answer_us: tuple[float, float] | None = None
+        self._default_us: float | None = None
 
     def settle(self, predicted_us: float, lower_bound_us: float) -> None:
         """Report the answer's own figures: confirming may have changed them since the last solution."""
@@ -118,6 +120,7 @@ class TuningState:
                 best_us=self.best_us,
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
+                default_us=self._default_us,
                 eta_s=None if pace_s is None else pace_s * left,
                 spent_s=self.spent_s,
                 spent_measurements=self.spent.measurements + self.measured,
@@ -140,6 +143,9 @@ class TuningState:
         self.is_solved = False
         with suppress(OverError), self.within("measure"):
             self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
+            self._default_us = default_us(
+                self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
+            )
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began

@@ -10,6 +10,7 @@ from autotuner.cli import console, printing, progress
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt
 from autotuner.plan.configuration import Configuration, Measured
+from autotuner.server.wire import STAGES
 from autotuner.solve.problem import Solution
 from autotuner.tuner import Progress
 from tests.plan.explained import TURNED, explained_configuration
@@ -30,7 +31,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_every_stage_of_a_run_has_a_word() -> None:
-    assert set(progress.STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
+    assert set(STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
 
 
 def test_progress_shows_each_stage_once_with_what_was_reused_and_failed() -> None:

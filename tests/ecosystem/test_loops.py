@@ -170,7 +170,7 @@ def test_a_summary_tells_two_models_apart() -> None:
         compiled(each)(batch(0))
     found = [autotuner.summary(each).graphs for each in (first, second, Net())]
     assert [len(graphs) for graphs in found] == [1, 1, 0]
-    assert found[0] == ("2 of 2 regions run tuned (1 of 1 kinds)",)
+    assert found[0][0].headline.startswith("2 of 2 regions run tuned (1 of 1 kinds): ")
 
 
 def test_no_warning_is_given_where_all_is_well(recwarn: pytest.WarningsRecorder) -> None:

@@ -56,7 +56,7 @@ def test_the_next_compilation_of_the_process_runs_what_was_tuned_meanwhile() -> 
     called(batch(0, rows=4))
     called(batch(1))
     assert [job["extents"]["b"] for job in service.jobs] == [2, 2]
-    assert str(COMPILED[-2]).endswith("for the others, http://one tunes them (job 1)")
+    assert COMPILED[-2].headline.endswith("for the others, http://one tunes them (job 1)")
     service.done = True
     torch.testing.assert_close(called(batch(0)), before)
     assert COMPILED[-1].tuned_places == 0

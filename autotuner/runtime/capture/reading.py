@@ -45,6 +45,7 @@ class GraphReading:
     Attributes:
         values: by node; a view of a tensor, a tuple of views, or an expression. A node without one is torch's.
         reasons: how many nodes are torch's, by why.
+        refused: why a node is torch's.
         order: the place of each node in the graph.
     """
 
@@ -53,6 +54,7 @@ class GraphReading:
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.values: dict[fx.Node, Any] = {}
         self.reasons: Counter[str] = Counter()
+        self.refused: dict[fx.Node, str] = {}
         self._reader = Reader(self._is_causal, self._hides_nothing)
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments: dict[str, fx.GraphModule] = {}
@@ -69,7 +71,9 @@ class GraphReading:
         named = (_name(node) for node in self.graph.nodes if node.target not in AUTOCAST)
         entered = next((name for name in named if name.startswith(CONTEXTS)), None)
         if entered is not None:
-            self.reasons[f"{entered}: the model computes in a context that is not known"] += 1
+            reason = f"{entered}: the model computes in a context that is not known"
+            self.reasons[reason] += 1
+            self.refused = dict.fromkeys(self.graph.nodes, reason)
             return
         recording = True
         for node in self.graph.nodes:
@@ -86,7 +90,8 @@ class GraphReading:
             except UnknownError as error:
                 self._reader.axes.take_back(mark)
                 del self._reader.operations[count:]
-                self.reasons[f"{_name(node)}: {str(error).partition(chr(10))[0]}"] += 1
+                self.refused[node] = f"{_name(node)}: {str(error).partition(chr(10))[0]}"
+                self.reasons[self.refused[node]] += 1
 
     def _is_autocast(self, node: fx.Node) -> bool:
         """Say whether a node enters or leaves a context of autocast, and follow it there."""

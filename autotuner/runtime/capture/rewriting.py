@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
-from autotuner.runtime.capture.blocks import blocks_of
+from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.program import Computed, Operation, TensorValue, View, fixed_of
 from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
@@ -23,6 +23,7 @@ class Captured:
     Attributes:
         regions: in the order of the graph.
         reasons: how many of its nodes are torch's, by why; and blocks that are none of ours after all.
+        refused: why a node is torch's, or the block that it is in.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -37,7 +38,7 @@ class Captured:
         self._set_stages()
         _, demanded = self._live(frozenset(self._reading.operations))
         self.regions: list[Region] = []
-        self.reasons = self._reading.reasons
+        self.reasons, self.refused = self._reading.reasons, self._reading.refused
         needed = self._needed(demanded)
         self._views: dict[TensorValue, list[fx.Node]] = {}
         for node, value in self._reading.values.items():
@@ -48,7 +49,17 @@ class Captured:
             try:
                 self.regions.append(region_of(block))
             except UnknownError as error:
-                self.reasons[f"a block: {error}"] += 1
+                self._refuse(block, error)
+
+    def _refuse(self, block: Block, error: UnknownError) -> None:
+        self.reasons[f"a block: {error}"] += 1
+        nodes = list(self._reading.order)
+        self.refused |= {nodes[operation.place]: f"a block: {error}" for operation in block.operations}
+
+    def nodes_of(self, region: Region) -> set[fx.Node]:
+        """Return the calls of the graph that a region stands for."""
+        nodes = list(self._reading.order)
+        return {nodes[operation.place] for operation in region.block.operations}
 
     def _narrow(self) -> None:
         """Have operators computed in 16 bits that are computed in float32 between casts."""
@@ -185,7 +196,7 @@ class Captured:
                     ):  # fmt: skip
                         raise UnknownError("other parts of the model lie between its own")
                 except UnknownError as error:
-                    self.reasons[f"a block: {error}"] += 1
+                    self._refuse(region.block, error)
                     refused = region
                     break
                 found[region] = nodes[place]

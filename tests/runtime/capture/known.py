@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autotuner.api.backend import COMPILED, CompiledGraph, rewrite
+from autotuner.api.backend import COMPILED, rewrite
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import canonical_json
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import TunedRegion
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner import build_configuration

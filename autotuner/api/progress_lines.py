@@ -1,0 +1,178 @@
+"""Progress of tuning and compiling on standard error: one line that changes at a terminal, lines elsewhere."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Lock
+from time import monotonic
+from typing import Any, TextIO
+
+from autotuner.plan.configuration import Configuration
+from autotuner.server.wire import STAGES
+from autotuner.settings import Settings
+from autotuner.tuner import Progress, Watch
+
+LINE_S = 10.0
+"""Off a terminal, a stage that lasts has a line every so many seconds."""
+LIVE_S = 0.1
+NAME = "autotuner: "
+
+Say = Callable[[str], None]
+"""Prints a line."""
+
+
+class ProgressPrinter:
+    """Prints progress. What cannot be written is left out: a stream that is closed ends no tuning."""
+
+    def __init__(
+        self, stream: Callable[[], TextIO] = lambda: sys.stderr, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """Print nothing yet.
+
+        Args:
+            stream: returns where to print; asked for each line, since notebooks replace it.
+            clock: in seconds.
+        """
+        self._stream, self._clock = stream, clock
+        self._lock = Lock()
+        self._place = ""
+        self._stage = ""
+        self._has_waited = False
+        self._told_at = 0.0
+        self._is_live = False
+
+    def begin(self, place: str) -> None:
+        """Name the place of what follows, such as "region 2 of 5"."""
+        self._place, self._stage = f"{place}: " if place else "", ""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._write(NAME + text, stays=True)
+
+    def __call__(self, progress: Progress) -> None:
+        """Print progress at the beginning of a stage, when the device is first waited for, and after a while."""
+        with suppress(OSError, ValueError):
+            now, live = self._clock(), self._stream().isatty()
+            is_new, waits = progress.stage != self._stage, bool(progress.note)
+            rested = now - self._told_at >= (LIVE_S if live else LINE_S)
+            if not (is_new or rested or (waits and not self._has_waited)):
+                return
+            self._has_waited = waits or (self._has_waited and not is_new)
+            self._stage, self._told_at = progress.stage, now
+            if progress.stage != "done":
+                self._write(NAME + self._place + line_of(progress), stays=not live)
+
+    def found(self, configuration: Configuration) -> None:
+        """Print what a tuning has found."""
+        self.say(self._place + gain_of(configuration))
+
+    def _write(self, text: str, *, stays: bool) -> None:
+        with self._lock, suppress(OSError, ValueError):
+            stream = self._stream()
+            before = "\r\x1b[K" if self._is_live else ""
+            if stays:
+                stream.write(f"{before}{text}\n")
+            else:
+                stream.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            self._is_live = not stays
+            stream.flush()
+
+
+PRINTER = ProgressPrinter()
+
+
+def show(progress: Progress) -> None:
+    """Print progress on standard error; the default of `watch`."""
+    if not is_quiet():
+        PRINTER(progress)
+
+
+class Teller:
+    """What a tuning tells, to the user's own `watch` or on standard error.
+
+    Args:
+        watch: `show` prints; None is silent; any other is called with the progress, and nothing is printed.
+    """
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._printer = PRINTER if watch is show and not is_quiet() else None
+        self.watch: Watch = self._printer or (_nothing if watch is None or watch is show else watch)
+
+    def say(self, text: str) -> None:
+        if self._printer is not None:
+            self._printer.say(text)
+
+    @contextmanager
+    def telling(self, place: str) -> Iterator[Callable[[Configuration], None]]:
+        """Name a tuning that begins, and yield what is called with its answer."""
+        if self._printer is None:
+            yield _nothing
+            return
+        self._printer.begin(place)
+        try:
+            yield self._printer.found
+        finally:
+            self._printer.begin("")
+
+
+def teller_of_backend(quiet: bool) -> Say | None:
+    """Return what prints a line about compiling; None where nothing is printed."""
+    return None if quiet or is_quiet() else PRINTER.say
+
+
+def is_quiet() -> bool:
+    """Say whether nothing is printed: `AUTOTUNER_QUIET` says so, or another process of a training prints it."""
+    torch: Any = sys.modules.get("torch")  # not imported for this
+    distributed = None if torch is None or not torch.distributed.is_available() else torch.distributed
+    is_other = distributed is not None and distributed.is_initialized() and distributed.get_rank() > 0
+    return is_other or Settings.from_environment().quiet
+
+
+def line_of(progress: Progress) -> str:
+    """Return progress as a line: stage, counts, what is expected to be gained, the gap, and the time left."""
+    parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
+    counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
+    parts += [f"{count:,} {name}" for name, count in counts if count]
+    parts += [progress.note] if progress.note else []
+    parts += [plan_of(progress)] if progress.best_us is not None else []
+    if progress.eta_s:
+        parts.append(f"{duration(progress.eta_s)} left of this stage")
+    return ", ".join(parts)
+
+
+def plan_of(progress: Progress) -> str:
+    """Return the best plan so far: its time, what it gains, and its gap."""
+    parts = [f"best {progress.best_us:,.1f} us{_against(progress.default_us, progress.best_us)}"]
+    parts += [f"gap {progress.gap:.1%}"] if progress.gap is not None else []
+    if progress.estimated_gap is not None:
+        parts.append(f"{progress.estimated_gap:.1%} by estimate")
+    return ", ".join(parts)
+
+
+def gain_of(configuration: Configuration) -> str:
+    """Return what a configuration is expected to gain, and what it was measured to gain."""
+    known = configuration.certificate
+    parts = [f"{known.predicted_us:,.1f} us predicted{_against(known.default_us, known.predicted_us)}"]
+    parts += [f"gap {known.proven_gap:.1%}"] if known.proven_gap is not None else []
+    if configuration.measured is not None and configuration.measured.ratios:
+        name, ratio = min(configuration.measured.ratios.items(), key=lambda pair: pair[1])
+        parts.append(f"{ratio:.2f}x as fast as {name} end to end, measured")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a time to wait, rounded."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _against(default_us: float | None, own_us: float | None) -> str:
+    if not default_us or not own_us:
+        return ""
+    return f" ({default_us / own_us:.2f}x as fast as each operator alone, as declared)"
+
+
+def _nothing(_: object) -> None:
+    """Tell nobody."""

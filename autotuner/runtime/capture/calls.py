@@ -1,0 +1,131 @@
+"""The calls of a graph of dynamo's: the module that each is of, and its floating-point operations."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+EXAMPLE = "example_value"
+_ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
+
+
+@dataclass(frozen=True, eq=False)
+class CountedCall:
+    """A call of a graph, or of one that it calls itself, as checkpointing does.
+
+    Args:
+        node: the call in the graph; of an inner one, the call that runs it.
+        module: path of its module, as `named_modules` has it; "" where it is of the model itself or of none.
+        flop: of its matrix products, convolutions and attention, as torch counts them; others have none.
+        floating: whether it computes floating-point numbers.
+    """
+
+    node: fx.Node
+    module: str
+    flop: int
+    floating: bool
+
+
+def calls_of(graph: fx.Graph) -> list[CountedCall]:
+    """Return the calls of a graph, in order. Nothing is computed: tensors have no memory."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        return list(_Counting(counter).calls(graph, None))
+
+
+class _Counting:
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self._counter = counter
+        self._known: dict[str, int] = {}
+
+    def calls(self, graph: fx.Graph, outer: fx.Node | None) -> Iterator[CountedCall]:
+        for node in graph.nodes:
+            if not node.op.startswith("call"):
+                continue
+            inner = _inner(graph, node)
+            if inner is not None:
+                yield from self.calls(inner, outer or node)
+                continue
+            made = pytree.tree_leaves(node.meta.get(EXAMPLE))
+            floating = any(isinstance(each, Tensor) and each.is_floating_point() for each in made)
+            yield CountedCall(outer or node, module_of(node), self._flop(node) if floating else 0, floating)
+
+    def _flop(self, node: fx.Node) -> int:
+        examples = [each.meta.get(EXAMPLE) for each in node.all_input_nodes]
+        tensors = [each for example in examples for each in pytree.tree_leaves(example) if isinstance(each, Tensor)]
+        if not any(tensor.is_floating_point() for tensor in tensors):
+            return 0
+        shapes = [(tuple(map(_size, each.shape)), each.dtype, each.stride()) for each in tensors]
+        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
+        constants = [None if _is_node(part) else part for part in flat]
+        key = repr((node.op, str(node.target), shapes, constants, tree))
+        if key not in self._known:
+            self._known[key] = self._counted(node, tensors)
+        return self._known[key]
+
+    def _counted(self, node: fx.Node, tensors: Sequence[Tensor]) -> int:
+        if node.target is functional.scaled_dot_product_attention:
+            return _attention_flop(*(tuple(map(_size, each.shape)) for each in tensors[:3]))
+        before = self._counter.get_total_flops()
+        modes = {each.fake_mode for each in tensors if isinstance(each, FakeTensor)}
+        try:
+            with ExitStack() as entered:
+                for mode in modes:
+                    if mode.shape_env is not None:  # to count is no reason to compile anew for another size
+                        entered.enter_context(mode.shape_env.suppress_guards())
+                args, kwargs = pytree.tree_map(_copy, (node.args, node.kwargs), is_leaf=_is_node)
+                if node.op == "call_method":
+                    getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                else:
+                    node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # whatever cannot be called by itself
+            return 0
+        return _size(self._counter.get_total_flops() - before)
+
+
+def module_of(node: fx.Node) -> str:
+    """Return the path of the module whose forward made a call."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return _ROOT.sub("", str(path)).replace("_modules['", "").replace("']", "")
+
+
+def _inner(graph: fx.Graph, node: fx.Node) -> fx.Graph | None:
+    """Return the first graph that a call is given to run, or None where there is none."""
+    for given in node.all_input_nodes:
+        found = getattr(graph.owning_module, str(given.target), None) if given.op == "get_attr" else None
+        if isinstance(found, fx.GraphModule):
+            return found.graph
+    return None
+
+
+def _attention_flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> int:
+    places = 1
+    for extent in query[:-1]:
+        places *= extent
+    return 2 * places * key[-2] * (query[-1] + value[-1])
+
+
+def _copy(part: Any) -> Any:
+    """Return an example in place of a node: a copy, so that a call that works in place changes nothing."""
+    if not _is_node(part):
+        return part
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), part.meta.get(EXAMPLE))
+
+
+def _is_node(part: Any) -> bool:
+    return isinstance(part, fx.Node)
+
+
+def _size(extent: Any) -> int:
+    """Return a number, or of a symbol what it is in the example."""
+    return int(extent.node.hint or 0) if isinstance(extent, torch.SymInt) else int(extent)
