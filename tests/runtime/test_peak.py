@@ -8,6 +8,9 @@ from autotuner.measure.devices.cpu_sampling import allocated_bytes
 from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.framework import MadeUpCall
+from autotuner.runtime.peers.on_cuda import captured
+from autotuner.runtime.peers.training_loop import TrainingLoop
+from tests.runtime.layers import CUDA
 from tests.runtime.plans import MASKED, SITES, configuration, model
 from tests.runtime.workspaces import workspaces
 
@@ -62,3 +65,23 @@ def test_the_peak_of_the_frameworks_layer_has_its_gradients_in_it() -> None:
     layer, call = encoder_layer(of), MadeUpCall.of(of)
     assert peak_bytes(layer, call) > call.x.nbytes + sum(parameter.nbytes for parameter in layer.parameters())
     assert call.x.grad is None
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("extents", [{"b": 8, "l": 128, "h": 256, "n": 4, "p": 64, "f": 1024}])
+def test_a_captured_step_allocates_what_its_plan_says_and_what_cublas_keeps_for_each_stream(
+    extents: dict[str, int],
+) -> None:
+    of = model(extents, dtype="bfloat16", p=0.1)
+    found = configuration(of, 0, CUDA)
+    plan = make_plan(found)
+    predicted = memory(plan, workspaces(plan, CUDA)).peak_bytes
+    torch._C._cuda_clearCublasWorkspaces()
+    loop = TrainingLoop(apply(encoder_layer(of, device=CUDA), found, graphs=False), MadeUpCall.of(of, device=CUDA))
+    side = captured(loop)
+    assert side.peak_bytes is not None
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    scratch = before - torch.cuda.memory_allocated()
+    assert abs(predicted / (side.peak_bytes - scratch) - 1) <= 2 * ALLOWED_SHARE
