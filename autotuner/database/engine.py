@@ -29,8 +29,9 @@ WRITES = {"autotuner_writes": True}
 PASSING = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
 """SQLite's words for what passes; it can be read all the while."""
 
-LOCKED = ("40001", "40P01", "55P03", "57014")
-"""PostgreSQL's codes for what one transaction did to another: serialization, deadlock, a lock, a statement too long."""
+LOCKED = ("40001", "40P01", "55P03", "57014", "53100")
+"""PostgreSQL's codes for what keeps one transaction from its end, and not the next one: serialization, deadlock, a
+lock, a statement too long; a full disk, on which can be read all the while."""
 
 SECRETS = ("password", "sslpassword")
 

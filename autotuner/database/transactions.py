@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotuner.database.engine import WRITES, explained, is_sqlite, shown
 from autotuner.database.migrations import migrate
 from autotuner.database.retrying import Retrying
+from autotuner.database.space import Space
 from autotuner.database.tables import EnvironmentRow
 from autotuner.errors import DatabaseError
 
@@ -30,6 +32,7 @@ class Transactions:
         self._reopens = reopens
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
+        self.space = Space(None if self._path is None else Path(self._path))
         self._file, self._log = self._found(), self._found("-wal")
         self._generation = 0
 
@@ -68,7 +71,10 @@ class Transactions:
                 yield connection
                 self._log = self._found("-wal")
         except SQLAlchemyError as error:
+            if self.space.heed(error):
+                self.retrying.log("disk_full", error=str(getattr(error, "orig", error)))
             raise explained(error, self.engine.url) from error
+        self.space.has_written()
         if self._found() != file:
             raise self._gone()
 

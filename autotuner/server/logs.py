@@ -21,6 +21,7 @@ OWN = "autotuner"
 LEVELS = {
     "connections_refused": logging.WARNING, "connections_not_accepted": logging.WARNING,
     "database_waited_for": logging.WARNING, "database_failed": logging.ERROR, "process_died": logging.ERROR,
+    "disk_full": logging.ERROR,
     "results_lost": logging.ERROR, "job_failed": logging.ERROR,
     "job_given_up": logging.WARNING, "job_lost": logging.WARNING, "job_end_not_stored": logging.ERROR,
     "job_not_put_back": logging.ERROR, "beat_failed": logging.WARNING, "gpu_lost": logging.ERROR,

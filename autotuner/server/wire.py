@@ -390,6 +390,10 @@ class Health(ResponseBody):
     workers: int
 
 
+class Liveness(ResponseBody):
+    status: Literal["alive"]
+
+
 class Readiness(ResponseBody):
     status: Literal["ready"]
 

@@ -16,7 +16,17 @@ from autotuner.server.http.serving import checked
 from tests.server.http.filled import enqueue
 
 JOB = {"model": "bert-encoder:tiny"}
-OPEN = ["/healthz", "/v1/healthz", "/readyz", "/v1/readyz", "/docs", "/openapi.json", "/docs/swagger-ui.css"]
+OPEN = [
+    "/livez",
+    "/v1/livez",
+    "/healthz",
+    "/v1/healthz",
+    "/readyz",
+    "/v1/readyz",
+    "/docs",
+    "/openapi.json",
+    "/docs/swagger-ui.css",
+]
 OF_READERS = ["/v1/jobs", "/v1/jobs/1", "/v1/measurements", "/v1/devices", "/v1/models", "/metrics"]
 Bearer = Callable[..., dict[str, str]]
 
@@ -152,7 +162,7 @@ def test_the_document_says_where_a_token_is_needed(remote: TestClient, asked: Te
         assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
         operations = {o["operationId"]: o for path in document["paths"].values() for o in path.values()}
         needs = {name for name, operation in operations.items() if "security" in operation}
-        assert operations.keys() - needs == {"get_health", "get_readiness"}
+        assert operations.keys() - needs == {"get_health", "get_liveness", "get_readiness"}
         assert all(
             operations[name]["security"] == ([{"token": []}, {}] if optional else [{"token": []}]) for name in needs
         )
