@@ -254,3 +254,32 @@ def test_no_page_of_another_site_reads_unless_it_is_allowed(database: Database) 
 def test_an_origin_is_a_scheme_and_a_host(given: str) -> None:
     with pytest.raises(InputError, match="write the scheme and host of a site"):
         allowed_origin(given)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Host", "Forwarded", "X-Real-IP", "Via", "CF-Connecting-IP"],
+)
+def test_a_proxy_on_this_machine_makes_nobody_an_administrator(
+    asked: TestClient, database: Database, header: str
+) -> None:
+    """Without tokens, who comes from this machine is an administrator; a proxy comes from there for anybody."""
+    enqueue(database)
+    sent = {header: "203.0.113.9"}
+    for refused in (
+        asked.get("/v1/jobs", headers=sent),
+        asked.get("/v1/configurations/best?model=bert-encoder:tiny", headers=sent),
+        asked.get("/v1/jobs/1/events", headers=sent),
+        asked.post("/v1/jobs", json=JOB, headers=sent),
+        asked.post("/v1/jobs/1/cancel", headers=sent),
+    ):
+        assert refused.status_code == 403
+        assert header.lower() in refused.json()["detail"]
+        assert "--trusted-proxy" in refused.json()["detail"]
+    assert [job.state for job in database.queue.jobs()] == ["queued"]
+    assert asked.get("/livez", headers=sent).status_code == 200
+    assert asked.get("/v1/jobs").status_code == 200
+
+
+def test_with_a_token_a_proxy_may_forward(asked: TestClient, bearer: Bearer) -> None:
+    assert asked.get("/v1/jobs", headers={**bearer(), "X-Forwarded-For": "203.0.113.9"}).status_code == 200
