@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from autotuner.database import PREFIX
 from autotuner.settings import LogFormat
@@ -30,6 +31,13 @@ LEVELS = {
 """Of events that are told without a level; all others are information."""
 
 SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{20,}}")
+STARS = f"{PREFIX}***"
+RUN = re.compile(r"(?<![A-Za-z0-9_%-])[A-Za-z0-9_%-]++")
+"""Text with percent-encoding, as it stands in a URL."""
+
+DECODED_MAX = 8
+"""Of a text that is encoded again and again, so many layers are looked into."""
+
 BOUND: ContextVar[Mapping[str, Any]] = ContextVar("facts of all that is logged here", default={})  # noqa: B039 (never changed)
 log = logging.getLogger("autotuner.server")
 
@@ -80,7 +88,7 @@ class JsonLines(logging.Formatter):
         found = described(record)
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
-        return SECRET.sub(f"{PREFIX}***", json.dumps(found, default=str))
+        return without_tokens(json.dumps(found, default=str))
 
 
 class Words(logging.Formatter):
@@ -94,7 +102,24 @@ class Words(logging.Formatter):
         if record.exc_info:
             trace = self.formatException(record.exc_info).splitlines()
             line = "\n  ".join([line, *(row.encode("unicode_escape").decode("ascii") for row in trace)])
-        return SECRET.sub(f"{PREFIX}***", line)
+        return without_tokens(line)
+
+
+def without_tokens(text: str) -> str:
+    """Return a text with stars in place of each token, also of one that is percent-encoded, whole or in part."""
+    return SECRET.sub(STARS, RUN.sub(_decoded_without_tokens, text))
+
+
+def _decoded_without_tokens(run: re.Match[str]) -> str:
+    text = run[0]
+    for _ in range(DECODED_MAX):
+        decoded = unquote(text, errors="replace")
+        if decoded == text:
+            return run[0]
+        if SECRET.search(decoded):
+            return STARS
+        text = decoded
+    return "***"  # encoded so often that it hides something
 
 
 @contextmanager
