@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Row, Text, and_, cast, delete, func, or_, select, text, update
 
@@ -71,16 +72,20 @@ class SqlQueue(Queue):
         with self._transactions.reading() as connection:
             return connection.execute(query).scalar_one_or_none() is not None
 
-    @retried
     def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
+        asked = {"model": model, "request": dict(request), "device_type": device_type, "device_name": device_name}
+        return self._begin(runner, f"begun {uuid4().hex}", asked)
+
+    @retried
+    def _begin(self, runner: str, key: str, asked: Mapping[str, Any]) -> Job:
+        """Store a job and take it, once under this key: of a transaction that took effect, the answer may be lost."""
         with self._transactions.writing() as connection:
             self._settle(connection)
-            job_id = self._insert(
-                connection, model=model, request=dict(request), device_type=device_type, device_name=device_name,
-                attended=True,
-            )  # fmt: skip
-            assert job_id is not None
-            return self._take(connection, job_id, runner)
+            job_id = self._insert(connection, idempotency_key=key, attended=True, **asked)
+            if job_id is not None:
+                return self._take(connection, job_id, runner)
+            there = select(JobRow.id).where(JobRow.client == "", JobRow.idempotency_key == key)
+            return self._job(connection, connection.execute(there).scalar_one())
 
     @retried
     def claim(
