@@ -138,7 +138,7 @@ class Database(Storage):
 
     def close(self) -> None:
         self.editions.close()
-        self._transactions.engine.dispose()
+        self._transactions.close()
 
     # Environments and measurements
 

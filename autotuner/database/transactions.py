@@ -35,6 +35,8 @@ class Transactions:
         self.space = Space(None if self._path is None else Path(self._path))
         self._file, self._log = self._found(), self._found("-wal")
         self._generation = 0
+        if self._path is None:
+            retrying.probe = self._probe
 
     @property
     def shown(self) -> str:
@@ -77,6 +79,15 @@ class Transactions:
         self.space.has_written()
         if self._found() != file:
             raise self._gone()
+
+    def close(self) -> None:
+        """Close the connections, and look for a server no more."""
+        self.retrying.probe = None
+        self.engine.dispose()
+
+    def _probe(self) -> None:
+        with self.reading() as connection:
+            connection.execute(select(1))
 
     def reopen(self) -> None:
         """Go on with the file that is there now, if it is not the one that was opened.
