@@ -94,7 +94,7 @@ def make_engine(url: URL, retrying: Retrying | None = None, **more: Any) -> Engi
         DatabaseError: the driver of the URL is not installed.
     """
     retrying = retrying or Retrying()
-    arguments: dict[str, Any] = {"json_serializer": _json, **more}
+    arguments: dict[str, Any] = {"json_serializer": json_text, **more}
     if is_sqlite(url):
         arguments["connect_args"] = {"timeout": retrying.timeouts.busy_s}
     elif "poolclass" not in more:
@@ -147,7 +147,12 @@ def _sqlite_reason(cause: str, file: Path) -> str | None:
     return None
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return a value as the database keeps it.
+
+    Raises:
+        DatabaseError: it is none of JSON.
+    """
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -24,6 +24,8 @@ BYTES_MAX = 2**50
 """Above what any device has, and exact as a float, as some readers of JSON take every number."""
 
 OPTIONS_MAX = 64
+TEXT_MAX = 1000
+"""Characters of any text in a body, above what a model file needs."""
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
 MatchName = Literal["exact", "doubtful", "near_device", "near_shape", "none"]

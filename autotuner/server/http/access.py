@@ -49,10 +49,12 @@ class Quota:
     Args:
         queued: jobs that wait for a worker, in the database and so over all processes.
         streams: open event streams, in each process.
+        daily_bytes: of jobs submitted within 24 hours, in the database and so over all processes.
     """
 
     queued: int = 100
     streams: int = 64
+    daily_bytes: int = 2**26
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ def tune_attended(
         job = database.queue.begin(
             model=request.model.reference, request=request.to_json(), device_type=request.device_type,
             device_name=device_name or environment(request.device_type).device_name, runner=name,
+            summary=request.summary(),
         )  # fmt: skip
         found = run_job(
             job, request, database, file, settings, watch=watch, policy=policy, measuring=measuring, timing=timing
