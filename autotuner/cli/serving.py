@@ -72,7 +72,7 @@ def serve(
     client_jobs: Annotated[int, typer.Option(help="Jobs of one client that may wait for a worker.", min=1)] = 100,
     client_streams: Annotated[int, typer.Option(help="Event streams that one client may have open.", min=1)] = 64,
     client_bytes: Annotated[
-        str, typer.Option(help="Of jobs that one client may submit within 24 hours, e.g. 64MiB.")
+        str, typer.Option(help="Bytes of jobs that one client may submit in 24 hours, e.g. 64MiB.")
     ] = "64MiB",
     processes: Annotated[int, typer.Option(help="Processes that answer; more than one needs PostgreSQL.", min=1)] = 1,
     log_format: LogFormatOption = None,

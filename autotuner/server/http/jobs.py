@@ -21,6 +21,7 @@ from autotuner.server.http.access import Caller, Quota
 from autotuner.server.http.connections import CHECKERS, WRITERS
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
+from autotuner.server.http.paging import page_of
 from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
@@ -40,10 +41,6 @@ DAY = timedelta(days=1)
 
 JOB_MAX_BYTES = 2**18
 """Of a request with its model, about 40 times that of an encoder layer."""
-
-PAGE_BYTES = 2**22
-READ_AT_ONCE = 50
-"""A page of jobs is read in parts of so many."""
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
 
@@ -173,21 +170,12 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
 
 
 def _page(database: Database, query: JobsQuery) -> JobPage:
-    """Return a page of jobs, read in parts, until it has as many jobs, or as many bytes, as it may."""
-    items: list[JobView] = []
-    number_of_bytes, before = 0, query.before
-    while True:
-        wanted = min(READ_AT_ONCE, query.limit + 1 - len(items))
-        found = database.queue.jobs(state=query.state, limit=wanted, before=before, brief=True)
-        for job in found:
-            view = job_view(job)
-            number_of_bytes += len(view.model_dump_json())
-            if items and (len(items) == query.limit or number_of_bytes > PAGE_BYTES):
-                return JobPage(items=items, next=items[-1].id)
-            items.append(view)
-            before = job.id
-        if len(found) < wanted:
-            return JobPage(items=items, next=None)
+    def read(number: int, before: int | None) -> list[JobView]:
+        found = database.queue.jobs(state=query.state, limit=number, before=before, brief=True)
+        return [job_view(job) for job in found]
+
+    items, after = page_of(read, query.limit, query.before)
+    return JobPage(items=items, next=after)
 
 
 class Submitting:

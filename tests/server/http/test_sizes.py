@@ -19,7 +19,7 @@ from autotuner.database.queue import KEPT_BYTES, ROW_BYTES
 from autotuner.database.tables import JobRow
 from autotuner.ir.models import load_model, named_model
 from autotuner.plan.request import Request
-from autotuner.server.http import Quota, create_app, jobs
+from autotuner.server.http import Quota, create_app, paging
 from autotuner.server.http.jobs import JOB_MAX_BYTES
 from tests.server.http.filled import WORKER, XEON
 
@@ -141,8 +141,8 @@ def test_a_page_has_so_many_bytes_and_the_next_goes_on(asked: TestClient, monkey
     for _ in range(12):
         asked.post("/v1/jobs", json=TINY)
     one = len(json.dumps(asked.get("/v1/jobs/1").json(), separators=(",", ":")))
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 5 * one + one // 2)
-    monkeypatch.setattr(jobs, "READ_AT_ONCE", 3)
+    monkeypatch.setattr(paging, "PAGE_BYTES", 5 * one + one // 2)
+    monkeypatch.setattr(paging, "READ_AT_ONCE", 3)
     found, before, sizes = [], "", []
     while before is not None:
         page = asked.get(f"/v1/jobs?limit=12{before and f'&before={before}'}").json()
@@ -151,9 +151,9 @@ def test_a_page_has_so_many_bytes_and_the_next_goes_on(asked: TestClient, monkey
         before = page["next"]
     assert found == list(range(12, 0, -1))
     assert sizes == [5, 5, 2]
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 1)
+    monkeypatch.setattr(paging, "PAGE_BYTES", 1)
     assert len(asked.get("/v1/jobs?limit=12").json()["items"]) == 1
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**22)
+    monkeypatch.setattr(paging, "PAGE_BYTES", 2**22)
     for limit, after in ((4, 9), (12, None), (50, None)):
         page = asked.get(f"/v1/jobs?limit={limit}").json()
         assert (len(page["items"]), page["next"]) == (min(limit, 12), after)
@@ -204,3 +204,17 @@ def make_old(database: Database) -> Callable[[], None]:
             connection.execute(update(JobRow).values(summary=None))
 
     return make
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_page_of_measurements_has_so_many_bytes(asked: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = asked.get("/v1/measurements").json()["items"]
+    assert len(everything) == 3
+    monkeypatch.setattr(paging, "PAGE_BYTES", 1)
+    found, after = [], ""
+    while after is not None:
+        page = asked.get(f"/v1/measurements?{after and f'after={after}'}").json()
+        assert len(page["items"]) == 1
+        found += page["items"]
+        after = page["next"]
+    assert found == everything
