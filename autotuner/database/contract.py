@@ -282,8 +282,12 @@ class Queue(Protocol):
         """Return the number of jobs in each state that is not an end."""
 
     @abstractmethod
-    def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        """Announce a runner that takes jobs, unless it is known; those that are gone are forgotten when one comes."""
+    def greet(self, worker: str, device_type: str, device_name: str, memory_bytes: int | None = None) -> None:
+        """Announce a runner that takes jobs, unless it is known; those that are gone are forgotten when one comes.
+
+        Args:
+            memory_bytes: of the device; None where the environment tells it.
+        """
 
     @abstractmethod
     def leave(self, worker: str) -> None:

@@ -318,8 +318,10 @@ class SqlQueue(Queue):
     # Workers
 
     @retried
-    def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        values = {"name": worker, "device_type": device_type, "device_name": device_name}
+    def greet(self, worker: str, device_type: str, device_name: str, memory_bytes: int | None = None) -> None:
+        values = {
+            "name": worker, "device_type": device_type, "device_name": device_name, "memory_bytes": memory_bytes,
+        }  # fmt: skip
         with self._transactions.reading() as connection:
             if any(known.name == worker for known in self._workers(connection)):
                 return

@@ -170,6 +170,7 @@ class WorkerRow(Tables):
     device_type: Mapped[str]
     device_name: Mapped[str]
     started_at: Mapped[datetime]
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class GpuRow(Tables):

@@ -179,9 +179,14 @@ class FleetGpu:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Somebody who takes jobs for a device."""
+    """Somebody who takes jobs for a device.
+
+    Args:
+        memory_bytes: of the device; None where that was not told.
+    """
 
     name: str
     device_type: str
     device_name: str
     started_at: datetime
+    memory_bytes: int | None = None

@@ -348,8 +348,11 @@ class EnvironmentView(ResponseBody):
 
 
 class WorkerView(ResponseBody):
+    """A worker that takes jobs; `memory_bytes` is that of its device, where it tells it."""
+
     name: str
     started_at: datetime
+    memory_bytes: int | None = None
 
 
 class GpuView(ResponseBody):

@@ -1,4 +1,4 @@
-"""Summaries of jobs, and the keys and sizes of their requests: what lists and look-ups need without the documents."""
+"""Summaries of jobs, keys and sizes of their requests, which need no documents; the memory of a worker's device."""
 
 from hashlib import sha256
 
@@ -16,6 +16,7 @@ def upgrade() -> None:
     op.add_column("job", sa.Column("request_key", sa.String(64), nullable=False, server_default=""))
     op.add_column("job", sa.Column("request_bytes", sa.Integer, nullable=False, server_default="0"))
     op.add_column("job", sa.Column("summary", sa.JSON))
+    op.add_column("worker", sa.Column("memory_bytes", sa.BigInteger))
     op.create_index(INDEX, "job", ["client", "created_at", "request_bytes"])
     connection, last = op.get_bind(), 0
     query = sa.text("SELECT id, CAST(request AS TEXT) FROM job WHERE id > :last ORDER BY id LIMIT :number")
@@ -29,5 +30,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index(INDEX, "job")
+    op.drop_column("worker", "memory_bytes")
     for name in ("summary", "request_bytes", "request_key"):
         op.drop_column("job", name)
