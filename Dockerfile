@@ -32,7 +32,7 @@ ENV AUTOTUNER_HOST=0.0.0.0 \
     AUTOTUNER_DATABASE=/data/autotuner.sqlite
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=10s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=8)"]
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/livez', timeout=8)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["autotuner"]
 CMD ["serve"]

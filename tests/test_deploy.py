@@ -91,6 +91,17 @@ def test_the_fleets_ray_is_that_of_the_extra() -> None:
     assert cluster["spec"]["authOptions"] == {"mode": "token"}, "whoever reaches it could run code on it"
 
 
+def test_no_probe_that_ends_a_pod_asks_the_database() -> None:
+    """A service goes on by itself when its database is back; one that is started without it fails."""
+    found = {
+        (name, container[name]["httpGet"]["path"])
+        for document in documents(DEPLOY / "kubernetes" / "service.yaml")
+        for container in pods_of(document).get("containers", [])
+        for name in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert found == {("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")}
+
+
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_are_understood_by_systemd(path: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_its_health_check_passes_where_the_service_answers_and_fails_elsewhere(
     steps: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     command = health_command(steps)
-    assert f"http://127.0.0.1:{of(steps, 'EXPOSE')[0]}/healthz" in command[-1]
+    assert f"http://127.0.0.1:{of(steps, 'EXPOSE')[0]}/livez" in command[-1]
     with open_database(tmp_path / "served.sqlite") as database, listening(database) as server:
         for url, code in ((server.url, 0), (f"{server.url}/nowhere", 1), ("http://127.0.0.1:1", 1)):
             asked = [*command[:-1], command[-1].replace("http://127.0.0.1:8000", url)]

@@ -140,7 +140,7 @@ def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
     return {name: read_value(text) for name, text in _pairs(texts, "--option", "activation=relu")}
 
 
-def given_bytes(text: str | None) -> int | None:
+def given_bytes(text: str | None, flag: str = "--budget") -> int | None:
     """Read `--budget 512MiB`: a number, with KiB, MiB or GiB for powers of 1024, KB, MB or GB for powers of 1000.
 
     Raises:
@@ -153,7 +153,7 @@ def given_bytes(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise InputError(f"--budget {text!r}: write a number of bytes, or one with a unit, such as 512MiB")
+        raise InputError(f"{flag} {text!r}: write a number of bytes, or one with a unit, such as 512MiB")
     number, unit = match[1], (match[2] or "").lower()
     return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1] or " "))
 

@@ -68,6 +68,7 @@ def _command(database: str | None, options: ServiceOptions, listener: int) -> li
     pairs += [("--allow-origin", origin) for origin in options.allowed_origins]
     pairs += [("--trusted-proxy", address) for address in options.trusted_proxies]
     pairs += [("--client-jobs", str(options.quota.queued)), ("--client-streams", str(options.quota.streams))]
+    pairs += [("--client-bytes", str(options.quota.daily_bytes))]
     pairs += [("--listener", str(listener)), ("--parent", str(os.getpid()))]
     named = [word for pair in pairs for word in pair]
     return [sys.executable, "-m", "autotuner.cli", "serve", *named]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
-from autotuner.cli.options import DatabaseOption, Threads
+from autotuner.cli.options import DatabaseOption, Threads, given_bytes
 from autotuner.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def serve(
     ] = None,
     client_jobs: Annotated[int, typer.Option(help="Jobs of one client that may wait for a worker.", min=1)] = 100,
     client_streams: Annotated[int, typer.Option(help="Event streams that one client may have open.", min=1)] = 64,
+    client_bytes: Annotated[
+        str, typer.Option(help="Bytes of jobs that one client may submit in 24 hours, e.g. 64MiB.")
+    ] = "64MiB",
     processes: Annotated[int, typer.Option(help="Processes that answer; more than one needs PostgreSQL.", min=1)] = 1,
     log_format: LogFormatOption = None,
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -96,7 +99,7 @@ def serve(
     options = ServiceOptions(
         host=host or settings.host, port=port, allowed_hosts=allow_host or settings.allowed_hosts,
         allowed_origins=allow_origin or (), trusted_proxies=trusted_proxy or (),
-        quota=Quota(client_jobs, client_streams), log_format=form,
+        quota=Quota(client_jobs, client_streams, given_bytes(client_bytes, "--client-bytes") or 0), log_format=form,
     )  # fmt: skip
     url = database or settings.database_url
     if parent is not None:

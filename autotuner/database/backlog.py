@@ -119,9 +119,10 @@ class Backlog:
                 environment_key, results, replace = self._waiting[0]
             try:
                 self._store(environment_key, results, replace)
-            except DatabaseError as error:
+            except Exception as error:
+                told = error if isinstance(error, DatabaseError) else DatabaseError(f"{type(error).__name__}: {error}")
                 with self._changed:
-                    self._error = error
+                    self._error = told
                     self._changed.notify_all()
                 return
             with self._changed:

@@ -14,6 +14,7 @@ Guarantees of all methods:
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 from autotuner.database.locks import Locks
@@ -135,13 +136,15 @@ class Queue(Protocol):
         priority: int = 0,
         idempotency_key: str | None = None,
         client: str = "",
+        summary: Mapping[str, Any] | None = None,
     ) -> Job:
         """Store a job that waits for a runner of its device.
 
         Args:
             idempotency_key: of a job that is stored once, however often this client asks for it; it is returned as it
                 is by now, and `is_new` the first time only.
-            client: who submits it, as `queued` counts.
+            client: who submits it, as `queued` and `submitted` count.
+            summary: what lists tell of the request. With one, a large request is dropped when the job ends.
 
         Raises:
             KeyReusedError: the client asked for something else under this key.
@@ -152,8 +155,17 @@ class Queue(Protocol):
         """Say whether a client has submitted a job under a key."""
 
     @abstractmethod
-    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
-        """Store a job that the caller runs itself, from now on."""
+    def begin(
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str,
+        runner: str,
+        summary: Mapping[str, Any] | None = None,
+    ) -> Job:
+        """Store a job that the caller runs itself, from now on. Arguments as those of `enqueue`."""
 
     @abstractmethod
     def claim(
@@ -231,8 +243,19 @@ class Queue(Protocol):
         """
 
     @abstractmethod
-    def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
-        """Return jobs, the newest first; with `before`, only those with a lesser id."""
+    def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        brief: bool = False,
+    ) -> list[Job]:
+        """Return jobs, the newest first; with `before`, only those with a lesser id.
+
+        Args:
+            brief: leave out the requests of jobs that have a summary.
+        """
 
     @abstractmethod
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
@@ -243,12 +266,28 @@ class Queue(Protocol):
         """Return the number of jobs of a client that wait for a worker."""
 
     @abstractmethod
+    def submitted(self, client: str, since: datetime) -> int:
+        """Return the bytes of all jobs that a client has submitted since a time, whatever became of them."""
+
+    @abstractmethod
+    def released(self, client: str, since: datetime, wanted: int) -> datetime | None:
+        """Return when the oldest jobs of a client since a time, of so many bytes together, were submitted.
+
+        Returns:
+            The time of the last of these; None where all together have less.
+        """
+
+    @abstractmethod
     def waiting(self) -> dict[JobState, int]:
         """Return the number of jobs in each state that is not an end."""
 
     @abstractmethod
-    def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        """Announce a runner that takes jobs, unless it is known; those that are gone are forgotten when one comes."""
+    def greet(self, worker: str, device_type: str, device_name: str, memory_bytes: int | None = None) -> None:
+        """Announce a runner that takes jobs, unless it is known; those that are gone are forgotten when one comes.
+
+        Args:
+            memory_bytes: of the device; None where the environment tells it.
+        """
 
     @abstractmethod
     def leave(self, worker: str) -> None:

@@ -113,6 +113,7 @@ class Database(Storage):
         self.hurry, self.reopen = retrying.hurry, self._transactions.reopen
         self._reading, self._writing = self._transactions.reading, self._transactions.writing
         self._environment_id = self._transactions.environment_id
+        self.space = self._transactions.space
         locks = FileLocks(str(engine.url.database)) if is_sqlite(engine.url) else SessionLocks(engine, retrying)
         self.locks = Locks(locks, retrying)
         self.queue = SqlQueue(self._transactions, self.locks)
@@ -137,7 +138,7 @@ class Database(Storage):
 
     def close(self) -> None:
         self.editions.close()
-        self._transactions.engine.dispose()
+        self._transactions.close()
 
     # Environments and measurements
 

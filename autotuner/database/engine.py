@@ -29,8 +29,9 @@ WRITES = {"autotuner_writes": True}
 PASSING = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
 """SQLite's words for what passes; it can be read all the while."""
 
-LOCKED = ("40001", "40P01", "55P03", "57014")
-"""PostgreSQL's codes for what one transaction did to another: serialization, deadlock, a lock, a statement too long."""
+LOCKED = ("40001", "40P01", "55P03", "57014", "53100")
+"""PostgreSQL's codes for what keeps one transaction from its end, and not the next one: serialization, deadlock, a
+lock, a statement too long; a full disk, on which can be read all the while."""
 
 SECRETS = ("password", "sslpassword")
 
@@ -93,7 +94,7 @@ def make_engine(url: URL, retrying: Retrying | None = None, **more: Any) -> Engi
         DatabaseError: the driver of the URL is not installed.
     """
     retrying = retrying or Retrying()
-    arguments: dict[str, Any] = {"json_serializer": _json, **more}
+    arguments: dict[str, Any] = {"json_serializer": json_text, **more}
     if is_sqlite(url):
         arguments["connect_args"] = {"timeout": retrying.timeouts.busy_s}
     elif "poolclass" not in more:
@@ -146,7 +147,12 @@ def _sqlite_reason(cause: str, file: Path) -> str | None:
     return None
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return a value as the database keeps it.
+
+    Raises:
+        DatabaseError: it is none of JSON.
+    """
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -23,6 +23,9 @@ from autotuner.errors import DatabaseError, LockHeldError
 LOOK_S = 1.0
 """A holder finds out so often whether it holds its lock still."""
 
+FORGOTTEN_S = 600.0
+"""A name that was not asked for in so long is forgotten: those of jobs and workers are asked for far more often."""
+
 END_S = 2.0
 TOLD_AFTER_S = 30.0
 
@@ -138,7 +141,8 @@ class Locks:
 
     def __init__(self, engine: LockEngine, retrying: Retrying) -> None:
         self._engine, self._retrying = engine, retrying
-        self._free_since: dict[str, float] = {}
+        self._free: dict[str, tuple[float, float]] = {}
+        """Since when each name was seen free, and when it was asked for last."""
         self._guard = threading.Lock()
 
     @contextmanager
@@ -171,10 +175,14 @@ class Locks:
         """
         held, now = self.held(names, connection), monotonic()
         with self._guard:
-            for name in held:
-                self._free_since.pop(name, None)
-            free = [name for name in names if name not in held]
-            return {n for n in free if now - self._free_since.setdefault(n, now) >= self._engine.patience_s}
+            # A name that nobody asks for any more is that of a runner that was forgotten: none comes again.
+            forgotten = [name for name, (_, asked_at) in self._free.items() if now - asked_at > FORGOTTEN_S]
+            for name in (*held, *forgotten):
+                self._free.pop(name, None)
+            for name in names:
+                if name not in held:
+                    self._free[name] = self._free.get(name, (now, now))[0], now
+            return {n for n in names if n not in held and now - self._free[n][0] >= self._engine.patience_s}
 
 
 def number_of(*words: str) -> int:

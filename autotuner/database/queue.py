@@ -1,14 +1,31 @@
 """The queue in SQL: jobs and workers in the tables of the database."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, and_, cast, delete, func, or_, select, text, update
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    text,
+    type_coerce,
+    update,
+)
 
 from autotuner.database.contract import ATTEMPTS, Device, Queue
+from autotuner.database.engine import json_text
 from autotuner.database.locks import Locks, number_of
 from autotuner.database.retrying import retried
 from autotuner.database.tables import JobRow, WorkerRow, insert_into
@@ -17,11 +34,24 @@ from autotuner.database.values import ENDED, Answer, Job, JobState, Worker
 from autotuner.errors import JobStateError, KeyReusedError, NotFoundError
 
 COMPUTED = ("is_lost", "is_new", "waits_for")
-JOB = [getattr(JobRow, field.name) for field in fields(Job) if field.name not in COMPUTED]
-REQUEST = cast(JobRow.request, Text)
+NAMES = [field.name for field in fields(Job) if field.name not in COMPUTED]
+KEYED = [*(getattr(JobRow, name) for name in NAMES), JobRow.request_key]
+BRIEF = [
+    type_coerce(case((JobRow.summary.is_(None), JobRow.request), else_=None), JSON).label("request")
+    if column is JobRow.request else column for column in KEYED
+]  # fmt: skip
+"""As `KEYED`, without the requests of jobs that have a summary."""
+
 RUNS = (JobRow.state == "running") & JobRow.attended.is_(False)
 TAKES = text("SELECT pg_try_advisory_xact_lock(:number)")
 ASKED = ("model", "request", "device_type", "device_name", "priority")
+KEPT_BYTES = 2**14
+"""Of a job that has ended, a larger request is dropped where there is a summary: nobody runs it again."""
+
+ROW_BYTES = 2**10
+"""What a job takes beside its request, about."""
+
+SIZE = JobRow.request_bytes + ROW_BYTES
 WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
 
 LOST_CANCELLED = "it was cancelled, and its worker was lost"
@@ -45,19 +75,24 @@ class SqlQueue(Queue):
         priority: int = 0,
         idempotency_key: str | None = None,
         client: str = "",
+        summary: Mapping[str, Any] | None = None,
     ) -> Job:
         asked = {
             "model": model, "request": dict(request), "device_type": device_type, "device_name": device_name,
             "priority": priority,
         }  # fmt: skip
         with self._transactions.writing() as connection:
-            job_id = self._insert(connection, idempotency_key=idempotency_key, client=client, **asked)
+            job_id = self._insert(connection, idempotency_key=idempotency_key, client=client, summary=summary, **asked)
             if job_id is not None:
                 return replace(self._job(connection, job_id), is_new=True)
-            there = select(JobRow.id).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
-            job = self._job(connection, connection.execute(there).scalar_one())
+            columns = (JobRow.id, JobRow.request_key)
+            there = select(*columns).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
+            found = connection.execute(there).one()
+            job = self._job(connection, found.id)
         asked["request"] = json.loads(json.dumps(asked["request"]))
         differs = [name for name in ASKED if getattr(job, name) != asked[name]]
+        if found.request_key == _written(request)[0]:
+            differs = [name for name in differs if name != "request"]
         if differs:
             raise KeyReusedError(
                 f"the idempotency key {idempotency_key!r} is that of job {job.id}, which differs in "
@@ -71,16 +106,32 @@ class SqlQueue(Queue):
         with self._transactions.reading() as connection:
             return connection.execute(query).scalar_one_or_none() is not None
 
+    def begin(
+        self,
+        *,
+        model: str,
+        request: Mapping[str, Any],
+        device_type: str,
+        device_name: str,
+        runner: str,
+        summary: Mapping[str, Any] | None = None,
+    ) -> Job:
+        asked = {
+            "model": model, "request": dict(request), "device_type": device_type, "device_name": device_name,
+            "summary": summary,
+        }  # fmt: skip
+        return self._begin(runner, f"begun {uuid4().hex}", asked)
+
     @retried
-    def begin(self, *, model: str, request: Mapping[str, Any], device_type: str, device_name: str, runner: str) -> Job:
+    def _begin(self, runner: str, key: str, asked: Mapping[str, Any]) -> Job:
+        """Store a job and take it, once under this key: of a transaction that took effect, the answer may be lost."""
         with self._transactions.writing() as connection:
             self._settle(connection)
-            job_id = self._insert(
-                connection, model=model, request=dict(request), device_type=device_type, device_name=device_name,
-                attended=True,
-            )  # fmt: skip
-            assert job_id is not None
-            return self._take(connection, job_id, runner)
+            job_id = self._insert(connection, idempotency_key=key, attended=True, **asked)
+            if job_id is not None:
+                return self._take(connection, job_id, runner)
+            there = select(JobRow.id).where(JobRow.client == "", JobRow.idempotency_key == key)
+            return self._job(connection, connection.execute(there).scalar_one())
 
     @retried
     def claim(
@@ -92,12 +143,12 @@ class SqlQueue(Queue):
         ]
         with self._transactions.writing() as connection:
             left_behind = self._settle(connection, runner, in_hand)
-            busy = list(connection.execute(select(REQUEST).where(RUNS)).scalars())
+            busy = list(connection.execute(select(JobRow.request_key).where(RUNS)).scalars())
             taken: list[Job] = []
             while len(taken) < limit:
-                waiting = (JobRow.state == "queued") & REQUEST.not_in(busy)
+                waiting = (JobRow.state == "queued") & JobRow.request_key.not_in(busy)
                 query = (
-                    select(JobRow.id, REQUEST.label("request"))
+                    select(JobRow.id, JobRow.request_key)
                     .where(or_(waiting, JobRow.id.in_(left_behind)), or_(False, *fits))
                     .order_by(JobRow.priority.desc(), JobRow.id)
                     .limit(1)
@@ -107,15 +158,15 @@ class SqlQueue(Queue):
                 if found is None:
                     break
                 lost = found.id in left_behind
-                if lost or self._is_alone(connection, found.request):
+                if lost or self._is_alone(connection, found.request_key):
                     taken.append(self._take(connection, found.id, runner, lost=lost))
                 left_behind = [job_id for job_id in left_behind if job_id != found.id]
-                busy.append(found.request)
+                busy.append(found.request_key)
             return taken
 
     @retried
     def running(self, runner: str) -> list[Job]:
-        query = select(*JOB).where(JobRow.state == "running", JobRow.worker == runner).order_by(JobRow.id)
+        query = select(*KEYED).where(JobRow.state == "running", JobRow.worker == runner).order_by(JobRow.id)
         with self._transactions.reading() as connection:
             return self._jobs(connection, connection.execute(query).all())
 
@@ -157,6 +208,8 @@ class SqlQueue(Queue):
         statement = update(JobRow).where(_held(job_id, attempt)).values(values)
         with self._transactions.writing() as connection:
             ended = connection.execute(statement).rowcount > 0
+            if ended:
+                self._drop_request(connection, job_id)
             found = self._job(connection, job_id)
         if ended or (found.attempt, found.state, found.configuration_id) == (attempt, state, configuration_id):
             return found  # if it was stored before, the answer was lost on its way
@@ -205,8 +258,15 @@ class SqlQueue(Queue):
             return self._job(connection, job_id)
 
     @retried
-    def jobs(self, *, state: JobState | None = None, limit: int | None = None, before: int | None = None) -> list[Job]:
-        query = select(*JOB).order_by(JobRow.id.desc()).limit(limit)
+    def jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        brief: bool = False,
+    ) -> list[Job]:
+        query = select(*(BRIEF if brief else KEYED)).order_by(JobRow.id.desc()).limit(limit)
         if state is not None:
             query = query.where(JobRow.state == state)
         if before is not None:
@@ -230,6 +290,23 @@ class SqlQueue(Queue):
             return connection.execute(query).scalar_one()
 
     @retried
+    def submitted(self, client: str, since: datetime) -> int:
+        query = select(func.coalesce(func.sum(SIZE), 0)).where(JobRow.client == client, JobRow.created_at > since)
+        with self._transactions.reading() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    @retried
+    def released(self, client: str, since: datetime, wanted: int) -> datetime | None:
+        query = select(JobRow.created_at, SIZE.label("bytes")).where(JobRow.client == client, JobRow.created_at > since)
+        left = wanted
+        with self._transactions.reading() as connection:
+            for created_at, number in connection.execute(query.order_by(JobRow.created_at)):
+                left -= number
+                if left <= 0:
+                    return created_at
+        return None
+
+    @retried
     def waiting(self) -> dict[JobState, int]:
         query = (
             select(JobRow.state, func.count().label("number")).where(JobRow.state.in_(WAITING)).group_by(JobRow.state)
@@ -241,8 +318,10 @@ class SqlQueue(Queue):
     # Workers
 
     @retried
-    def greet(self, worker: str, device_type: str, device_name: str) -> None:
-        values = {"name": worker, "device_type": device_type, "device_name": device_name}
+    def greet(self, worker: str, device_type: str, device_name: str, memory_bytes: int | None = None) -> None:
+        values = {
+            "name": worker, "device_type": device_type, "device_name": device_name, "memory_bytes": memory_bytes,
+        }  # fmt: skip
         with self._transactions.reading() as connection:
             if any(known.name == worker for known in self._workers(connection)):
                 return
@@ -268,10 +347,11 @@ class SqlQueue(Queue):
 
     def _insert(self, connection: Connection, **asked: Any) -> int | None:
         """Store a job and return its id; None where its idempotency key is that of another."""
+        key, number_of_bytes = _written(asked["request"])
         started = {
             "attended": False, "state": "queued", "cancelling": False, "attempt": 0, "losses": 0, "priority": 0,
             "progress": {}, "revision": 1, "counts": {}, "created_at": datetime.now(UTC), "message": "",
-            "client": "",
+            "client": "", "request_key": key, "request_bytes": number_of_bytes,
         }  # fmt: skip
         statement = insert_into(connection, JobRow).on_conflict_do_nothing(index_elements=["client", "idempotency_key"])
         return connection.execute(statement.values(started | asked).returning(JobRow.id)).scalar_one_or_none()
@@ -289,7 +369,7 @@ class SqlQueue(Queue):
         return self._job(connection, job_id)
 
     @staticmethod
-    def _is_alone(connection: Connection, request: str) -> bool:
+    def _is_alone(connection: Connection, request_key: str) -> bool:
         """Say whether no other transaction takes an equal job in this moment, or has just taken one.
 
         On SQLite a transaction that writes is alone anyway.
@@ -297,9 +377,10 @@ class SqlQueue(Queue):
         if connection.dialect.name != "postgresql":
             return True
         schema = connection.execute(text("SELECT coalesce(current_schema(), '')")).scalar_one()
-        if not connection.execute(TAKES, {"number": number_of(schema, "request", request)}).scalar_one():
+        if not connection.execute(TAKES, {"number": number_of(schema, "request", request_key)}).scalar_one():
             return False
-        return connection.execute(select(JobRow.id).where(RUNS, REQUEST.in_([request])).limit(1)).one_or_none() is None
+        runs = select(JobRow.id).where(RUNS, JobRow.request_key == request_key).limit(1)
+        return connection.execute(runs).one_or_none() is None
 
     def _settle(self, connection: Connection, claiming: str | None = None, in_hand: Collection[int] = ()) -> list[int]:
         """End what lost its runner and is not to go on, and return the ids of what is.
@@ -336,24 +417,32 @@ class SqlQueue(Queue):
 
     def _jobs(self, connection: Connection, rows: Collection[Row[*tuple[Any, ...]]]) -> list[Job]:
         gone = self._gone(connection, rows)
-        ahead: Iterable[Row[*tuple[Any, ...]]] = ()
+        ahead: Sequence[Row[*tuple[Any, ...]]] = ()
         if any(row.state == "queued" for row in rows):
-            ahead = connection.execute(select(JobRow.id, JobRow.request).where(RUNS).order_by(JobRow.id)).all()
+            ahead = connection.execute(select(JobRow.id, JobRow.request_key).where(RUNS).order_by(JobRow.id)).all()
+        first = {row.request_key: row.id for row in reversed(ahead)}
         return [
             Job(
-                **row._mapping,
+                **{name: row._mapping[name] for name in NAMES} | {"request": row.request or {}},
                 is_lost=row.state == "running" and row.worker in gone,
-                waits_for=next((a.id for a in ahead if row.state == "queued" and a.request == row.request), None),
+                waits_for=first.get(row.request_key) if row.state == "queued" else None,
             )
             for row in rows
         ]
 
     def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
         connection.execute(update(JobRow).where(JobRow.id == job_id).values(_ending(state, message)))
+        self._drop_request(connection, job_id)
+
+    @staticmethod
+    def _drop_request(connection: Connection, job_id: int) -> None:
+        """Drop the request of a job that has ended, if it is large and there is a summary."""
+        large = (JobRow.id == job_id) & (JobRow.request_bytes > KEPT_BYTES) & JobRow.summary.is_not(None)
+        connection.execute(update(JobRow).where(large).values(request={}))
 
     def _job(self, connection: Connection, job_id: int, *, alone: bool = False) -> Job:
         """Return a job; with `alone`, PostgreSQL keeps others from changing it until the transaction ends."""
-        query = select(*JOB).where(JobRow.id == job_id)
+        query = select(*KEYED).where(JobRow.id == job_id)
         row = connection.execute(query.with_for_update() if alone else query).one_or_none()
         if row is None:
             raise NotFoundError(f"{self._transactions.shown} has no job {job_id}: `jobs` lists those that exist")
@@ -363,6 +452,12 @@ class SqlQueue(Queue):
     def _workers(connection: Connection) -> list[Worker]:
         query = select(*WORKER).order_by(WorkerRow.started_at, WorkerRow.name)
         return [Worker(**row._mapping) for row in connection.execute(query)]
+
+
+def _written(request: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the key of a request, and the bytes that it takes: equal requests are written alike."""
+    text = json_text(request).encode()
+    return sha256(text).hexdigest(), len(text)
 
 
 def _held(job_id: int, attempt: int) -> ColumnElement[bool]:

@@ -10,11 +10,14 @@ from math import inf
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from autotuner.errors import UnavailableError
+from autotuner.errors import DatabaseError, UnavailableError
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 TELL_AFTER_S = 2.0
+PROBE_S = 0.5
+"""A server that is away is asked so often whether it is back."""
+
 HURRY_S = 2.0
 """Seconds that the database may still take in all, once the process is told to end."""
 
@@ -68,6 +71,9 @@ class Retrying:
         self.timeouts, self.log = timeouts, log
         self._failing: dict[bool, float] = {}  # since when it is locked (True), or away (False)
         self._probing = threading.Lock()
+        self.probe: Callable[[], object] | None = None
+        """Asks a server whether it is back, on a thread of its own: that may take seconds, which no request has."""
+        self._prober: threading.Thread | None = None
         self._hurried = threading.Event()
         self._ends_at = inf
         self._leaving: int | None = None  # the thread whose way out has hurried all
@@ -126,17 +132,40 @@ class Retrying:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _asked(self, ask: Callable[[], T], *, probes: bool) -> T:
-        """Ask once. Of threads that would not wait, one at a time finds out whether the database is back."""
+        """Ask once. Of threads that would not wait, none does while a server is known to be away."""
         if self.left_s(inf) <= 0:
             raise UnavailableError("the database is not asked any more: the process ends")
         if not probes or False not in self._failing:
             return ask()
+        if self.probe is not None:
+            self._look_for_it()
+            raise UnavailableError("the database is away, as another request has found")
         if not self._probing.acquire(blocking=False):
             raise UnavailableError("the database is away, as another request has found")
         try:
             return ask()
         finally:
             self._probing.release()
+
+    def _look_for_it(self) -> None:
+        """Have a thread ask a server whether it is back, until it is."""
+        with self._probing:
+            if self._prober is None or not self._prober.is_alive():
+                self._prober = threading.Thread(target=self._probe, name="probe", daemon=True)
+                self._prober.start()
+
+    def _probe(self) -> None:
+        began = monotonic()
+        while (probe := self.probe) is not None and not self._hurried.wait(PROBE_S):
+            try:
+                probe()
+            except UnavailableError:
+                continue
+            except DatabaseError:
+                pass  # it answers, and says what is wrong to those who ask
+            self._failing.pop(False, None)
+            self.log("database_back", after_s=round(monotonic() - began, 1))
+            return
 
 
 def retried(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

@@ -28,6 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+MESSAGE_MAX = 10_000
+"""Of a longer message, the first and the last half of so many characters are kept."""
+
 KEY = String(64)
 NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only where the type is INTEGER
 NAMES = {
@@ -55,12 +58,15 @@ class Utc(TypeDecorator[datetime]):
 
 
 class Message(TypeDecorator[str]):
-    """A text that any database can keep: a failure's own words never stop it from being stored."""
+    """A text that any database can keep: a failure's own words never stop it from being stored, nor fill the disk."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        if value and len(value) > MESSAGE_MAX:
+            half = MESSAGE_MAX // 2
+            value = f"{value[:half]} ... {value[-half:]}"
         return value and value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
@@ -121,8 +127,14 @@ class MeasurementRow(Tables):
 
 
 class JobRow(Tables):
+    """A job; the key of its request is that of the text, the summary what lists tell of it."""
+
     __tablename__ = "job"
-    __table_args__ = (Index(None, "state"), UniqueConstraint("client", "idempotency_key"))
+    __table_args__ = (
+        Index(None, "state"),
+        Index(None, "client", "created_at", "request_bytes"),  # what a client has submitted, without its documents
+        UniqueConstraint("client", "idempotency_key"),
+    )
 
     id: Mapped[int] = mapped_column(NUMBER, primary_key=True)
     model: Mapped[str]
@@ -146,6 +158,9 @@ class JobRow(Tables):
     finished_at: Mapped[datetime | None]
     message: Mapped[str] = mapped_column(Message)
     client: Mapped[str] = mapped_column(server_default="")
+    request_key: Mapped[str] = mapped_column(KEY, server_default="")
+    request_bytes: Mapped[int] = mapped_column(server_default="0")
+    summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class WorkerRow(Tables):
@@ -155,6 +170,7 @@ class WorkerRow(Tables):
     device_type: Mapped[str]
     device_name: Mapped[str]
     started_at: Mapped[datetime]
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class GpuRow(Tables):

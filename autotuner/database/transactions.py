@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotuner.database.engine import WRITES, explained, is_sqlite, shown
 from autotuner.database.migrations import migrate
 from autotuner.database.retrying import Retrying
+from autotuner.database.space import Space
 from autotuner.database.tables import EnvironmentRow
 from autotuner.errors import DatabaseError
 
@@ -30,8 +32,11 @@ class Transactions:
         self._reopens = reopens
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
+        self.space = Space(None if self._path is None else Path(self._path))
         self._file, self._log = self._found(), self._found("-wal")
         self._generation = 0
+        if self._path is None:
+            retrying.probe = self._probe
 
     @property
     def shown(self) -> str:
@@ -68,9 +73,21 @@ class Transactions:
                 yield connection
                 self._log = self._found("-wal")
         except SQLAlchemyError as error:
+            if self.space.heed(error):
+                self.retrying.log("disk_full", error=str(getattr(error, "orig", error)))
             raise explained(error, self.engine.url) from error
+        self.space.has_written()
         if self._found() != file:
             raise self._gone()
+
+    def close(self) -> None:
+        """Close the connections, and look for a server no more."""
+        self.retrying.probe = None
+        self.engine.dispose()
+
+    def _probe(self) -> None:
+        with self.reading() as connection:
+            connection.execute(select(1))
 
     def reopen(self) -> None:
         """Go on with the file that is there now, if it is not the one that was opened.

@@ -104,7 +104,7 @@ class Job:
     Args:
         id: given by the database, rising.
         model: model and preset, for people.
-        request: as JSON.
+        request: as JSON; empty in lists of summaries, and once a job with a large one has ended.
         device_type, device_name: where it may run; a name of None is any device of the type.
         attended: whether the process that asked runs it itself; if it is killed, nobody goes on with the job.
         state: `queued`, `running`, or how it ended.
@@ -118,6 +118,7 @@ class Job:
         configuration_id: the answer, once finished.
         message: the sentence that goes with an end that is no answer.
         client: who submitted it to a service.
+        summary: what lists tell of the request, where that was given.
         is_lost: it is `running`, and its runner is gone: nobody works on it.
         waits_for: the job that runs with an equal request; this one waits for its end.
         is_new: it was stored by the very call that returned it.
@@ -143,6 +144,7 @@ class Job:
     finished_at: datetime | None
     message: str
     client: str = ""
+    summary: Mapping[str, Any] | None = None
     is_lost: bool = False
     waits_for: int | None = None
     is_new: bool = field(default=False, compare=False)
@@ -177,9 +179,14 @@ class FleetGpu:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Somebody who takes jobs for a device."""
+    """Somebody who takes jobs for a device.
+
+    Args:
+        memory_bytes: of the device; None where that was not told.
+    """
 
     name: str
     device_type: str
     device_name: str
     started_at: datetime
+    memory_bytes: int | None = None

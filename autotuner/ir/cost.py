@@ -33,6 +33,16 @@ def tensor_bytes(graph: Graph, tensor: str) -> int:
     return graph.elements(tensor) * ELEMENT_BYTES[graph.tensors[tensor].dtype]
 
 
+def largest_end(graph: Graph) -> tuple[str, int]:
+    """Return the largest of the tensors that go into a graph or come out of it, and its bytes: each must be somewhere.
+
+    Of a tensor in between, this is not known: a fused kernel may never write it.
+    """
+    ends = [name for name, tensor in graph.tensors.items() if tensor.role in ("input", "parameter")] + [*graph.outputs]
+    largest = max(ends, key=lambda name: tensor_bytes(graph, name))
+    return largest, tensor_bytes(graph, largest)
+
+
 def form_bytes(graph: Graph, tensor: str, text: str) -> int:
     """Return the bytes of a tensor in a form: none where it is absent, of a slice of a stack its own only."""
     form, declared = Form.parse(text), graph.tensors[tensor]

@@ -27,6 +27,14 @@ class Request:
         device = {"device_type": self.device_type, "device_name": self.device_name}
         return {"model": self.model.to_json(), **device, **self.options.to_json()}
 
+    def summary(self) -> dict[str, Any]:
+        """Return what lists of jobs tell: the model's family and values, without its operators, and the options."""
+        model = self.model
+        values = {
+            "family": model.family, "extents": dict(model.extents), "options": dict(model.options), "dtype": model.dtype
+        }  # fmt: skip
+        return values | self.options.to_json()
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Request":
         """Read what `to_json` wrote.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from autotuner.database import PREFIX
 from autotuner.settings import LogFormat
@@ -21,6 +22,7 @@ OWN = "autotuner"
 LEVELS = {
     "connections_refused": logging.WARNING, "connections_not_accepted": logging.WARNING,
     "database_waited_for": logging.WARNING, "database_failed": logging.ERROR, "process_died": logging.ERROR,
+    "disk_full": logging.ERROR,
     "results_lost": logging.ERROR, "job_failed": logging.ERROR,
     "job_given_up": logging.WARNING, "job_lost": logging.WARNING, "job_end_not_stored": logging.ERROR,
     "job_not_put_back": logging.ERROR, "beat_failed": logging.WARNING, "gpu_lost": logging.ERROR,
@@ -29,6 +31,13 @@ LEVELS = {
 """Of events that are told without a level; all others are information."""
 
 SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{20,}}")
+STARS = f"{PREFIX}***"
+RUN = re.compile(r"(?<![A-Za-z0-9_%-])[A-Za-z0-9_%-]++")
+"""Text with percent-encoding, as it stands in a URL."""
+
+DECODED_MAX = 8
+"""Of a text that is encoded again and again, so many layers are looked into."""
+
 BOUND: ContextVar[Mapping[str, Any]] = ContextVar("facts of all that is logged here", default={})  # noqa: B039 (never changed)
 log = logging.getLogger("autotuner.server")
 
@@ -79,7 +88,7 @@ class JsonLines(logging.Formatter):
         found = described(record)
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
-        return SECRET.sub(f"{PREFIX}***", json.dumps(found, default=str))
+        return without_tokens(json.dumps(found, default=str))
 
 
 class Words(logging.Formatter):
@@ -93,7 +102,24 @@ class Words(logging.Formatter):
         if record.exc_info:
             trace = self.formatException(record.exc_info).splitlines()
             line = "\n  ".join([line, *(row.encode("unicode_escape").decode("ascii") for row in trace)])
-        return SECRET.sub(f"{PREFIX}***", line)
+        return without_tokens(line)
+
+
+def without_tokens(text: str) -> str:
+    """Return a text with stars in place of each token, also of one that is percent-encoded, whole or in part."""
+    return SECRET.sub(STARS, RUN.sub(_decoded_without_tokens, text))
+
+
+def _decoded_without_tokens(run: re.Match[str]) -> str:
+    text = run[0]
+    for _ in range(DECODED_MAX):
+        decoded = unquote(text, errors="replace")
+        if decoded == text:
+            return run[0]
+        if SECRET.search(decoded):
+            return STARS
+        text = decoded
+    return "***"  # encoded so often that it hides something
 
 
 @contextmanager

@@ -24,6 +24,8 @@ BYTES_MAX = 2**50
 """Above what any device has, and exact as a float, as some readers of JSON take every number."""
 
 OPTIONS_MAX = 64
+TEXT_MAX = 1000
+"""Characters of any text in a body, above what a model file needs."""
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
 MatchName = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
@@ -360,8 +362,11 @@ class EnvironmentView(ResponseBody):
 
 
 class WorkerView(ResponseBody):
+    """A worker that takes jobs; `memory_bytes` is that of its device, where it tells it."""
+
     name: str
     started_at: datetime
+    memory_bytes: int | None = None
 
 
 class GpuView(ResponseBody):
@@ -402,6 +407,10 @@ class Health(ResponseBody):
     queued: int
     running: int
     workers: int
+
+
+class Liveness(ResponseBody):
+    status: Literal["alive"]
 
 
 class Readiness(ResponseBody):

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 
 from autotuner.checkpoint import OverError
 from autotuner.database import Database
@@ -65,17 +66,22 @@ def measure_missing(
     return runner.result()
 
 
-def open_plan(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> frozenset[str]:
-    """Measure the calls of a first plan, whatever the limits say, and return the keys of what was measured.
+def open_plan(
+    space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState, until_s: float = inf
+) -> frozenset[str]:
+    """Measure the calls of a first plan, beyond the limits if need be, and return the keys of what was measured.
 
     The plan is that of the framework: each operator alone, tensors as declared, kernels that need no compiler. Where a
-    part of it fails, another plan takes its place, until one works, there is none, or the policy's time is up.
-    Afterwards a job that has reached its limits has an answer.
+    part of it fails, another plan takes its place, until one works, there is none, or the time is up. Then the call in
+    hand is given up. With a plan, a job that has reached its limits has an answer.
+
+    Args:
+        until_s: in seconds that the job has spent; the policy has a limit of its own.
     """
     with RaceRunner(space, database, measurer, state) as runner:
         runner.distrust(None)
-        runner.is_opening = True
-        until_s = state.spent_s + state.policy.opening_s
+        until_s = min(until_s, state.spent_s + state.policy.opening_s)
+        runner.opening_until_s = until_s
         asked: set[str] = set()
         while state.spent_s < until_s:
             known = {**runner.before, **runner.known}

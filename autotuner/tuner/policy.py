@@ -9,7 +9,9 @@ class TuningPolicy:
 
     Args:
         space_s: without a space there is no plan, so enumerating it may take this long under any limit.
-        opening_s: until there is a first plan, measuring goes on for this long under any limit.
+        opening_s: until there is a first plan, measuring goes on for this long under a limit of measurements.
+        slack_s: until there is a first plan, space and measuring may together take this much longer than a limit of
+            seconds. Then the job fails, and says that it was too short.
         finishing_s: an answer may take this long even where the job's time is over. A layer's problem is built and
             solved in half of it.
         explaining_s: for finding alternatives. An encoder layer takes a quarter of it. Steps that are not reached in
@@ -30,6 +32,7 @@ class TuningPolicy:
 
     space_s: float = 60.0
     opening_s: float = 600.0
+    slack_s: float = 60.0
     finishing_s: float = 1.5
     explaining_s: float = 10.0
     overtaking_max: int = 50

@@ -3,13 +3,13 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from math import inf
 
-from autotuner.checkpoint import OverError
+from autotuner.checkpoint import OverError, until
 from autotuner.database import Database
 from autotuner.ir.records import Call, Measurement
 from autotuner.solve.baselines import is_declared
@@ -90,7 +90,8 @@ class RaceRunner:
         self.measuring_s = 0.0
         self.is_news = True
         self._stale = 0
-        self.is_opening = False
+        self.opening_until_s: float | None = None
+        """While a first plan is measured: until the job has spent so much, whatever its limits are."""
         state.reused = len(self.known) - state.measured  # what cell searches have measured is known as well
 
     def __enter__(self) -> "RaceRunner":
@@ -128,7 +129,9 @@ class RaceRunner:
         so far are kept.
         """
         began_s = self.state.spent_s
-        limit = nullcontext() if self.is_opening else self.state.within("measure")
+        limit, opening_until_s = self.state.within("measure"), self.opening_until_s
+        if opening_until_s is not None:
+            limit = until(lambda: self.state.spent_s > opening_until_s)
         with suppress(OverError), limit:
             for _ in self.results(self._needed(races)):
                 self.state.tell(Progress("measure", self.done, self.total))
@@ -165,7 +168,7 @@ class RaceRunner:
         Empty races are passed on: nothing is compiled yet.
         """
         for race in races:
-            if not self.is_opening and self.state.enough(under_way=len(self.under_way)):
+            if self.opening_until_s is None and self.state.enough(under_way=len(self.under_way)):
                 return
             calls = self.look_up(race)
             self.asked.update(call.key for call in race)

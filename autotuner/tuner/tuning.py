@@ -97,7 +97,8 @@ def tune(
         space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
     )  # fmt: skip
     measurer.hear(state.wait)
-    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state)
+    over_s = inf if options.limits.seconds is None else max(spent.seconds, options.limits.seconds) + policy.slack_s
+    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state, over_s)
     searched = search_cells(space, database, measurer, state)
     searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space

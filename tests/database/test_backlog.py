@@ -133,3 +133,17 @@ def test_what_is_known_is_waited_for_until_something_was_stored(file: Path, envi
         with pytest.raises(UnavailableError):  # it stayed away for too long
             log.looked_up(environment.key, away)
         log.close()
+
+
+@pytest.mark.timeout(60)
+def test_what_fails_in_another_way_is_said_too(file: Path, environment: Environment, make_call: MakeCall) -> None:
+    """A thread that died of it would store nothing more, and nobody would hear of it."""
+    nothing: Measurement = None  # type: ignore[assignment]
+    with opened(file) as database:
+        with (
+            pytest.raises(DatabaseError, match=r"^AttributeError: .*; 1 results that were measured are not stored$"),
+            database.writing_behind(),
+        ):
+            database.store(environment.key, [(make_call(1), nothing)])
+        store(database, environment, make_call(2))
+        assert len(database.measurements()) == 1

@@ -10,6 +10,7 @@ import pytest
 from autotuner.database import Database, backlog, locks, open_database, session_locks
 from autotuner.database.retrying import Timeouts
 from autotuner.database.session_locks import SessionLock
+from autotuner.errors import UnavailableError
 from autotuner.ir.records import Call, Environment, Measurement
 from tests.postgresql import NoServerError, Server, schema, server
 
@@ -145,3 +146,30 @@ def test_results_wait_in_memory_while_the_server_is_down(
             key: float(block) for block, key in enumerate(keys)
         }
         assert database.statistics().statuses["ok"] == 20
+
+
+def test_a_service_refuses_at_once_while_its_server_is_frozen_and_answers_soon_after(own: Server) -> None:
+    events: list[str] = []
+    serving = Timeouts(answer_s=1.0, locked_s=1.0, away_s=0.0)
+    with open_database(own.url, timeouts=serving, log=lambda event, **_: events.append(event)) as database:
+        jobs = database.queue.jobs()
+        own.tell_all(signal.SIGSTOP)
+        try:
+            with pytest.raises(UnavailableError):
+                database.queue.jobs()
+            began = time.monotonic()
+            for _ in range(20):
+                with pytest.raises(UnavailableError, match="as another request has found"):
+                    database.queue.jobs()
+            assert time.monotonic() - began < 1.0
+        finally:
+            own.tell_all(signal.SIGCONT)
+
+        def is_back() -> bool:
+            try:
+                return database.queue.jobs() == jobs
+            except UnavailableError:
+                return False
+
+        wait_until(is_back)
+    assert events[-1] == "database_back"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,6 +72,36 @@ def test_what_it_does_not_compute_is_refused_in_a_sentence(kernel: str) -> None:
     assert str(reason(lambda c: replace(c, params=c.params[1:]))).startswith("it takes the parameters ")
     raw = reason(lambda c: replace(c, forms=tuple(text.replace(":bit", "") for text in c.forms)))
     assert raw == "its mask is of bits, in declared order; abcd is not"
+
+
+LONG = {"b": 1, "l": 32_768, "h": 65_536, "n": 512, "p": 128, "f": 128}
+"""A query of 2**31 elements."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "admitted"),
+    [({}, {FORWARD, BACKWARD}), ({"l": 33_024}, set()), ({"b": 100, "l": 4096}, {FORWARD, BACKWARD})],
+)
+def test_operands_that_reach_further_than_32_bits_count_are_refused(
+    changed: dict[str, int], admitted: set[str]
+) -> None:
+    """Within a batch entry: the batch itself is counted in 64 bits."""
+    found = calls(LONG | changed, "bfloat16", p=0.0)
+    assert {kernel for kernel, fits in found.items() if fits} == admitted
+
+
+@pytest.mark.parametrize("kernel", [FORWARD, BACKWARD])
+def test_the_reason_names_the_operand_that_reaches_too_far(kernel: str) -> None:
+    call = calls(LONG, "bfloat16", p=0.0)[kernel][0]
+    tensors = (
+        replace(tensor, extents=tuple(33_024 if extent == 32_768 else extent for extent in tensor.extents))
+        for tensor in call.subgraph.tensors
+    )
+    reason = KERNELS[kernel].refuses(replace(call.subgraph, tensors=tuple(tensors)), call.candidate)
+    assert re.fullmatch(
+        r"it counts at most 2,147,483,647 elements within a batch entry; tensor \d+ reaches over 2,16[\d,]+ in \S+",
+        str(reason),
+    )
 
 
 @pytest.mark.parametrize(("p", "levels"), [(0.1, 58982), (0.5, 32768), (0.25, 49152), (0.9, 6554)])

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from urllib.parse import unquote
 
 import pytest
 
@@ -77,3 +78,45 @@ def test_no_token_is_written() -> None:
     text = JsonLines().format(record)
     assert "token=autotuner_***" in text
     assert secret[10:] not in text
+
+
+SECRET = "autotuner_" + "aB3-_" * 8 + "xyz"
+
+
+def encoded(text: str, layers: int = 1) -> str:
+    for _ in range(layers):
+        text = "".join(f"%{byte:02X}" for byte in text.encode())
+    return text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SECRET.replace("_", "%5F"),
+        SECRET.replace("_", "%5f").replace("-", "%2d"),
+        SECRET.replace("a", "%61", 1),
+        SECRET[:-10] + encoded(SECRET[-10:]),
+        SECRET[:40].replace("B", "%42") + SECRET[40:],
+        SECRET.replace("_", "%255F"),
+        encoded(SECRET),
+        encoded(SECRET, 2),
+        encoded(SECRET.replace("_", "%5F")),
+        "%41".join("x") + "autotuner%25255F" + SECRET[10:],
+        SECRET.replace("_", "%" + "25" * 12 + "5F"),
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "words"])
+def test_no_token_is_written_that_is_percent_encoded(capsys: Captured, form: str, given: str) -> None:
+    with logging_to_stderr(form):  # type: ignore[arg-type]
+        tell("request", path=f"/v1/jobs?token={given}&limit=3")
+    text = unquote(unquote(unquote(capsys.readouterr().err)))
+    assert "***" in text
+    assert "&limit=3" in text
+    assert not [part for part in (SECRET[10:30], SECRET[-10:]) if part in text]
+
+
+def test_what_is_percent_encoded_and_no_token_is_written_as_it_came(capsys: Captured) -> None:
+    path = "/v1/configurations/best?model=bert-encoder%3Atiny&device_name=Intel%28R%29%20Xeon%28R%29&x=100%"
+    with logging_to_stderr("json"):
+        tell("request", path=path)
+    assert json.loads(capsys.readouterr().err)["path"] == path

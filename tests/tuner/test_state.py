@@ -1,12 +1,14 @@
 """Tuning state: the best so far, the bound, and the stop rule."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from autotuner.checkpoint import checkpoint
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError, InputError
 from autotuner.ir.models import Model
@@ -86,6 +88,31 @@ def test_a_limit_that_ends_before_there_is_a_plan_says_so(small: Model, database
     """Which takes an opening that was given up as well."""
     with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
         progress_of(small, database, limits=Limits(measurements=1), policy=replace(ALWAYS_SOLVING, opening_s=-1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call_s", [0.2, 1e3])
+def test_a_limit_of_seconds_holds_with_a_stated_slack_where_no_plan_can_be_had_in_time(
+    small: Model, database: Database, call_s: float
+) -> None:
+    """A first plan may take a minute more than the limit, here half a second; a call in hand is given up then."""
+
+    class Slow(Asking):
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+            for call, measurement in super().measure(races):
+                end = time.monotonic() + call_s
+                while time.monotonic() < end:
+                    checkpoint()
+                    time.sleep(0.01)
+                yield call, measurement
+
+    measurer = Slow(times(space_of(small).calls))
+    began = time.monotonic()
+    with pytest.raises(InfeasibleError, match=r"limits of the job were reached before there was a plan.*higher limits"):
+        tune(small, CPU, database, measurer, limits=Limits(seconds=0.1), policy=TuningPolicy(slack_s=0.5))
+    assert time.monotonic() - began < 20.0, "the operators together would take longer, or for ever"
+    kept = sum(database.statistics().statuses.values())
+    assert kept == len(measurer.answered) - 1 < len(space_of(small).graph.operators)
 
 
 @pytest.mark.slow

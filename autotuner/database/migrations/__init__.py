@@ -8,7 +8,7 @@ from autotuner.database.engine import WRITES, shown, unlimited
 from autotuner.database.tables import Tables
 from autotuner.errors import DatabaseError
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration. Stated here so that opening a database that is up to date does not import Alembic (0.2 s)."""
 
 VERSION_TABLE = "autotuner_migration"

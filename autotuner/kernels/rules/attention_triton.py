@@ -3,8 +3,8 @@
 from math import log2, prod
 
 from autotuner.ir.records import Candidate, Subgraph
-from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents
-from autotuner.kernels.heads import score_axes
+from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents, operand_letters
+from autotuner.kernels.heads import context_axes, score_axes
 from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
@@ -31,7 +31,10 @@ LEVELS = 1 << 16
 WORD_BITS = 32
 FEATURES = (16, 32, 64, 128)
 TILES = (16, 32, 64, 128, 256)
-MOST_WORDS = (1 << 31) - 1
+MOST_OFFSET = (1 << 31) - 1
+"""Elements from the first of a batch entry to another along one axis: programs count those in 32 bits."""
+MOST_WORDS = (1 << 31) - (1 << 16)
+"""Words are numbered in 32 bits, and a tile of them may begin at the last."""
 MOST_HEADS = (1 << 16) - 1
 """Of a batch, along one axis of a grid."""
 MOST_ADDED = (1 << 31) - 1
@@ -85,7 +88,48 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
         or _not_added(subgraph, candidate)
         or _not_these_tiles(subgraph, candidate)
         or features_scattered(subgraph, candidate)
+        or _too_far_apart(subgraph, candidate)
     )
+
+
+def _too_far_apart(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which operand reaches further within a batch entry than 32 bits count, or None if none does.
+
+    Verification would find wrong values, on a device that has such tensors; a read far outside may end the process.
+    """
+    masks, added, forms = dropout_masks(subgraph), added_mask(subgraph)[0], forms_by_number(subgraph, candidate)
+    batches = _batch_axes(subgraph)
+    for number, form in forms.items():
+        tensor = subgraph.tensors[number]
+        if number in masks or number == added or form.is_flat or len(tensor.axes) < len("bhrf"):
+            continue
+        strides, _, _ = form.placed(tensor.axes, tensor.extents)
+        reach = [
+            (extent - 1) * stride
+            for axis, (extent, stride) in enumerate(zip(tensor.extents, strides, strict=True))
+            if axis != batches.get(number)
+        ]
+        if max(reach) > MOST_OFFSET:
+            return (
+                f"it counts at most {MOST_OFFSET:,} elements within a batch entry; tensor {number} reaches over "
+                f"{max(reach):,} in {form}"
+            )
+    return None
+
+
+def _batch_axes(subgraph: Subgraph) -> dict[int, int]:
+    """Return where query, key, value, output and, in backward, gradients have their batch: it is counted in 64 bits."""
+    if backward_of(subgraph):  # inputs are declared with the batch first; gradients are declared as what they are of
+        first = subgraph.inputs[:5]
+        like = {subgraph.tensors[number].extents for number in first}
+        made = [number for number in subgraph.outputs if subgraph.tensors[number].extents in like]
+        return dict.fromkeys((*first, *made), 0)
+    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
+    of_scores, of_context = score_axes(subgraph).batch, context_axes(context).batch
+    numbers = (*scores.inputs, context.inputs[1], *context.outputs)
+    letters = (*operand_letters(scores)[:2], *operand_letters(context)[1:])
+    batches = (of_scores, of_scores, of_context, of_context)
+    return {number: own.index(batch) for number, own, batch in zip(numbers, letters, batches, strict=True)}
 
 
 def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:

@@ -57,11 +57,16 @@ class CpuDevice(Device):
         return False
 
     @property
-    def held_bytes(self) -> int:
-        """A quarter of all memory."""
+    def memory_bytes(self) -> int:
+        """That of the machine, or what the control group of this process may have of it."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _text(_MEMORY_LIMIT)
-        return min(memory, int(limit) if limit.isdigit() else memory) // HELD_SHARE
+        return min(memory, int(limit) if limit.isdigit() else memory)
+
+    @property
+    def held_bytes(self) -> int:
+        """A quarter of all memory."""
+        return self.memory_bytes // HELD_SHARE
 
     def facts(self, threads: int | None) -> dict[str, Scalar]:
         info = _cpuinfo()

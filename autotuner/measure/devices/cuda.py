@@ -58,6 +58,12 @@ class CudaDevice(Device):
         return computes_on_cuda(self.index)
 
     @property
+    def memory_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.get_device_properties(self.index).total_memory)
+
+    @property
     def held_bytes(self) -> int:
         """A quarter of free memory."""
         import torch

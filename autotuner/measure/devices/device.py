@@ -45,6 +45,11 @@ class Device(ABC):
 
     @property
     @abstractmethod
+    def memory_bytes(self) -> int:
+        """The memory that there is: no tensor is larger."""
+
+    @property
+    @abstractmethod
     def held_bytes(self) -> int:
         """The memory that operand sets may take before they make room for each other."""
 

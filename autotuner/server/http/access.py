@@ -25,6 +25,18 @@ from autotuner.server.http.problems import Refusal
 FRESH_S = 2.0
 """For how long a look-up holds: a token that is revoked is refused so much later, by every process of a service."""
 
+FORWARDED = (
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+FORWARDED_PREFIX = "x-forwarded-"
+"""Headers that proxies add: whoever asks by one is somewhere else, though the connection comes from this machine."""
+
 KEPT_TOKENS = 1024
 SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 T = TypeVar("T")
@@ -37,10 +49,12 @@ class Quota:
     Args:
         queued: jobs that wait for a worker, in the database and so over all processes.
         streams: open event streams, in each process.
+        daily_bytes: of jobs submitted within 24 hours, in the database and so over all processes.
     """
 
     queued: int = 100
     streams: int = 64
+    daily_bytes: int = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +91,15 @@ class Access:
         """Return who sends a request, if it may do what a role may.
 
         Raises:
-            Refusal: 401 where a token is missing or not valid, 403 where it is of a lesser role.
+            Refusal: 401 where a token is missing or not valid, 403 where it is of a lesser role, or where a proxy asks
+                for somebody and there are no tokens.
         """
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         if given:
             found = await self._token(given)
             caller = Caller(f"token {found.id}", found.role)
         elif self._local and not await self.required():
+            _check_direct(scope)
             return Caller((scope.get("client") or ("unknown",))[0], "admin")
         else:
             raise _unauthorized(
@@ -164,6 +180,23 @@ class Access:
         except DatabaseError as error:
             self._failed = monotonic(), str(error)
             raise
+
+
+def _check_direct(scope: Scope) -> None:
+    """Check that a request without a token was sent by its client itself.
+
+    Raises:
+        Refusal: 403, a proxy sent it.
+    """
+    for name, _ in scope["headers"]:
+        text = name.decode("latin-1").lower()
+        if text in FORWARDED or text.startswith(FORWARDED_PREFIX):
+            raise Refusal(
+                403,
+                f"a proxy sent this for somebody (`{text}`), and a service without tokens answers this machine alone: "
+                "make a token with `autotuner token create NAME --role admin`, and start the service with "
+                "`--trusted-proxy` and the proxy's address",
+            )
 
 
 def _unauthorized(detail: str, *, wrong: bool = False) -> Refusal:

@@ -71,7 +71,7 @@ def create_app(
     )
     app.state.end_streams, app.state.access, app.state.metrics = watch.close, access, metrics
     app.include_router(job_routes(database, files, quota))
-    app.include_router(event_routes(database, watch, quota))
+    app.include_router(event_routes(database, watch, quota, access))
     app.include_router(configuration_routes(database, files, answers, lookups))
     app.include_router(known_routes(database, files))
     app.include_router(operation_routes(database, number, metrics, watch))

@@ -14,7 +14,7 @@ from autotuner.server.http.access import Access
 from autotuner.server.http.examples import ANSWERS, PROBLEMS
 from autotuner.server.http.problems import PROBLEM_JSON
 from autotuner.server.http.submissions import Submission
-from autotuner.server.wire import ProblemDetails
+from autotuner.server.wire import TEXT_MAX, ProblemDetails
 
 TEMPLATE = "#/components/schemas/{model}"
 DESCRIPTION = """\
@@ -40,11 +40,11 @@ MEANINGS: Mapping[int, str] = {
     404: "It is not there.",
     408: "The body did not arrive in time.",
     409: "It is well formed, and contradicts the model or the state of the job.",
-    413: "The body is above 1 MiB.",
+    413: "The body is above 1 MiB, or the job above 256 KiB.",
     415: "The body is not said to be JSON.",
     421: "The service does not answer to the host that is named.",
     422: "Something is not well formed.",
-    429: "The client has as many waiting jobs, or open streams, as it may.",
+    429: "The client has as many waiting jobs or open streams as it may, or has submitted as many bytes in 24 hours.",
     500: "The service failed; its log says why.",
     503: "The database cannot be used now; try again later.",
 }
@@ -118,13 +118,14 @@ def _document(app: FastAPI, *, without_token: bool) -> dict[str, Any]:
 
 
 def _bound(schema: Any) -> None:
-    """Say of every text that it has no NUL, and of every mapping that it has no keys but those described."""
+    """Say of every text how long it is at most and that it has no NUL, of every mapping that it has no other keys."""
     if isinstance(schema, list):
         for item in schema:
             _bound(item)
     elif isinstance(schema, dict):
-        if schema.get("type") == "string" and not schema.keys() & {"pattern", "enum", "const"}:
-            schema["pattern"] = r"^[^\x00]*$"
+        if schema.get("type") == "string" and not schema.keys() & {"enum", "const"}:
+            schema.setdefault("maxLength", TEXT_MAX)
+            schema.setdefault("pattern", r"^[^\x00]*$")
         if "patternProperties" in schema:
             schema["additionalProperties"] = False
         for part, value in schema.items():

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
@@ -13,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from autotuner.database import ENDED, Database, Job
-from autotuner.errors import AutotunerError
-from autotuner.server.http.access import Quota
+from autotuner.errors import AutotunerError, DatabaseError
+from autotuner.server.http.access import Access, Quota
 from autotuner.server.http.connections import WATCHERS, streams_max
 from autotuner.server.http.documentation import TEMPLATE, refusals
 from autotuner.server.http.examples import EVENTS
@@ -28,7 +29,17 @@ State = tuple[int, bool]
 
 LOOK_S = 0.2
 HEARTBEAT_S = 10.0
+ADMITTED_S = 2.0
+"""A stream that has nothing to tell looks so often whether its client may still read it."""
+
+Admitted = Callable[[], Awaitable[str]]
+"""Returns why a client may not go on reading, in a sentence; "" where it may."""
+
 log = logging.getLogger("autotuner.server.http")
+
+
+async def _always() -> str:
+    return ""
 
 
 class Watched:
@@ -98,30 +109,41 @@ class Watch:
         self._closed = True
         self._end_all()
 
-    async def follow(self, job: Job, event: bytes, told: int, client: str = "") -> AsyncIterator[bytes]:
+    async def follow(
+        self, job: Job, event: bytes, told: int, client: str = "", admitted: Admitted = _always
+    ) -> AsyncIterator[bytes]:
         """Yield a job's event after each change until it has ended; a comment where nothing happens for long.
 
         Args:
             job, event: as they were just read.
             told: revision that the client knows.
             client: of whom `streams` counts this one.
+            admitted: asked before each event and every few seconds; the stream ends where the client may read no more.
         """
         watched, seen = self._enter(job, event), (told, False)
         self.streams[client] += 1
         self._counted(1)
         try:
             yield b": events of a job; a comment like this comes every 10 s\n\n"
+            said_at = monotonic()
             while True:
+                if refusal := await admitted():
+                    yield f": {refusal}\n\n".encode()
+                    return
                 if watched.state != seen:
+                    said_at = monotonic()
                     seen = watched.state
                     yield watched.event
                 elif watched.job.ended or watched.over:
                     return
                 else:
+                    silent_s = HEARTBEAT_S - (monotonic() - said_at)
                     try:
-                        await asyncio.wait_for(watched.changed.wait(), HEARTBEAT_S)
+                        await asyncio.wait_for(watched.changed.wait(), max(0.0, min(silent_s, ADMITTED_S)))
                     except TimeoutError:
-                        yield b": still here\n\n"
+                        if monotonic() - said_at >= HEARTBEAT_S:
+                            said_at = monotonic()
+                            yield b": still here\n\n"
         finally:
             self._leave(job.id, watched)
             self.streams[client] -= 1
@@ -210,7 +232,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def event_routes(database: Database, watch: Watch, quota: Quota) -> APIRouter:
+def event_routes(database: Database, watch: Watch, quota: Quota, access: Access) -> APIRouter:
     """Return the route of events."""
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -240,7 +262,17 @@ def event_routes(database: Database, watch: Watch, quota: Quota) -> APIRouter:
         if watch.streams[client] >= quota.streams:
             detail = f"{client} has {quota.streams} streams of events, and may open no more: end one first"
             raise Refusal(429, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
-        stream = watch.follow(job, event, last_event_id, client)
+
+        async def admitted() -> str:
+            try:
+                await access.caller(request.scope, "reader")
+            except Refusal as refusal:
+                return str(refusal.detail)
+            except DatabaseError:
+                pass  # who reads the jobs finds the same, and ends all streams
+            return ""
+
+        stream = watch.follow(job, event, last_event_id, client, admitted)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     return routes

@@ -252,6 +252,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "list_devices": {"example": DEVICES},
     "list_models": {"example": MODELS},
     "get_health": {"example": HEALTH},
+    "get_liveness": {"example": {"status": "alive"}},
     "get_readiness": {"example": {"status": "ready"}},
 }
 """Of the JSON that each operation answers with."""

@@ -1,6 +1,10 @@
 """Routes of jobs: submit, list, show, cancel."""
 
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from math import ceil
 from threading import Lock
 from typing import Annotated, Any
 
@@ -17,6 +21,7 @@ from autotuner.server.http.access import Caller, Quota
 from autotuner.server.http.connections import CHECKERS, WRITERS
 from autotuner.server.http.documentation import refusals
 from autotuner.server.http.examples import SUBMISSIONS
+from autotuner.server.http.paging import page_of
 from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
@@ -32,6 +37,10 @@ from autotuner.server.wire import (
 from autotuner.settings import TuneOptions
 
 QUEUED_RETRY_AFTER_S = 30
+DAY = timedelta(days=1)
+
+JOB_MAX_BYTES = 2**18
+"""Of a request with its model, about 40 times that of an encoder layer."""
 
 JobId = Annotated[Id, Path(description="Of a job, as `POST /v1/jobs` returns it.", examples=[7])]
 
@@ -127,10 +136,11 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
         responses={200: {"description": "A page of jobs."}, **refusals()},
     )
     def jobs(query: Annotated[JobsQuery, Query()]) -> JobPage:
-        """Return a page of jobs; `next` of a page is `before` of the one after it."""
-        found = database.queue.jobs(state=query.state, limit=query.limit + 1, before=query.before)
-        items = [job_view(job) for job in found[: query.limit]]
-        return JobPage(items=items, next=items[-1].id if len(found) > query.limit else None)
+        """Return a page of jobs; `next` of a page is `before` of the one after it.
+
+        A page has about 4 MiB at most, and so perhaps fewer jobs than were asked for.
+        """
+        return _page(database, query)
 
     @routes.get(
         "/{job_id}",
@@ -159,12 +169,21 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
     return routes
 
 
+def _page(database: Database, query: JobsQuery) -> JobPage:
+    def read(number: int, before: int | None) -> list[JobView]:
+        found = database.queue.jobs(state=query.state, limit=number, before=before, brief=True)
+        return [job_view(job) for job in found]
+
+    items, after = page_of(read, query.limit, query.before)
+    return JobPage(items=items, next=after)
+
+
 class Submitting:
-    """Stores jobs of clients, as many as a client may have waiting."""
+    """Stores jobs of clients, as many as a client may have waiting, and as many bytes as it may submit in a day."""
 
     def __init__(self, database: Database, quota: Quota) -> None:
         self._database = database
-        self._most = quota.queued
+        self._most, self._daily_bytes = quota.queued, quota.daily_bytes
         self._lock = Lock()
 
     def enqueued(self, request: Request, caller: Caller, priority: int, idempotency_key: str | None) -> Job:
@@ -172,20 +191,46 @@ class Submitting:
 
         Raises:
             KeyReusedError: the client has another request under this key.
-            Refusal: 429, as many of its jobs wait as may. Processes of a service that store jobs of one client in the
-                same moment may together exceed that by one each.
+            Refusal: 413, it is too large for any client. 429, as many of its jobs wait as may, or it has submitted as
+                many bytes within 24 hours as it may. Processes of a service that store jobs of one client in the same
+                moment may together exceed both by one job each.
         """
-        queue = self._database.queue
+        queue, document = self._database.queue, request.to_json()
+        taken = len(json.dumps(document, separators=(",", ":")))
+        if taken > JOB_MAX_BYTES:
+            raise Refusal(
+                413,
+                f"the job takes {taken} bytes with its model, and one may take {JOB_MAX_BYTES}: send a smaller model",
+            )
         with self._lock:
-            if queue.queued(caller.name) >= self._most and not (
-                idempotency_key and queue.has_key(caller.name, idempotency_key)
-            ):
-                detail = f"{self._most} jobs of {caller.name} wait for a worker, and no more may: try again later"
-                raise Refusal(429, detail, headers={"Retry-After": str(QUEUED_RETRY_AFTER_S)})
+            if not (idempotency_key and queue.has_key(caller.name, idempotency_key)):
+                self._check_waiting(caller)
+                self._check_bytes(caller, taken)
             return queue.enqueue(
-                model=request.model.reference, request=request.to_json(), device_type=request.device_type,
+                model=request.model.reference, request=document, device_type=request.device_type,
                 device_name=request.device_name, client=caller.name, priority=priority, idempotency_key=idempotency_key,
+                summary=request.summary(),
             )  # fmt: skip
+
+    def _check_waiting(self, caller: Caller) -> None:
+        if self._database.queue.queued(caller.name) >= self._most:
+            detail = f"{self._most} jobs of {caller.name} wait for a worker, and no more may: try again later"
+            raise Refusal(429, detail, headers={"Retry-After": str(QUEUED_RETRY_AFTER_S)})
+
+    def _check_bytes(self, caller: Caller, taken: int) -> None:
+        queue, now = self._database.queue, datetime.now(UTC)
+        submitted = queue.submitted(caller.name, now - DAY)
+        over = submitted + taken - self._daily_bytes
+        if over <= 0:
+            return
+        oldest = queue.released(caller.name, now - DAY, over)
+        free_at = now + DAY if oldest is None else oldest + DAY
+        raise Refusal(
+            429,
+            f"{caller.name} has submitted {submitted} bytes of jobs within 24 hours, this one takes {taken}, and "
+            f"{self._daily_bytes} may be submitted: try again after {free_at.isoformat(timespec='seconds')}",
+            headers={"Retry-After": str(max(1, ceil((free_at - now).total_seconds())))},
+        )
 
 
 def check_priority(priority: int, caller: Caller) -> None:
@@ -216,14 +261,19 @@ def _cancelled(database: Database, job_id: int, caller: Caller) -> Job:
 
 
 def job_view(job: Job) -> JobView:
-    """Return what the service tells of a job: its row, its model, and options of its request."""
-    model = Model(**job.request["model"])  # checked when it was stored
+    """Return what the service tells of a job: its row, and the summary of its request."""
     found = {name: getattr(job, name) for name in JobView.model_fields if hasattr(job, name)}
-    found |= {name: getattr(model, name) for name in ("family", "extents", "options", "dtype")}
-    found |= {name: value for name, value in job.request.items() if name in TuneOptions.names()}
-    found["limits"] = SubmittedLimits.model_construct(**job.request["limits"])
+    found |= job.summary or _summary_of(job.request)
+    found["limits"] = SubmittedLimits.model_construct(**found["limits"])
     found["progress"] = job.progress or None
     return JobView(**found, stalled=_stalled(job))
+
+
+def _summary_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary of a job that was stored without one."""
+    model = Model(**request["model"])  # checked when it was stored
+    found = {name: getattr(model, name) for name in ("family", "extents", "options", "dtype")}
+    return found | {name: value for name, value in request.items() if name in TuneOptions.names()}
 
 
 def _stalled(job: Job) -> str:

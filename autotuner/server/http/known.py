@@ -9,6 +9,7 @@ from autotuner.database import Database, Filter, StoredMeasurement
 from autotuner.ir.models import ModelFile
 from autotuner.ir.records import STATUSES
 from autotuner.server.http.documentation import refusals
+from autotuner.server.http.paging import page_of
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles
 from autotuner.server.wire import (
@@ -47,11 +48,14 @@ def known_routes(database: Database, files: ModelFiles) -> APIRouter:
             kinds=None if query.kinds is None else query.kinds.split("+"),
             status=query.status,
         )
-        found = database.measurements(where, limit=query.limit + 1, after=query.after)
-        items = [measurement_view(measured) for measured in found[: query.limit]]
+
+        def read(number: int, after: int | None) -> list[MeasurementView]:
+            return [measurement_view(measured) for measured in database.measurements(where, limit=number, after=after)]
+
+        items, after = page_of(read, query.limit, query.after)
         return MeasurementPage(
             items=items,
-            next=items[-1].id if len(found) > query.limit else None,
+            next=after,
             statistics=StatisticsView.model_validate(database.statistics(where)) if query.statistics else None,
         )
 

@@ -98,6 +98,19 @@ class Metrics:
             self._found = monotonic(), self._read()
         return generate_latest(self._shown)
 
+    def disks(self) -> Iterable[Metric]:
+        """Return what is left on the disks of this service, as it is now: no database is asked for it."""
+        space = self._database.space
+        free = {"database": space.free_bytes, "temporary": space.temporary_free_bytes}
+        yield _gauge(
+            "autotuner_disk_free_bytes", "Space left for the database, where it is a file, and for temporary files.",
+            {(volume,): float(number) for volume, number in free.items() if number is not None}, "volume",
+        )  # fmt: skip
+        yield _gauge(
+            "autotuner_disk_full", "1 where the database cannot be written for want of space, else 0.",
+            {(): float(space.is_full)},
+        )  # fmt: skip
+
     @property
     def found(self) -> DatabaseFigures:
         return self._found[1]
@@ -123,6 +136,7 @@ class _OfDatabase(Collector):
         up = found.inventory is not None
         yield _gauge("autotuner_build_info", "Version of the service.", {(self._version,): 1.0}, "version")
         yield _gauge("autotuner_database_up", "1 where the database can be read, else 0.", {(): float(up)})
+        yield from self._metrics.disks()
         if found.inventory is None:
             return
         counted = found.inventory

@@ -1,5 +1,6 @@
 """Observed requests: each has an id, a line of the log and its place in the metrics."""
 
+import asyncio
 import logging
 import re
 from secrets import token_hex
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from autotuner.server.http.metrics import Metrics
+from autotuner.server.http.problems import problem
 from autotuner.server.logs import BOUND
 
 STREAM = b"text/event-stream"
@@ -48,6 +50,12 @@ class Observed:
 
         try:
             await self._app(scope, receive, noted)
+        except asyncio.CancelledError:  # the service ends, and this took longer than it may then
+            if not status:
+                detail = "the service ends before it could answer: try again later"
+                await problem(503, detail, instance=scope["path"], headers={"Connection": "close"})(
+                    scope, receive, noted
+                )
         finally:
             seconds, route = perf_counter() - began, state.get("route")
             # Without a status the client went before there was an answer.

@@ -13,7 +13,7 @@ from autotuner.server.http.examples import METRICS
 from autotuner.server.http.metrics import CONTENT_TYPE, Metrics
 from autotuner.server.http.problems import RETRY_AFTER_S, Refusal
 from autotuner.server.http.strict import OpenRoute, StrictRoute
-from autotuner.server.wire import Health, Readiness
+from autotuner.server.wire import Health, Liveness, Readiness
 
 
 def operation_routes(database: Database, version: str, metrics: Metrics, watch: Watch) -> APIRouter:
@@ -37,6 +37,20 @@ def operation_routes(database: Database, version: str, metrics: Metrics, watch: 
         return await run_sync(_health, database, version, limiter=probing)
 
     @for_all.get(
+        "/v1/livez",
+        operation_id="get_liveness",
+        summary="Say whether the process of the service answers",
+        responses={200: {"description": "The process answers."}, **open_refusals()},
+    )
+    @for_all.get("/livez", include_in_schema=False)
+    async def liveness() -> Liveness:
+        """Say that this process answers, whatever the database does: a restart would not bring the database back.
+
+        The same is at /livez, where probes look for it. It needs no token.
+        """
+        return Liveness(status="alive")
+
+    @for_all.get(
         "/v1/readyz",
         operation_id="get_readiness",
         summary="Say whether the service takes requests",
@@ -44,14 +58,17 @@ def operation_routes(database: Database, version: str, metrics: Metrics, watch: 
     )
     @for_all.get("/readyz", include_in_schema=False)
     async def readiness() -> Readiness:
-        """Say whether a load balancer may send requests here: the database is reachable, its tables are those that this
-        version works with, and the service is not about to end; otherwise 503.
+        """Say whether a load balancer may send requests here: the database is reachable and has space, its tables are
+        those that this version works with, and the service is not about to end; otherwise 503.
 
         The same is at /readyz, where probes look for it. It needs no token.
         """
         if watch.closed:
             raise Refusal(503, "the service ends", headers={"Retry-After": str(RETRY_AFTER_S)})
         await run_sync(database.inventory.check_schema, limiter=probing)
+        if database.space.is_full:
+            detail = "the disk of the database is full, so nothing can be stored: make space there"
+            raise Refusal(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
         return Readiness(status="ready")
 
     @for_readers.get(
@@ -70,7 +87,8 @@ def operation_routes(database: Database, version: str, metrics: Metrics, watch: 
     async def page() -> Response:
         """Return figures of requests, jobs, workers and measurements in Prometheus' text format.
 
-        Those of the database are read at most every 5 s; `autotuner_database_up` is 0 where it cannot be read.
+        Those of the database are read at most every 5 s; `autotuner_database_up` is 0 where it cannot be read, and
+        `autotuner_disk_full` is 1 where nothing can be stored.
         """
         return Response(await run_sync(metrics.page, limiter=probing), headers={"Content-Type": CONTENT_TYPE})
 

@@ -188,6 +188,9 @@ class Server(uvicorn.Server):
         self._end_streams()
         self._ending()
         log.info("ending")
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.end_half_body()
         await super().shutdown(sockets)
         log.info("ended")
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from email.message import Message as Header
 from functools import cached_property
 from math import isfinite
@@ -22,7 +22,7 @@ from autotuner.database import Role
 from autotuner.server.http.connections import CHECKERS
 from autotuner.server.http.guard import SAFE
 from autotuner.server.http.problems import Refusal, not_valid, problem
-from autotuner.server.wire import INTEGER_MAX, Query
+from autotuner.server.wire import INTEGER_MAX, TEXT_MAX, Query
 
 BODY_MAX_BYTES = 2**20
 """A hundred times a model file of an encoder layer."""
@@ -173,7 +173,8 @@ def read_json(body: bytes) -> Any:
 
     Raises:
         Refusal: it is no JSON (NaN and Infinity are none), no UTF-8, too deep, too many values or keys, a key twice,
-            a number beyond the range of floats, or a NUL character, which databases do not keep.
+            a number beyond the range of floats, a text that is too long, or a NUL character, which databases do not
+            keep.
     """
     if body.count(b",") > VALUES_MAX:
         raise Refusal(422, f"the body has more than {VALUES_MAX} values, and so more than any job can have")
@@ -219,16 +220,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"key {twice[:100]!r} occurs twice in one object")
     for key, value in pairs:
-        if "\x00" in key or _has_nul(value):
+        texts = [key, *_texts(value)]
+        if any("\x00" in text for text in texts):
             raise ValueError(f"there is a NUL character at key {key[:100]!r}")
+        longest = max(map(len, texts))
+        if longest > TEXT_MAX:
+            raise ValueError(f"a text at key {key[:100]!r} has {longest} characters: give at most {TEXT_MAX}")
     return found
 
 
-def _has_nul(value: Any) -> bool:
-    """Look into texts and lists of texts; objects inside were looked into when they were made."""
+def _texts(value: Any) -> Iterator[str]:
+    """Yield a text, or those of a list; objects inside were looked into when they were made."""
     if isinstance(value, str):
-        return "\x00" in value
-    return isinstance(value, list) and any(_has_nul(item) for item in value)
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 class BodyLimit:

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from autotuner.database import Database
 from autotuner.errors import GraphError, ModelError, NotFoundError, ServiceError
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.cost import tensor_bytes
+from autotuner.ir.cost import largest_end
 from autotuner.ir.models import Model, ModelFile, known_models, load_model, parse_reference, search_spaces_dir
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option, Parameter
@@ -230,16 +230,19 @@ def check_memory(model: Model, submission: Submission, database: Database) -> No
     Raises:
         ModelError: one is larger than the largest device that is known of this type and name.
     """
-    graph, device = model.graph(), submission.device
-    ends = [name for name, tensor in graph.tensors.items() if tensor.role in ("input", "parameter")] + [*graph.outputs]
-    largest = max(ends, key=lambda name: tensor_bytes(graph, name))
-    needed = tensor_bytes(graph, largest)
+    device = submission.device
+    largest, needed = largest_end(model.graph())
     if needed <= ALWAYS_FITS_BYTES:
         return
     told = [
         int(dict(environment.facts).get("memory_bytes", 0))
         for environment in database.environments()
         if environment.device_type == device.type and device.name in (None, environment.device_name)
+    ]
+    told += [
+        worker.memory_bytes or 0
+        for worker in database.queue.workers()
+        if worker.device_type == device.type and device.name in (None, worker.device_name)
     ]
     most = max(told, default=0) or MEMORY_BYTES
     if needed > most:

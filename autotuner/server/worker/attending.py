@@ -18,15 +18,17 @@ from autotuner.errors import (
     ConfigurationError,
     DatabaseError,
     JobStateError,
+    ModelError,
     NotFoundError,
     UnavailableError,
     stacklevel,
 )
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.cost import largest_end
 from autotuner.ir.device import has_graphs
 from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
-from autotuner.measure.devices import environment
+from autotuner.measure.devices import device_of, environment
 from autotuner.measure.lock import Waiting
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
@@ -81,6 +83,7 @@ def tune_attended(
         job = database.queue.begin(
             model=request.model.reference, request=request.to_json(), device_type=request.device_type,
             device_name=device_name or environment(request.device_type).device_name, runner=name,
+            summary=request.summary(),
         )  # fmt: skip
         found = run_job(
             job, request, database, file, settings, watch=watch, policy=policy, measuring=measuring, timing=timing
@@ -243,6 +246,7 @@ def _tuned(
 
 
 def _measurer(request: Request, settings: Settings) -> Measurer:
+    check_memory(request)
     return Measurer(
         threads=settings.threads,
         timeout_s=settings.timeout_s,
@@ -250,6 +254,21 @@ def _measurer(request: Request, settings: Settings) -> Measurer:
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     )
+
+
+def check_memory(request: Request) -> None:
+    """Check that each tensor that goes into a model or comes out of it fits on this host's device.
+
+    Raises:
+        ModelError: one does not; a measuring process that tried would be killed for want of memory, or swap.
+    """
+    device = device_of(request.device_type)
+    largest, needed = largest_end(request.model.graph())
+    if needed > device.memory_bytes:
+        raise ModelError(
+            f"tensor {largest!r} takes {needed} bytes, and {device.name} has {device.memory_bytes}: give smaller "
+            "extents"
+        )
 
 
 def _timed_apart(found: Configuration, samples: int, waiting: Waiting, threads: int | None) -> Configuration:

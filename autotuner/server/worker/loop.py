@@ -8,7 +8,7 @@ from pathlib import Path
 from autotuner.database import Database, Device, Hold, Job, open_database
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
 from autotuner.measure import Measurer
-from autotuner.measure.devices import check_torch, environment
+from autotuner.measure.devices import check_torch, device_of, environment
 from autotuner.plan.request import Request
 from autotuner.server.worker.attending import run_job, runner_name, silent, told
 from autotuner.server.worker.reporting import Log
@@ -48,7 +48,7 @@ def run(
     settings = Settings.from_environment()
     settings = replace(settings, threads=threads if threads is not None else settings.threads)
     check_torch()
-    here = environment(device, settings.threads)
+    here, memory_bytes = environment(device, settings.threads), device_of(device).memory_bytes
     file = space_file(device, space)
     name = runner_name()
     with open_database(database if database is not None else settings.database_url, log=log) as opened:
@@ -59,7 +59,7 @@ def run(
         queue = opened.queue
 
         def greet() -> None:
-            queue.greet(name, here.device_type, here.device_name)
+            queue.greet(name, here.device_type, here.device_name, memory_bytes)
 
         def run_one(job: Job) -> None:
             _run(job, opened, file, settings, greet, log)

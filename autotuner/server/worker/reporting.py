@@ -94,6 +94,8 @@ class Beat:
                     also_at = time.monotonic() + ALSO_AFTER_S
             except DatabaseError as error:
                 self._log("beat_failed", job=self._job.id, error=str(error))
+            except Exception as error:  # whatever it is, a job does not go on unheard because of it
+                self._log("beat_failed", job=self._job.id, error=f"{type(error).__name__}: {error}")
             finally:
                 with self._changed:
                     self._stores = self._is_behind = False

@@ -141,3 +141,12 @@ def test_a_holder_is_gone_when_its_lock_was_seen_free_for_long_enough(
     now[0] = 121.0
     assert database.locks.gone(["n", "other"]) == {"n", "other"}
     assert database.locks.gone([]) == set()
+
+
+def test_names_that_nobody_asks_for_any_more_are_forgotten(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "FORGOTTEN_S", 0.2)
+    names = [f"gone {number}" for number in range(1000)]
+    assert database.locks.gone(names) == set(names)
+    time.sleep(0.3)
+    assert database.locks.gone(names[:3]) == set(names[:3])
+    assert len(database.locks._free) == 3

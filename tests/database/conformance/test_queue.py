@@ -2,15 +2,18 @@
 
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, get_args
 
 import pytest
+from sqlalchemy import Connection
 
 from autotuner.database import ENDED, Job, JobState, Queue, Storage, open_database
-from autotuner.errors import DatabaseError, JobStateError, KeyReusedError, NotFoundError
+from autotuner.database.transactions import Transactions
+from autotuner.errors import DatabaseError, JobStateError, KeyReusedError, NotFoundError, UnavailableError
 
 StartHolding = Callable[..., subprocess.Popen[str]]
 ME, OTHER = "me", "other"
@@ -465,3 +468,26 @@ def test_threads_that_submit_one_job_at_once_get_the_same_one(url: str, queue: Q
     for same in zip(*found, strict=True):
         assert len({job.id for job in same}) == 1
         assert sum(job.is_new for job in same) == 1
+
+
+def test_a_job_that_begins_is_stored_once_though_the_answer_was_lost(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[bool] = []
+    real = Transactions.writing
+
+    @contextmanager
+    def forgetful(transactions: Transactions) -> Iterator[Connection]:
+        with real(transactions) as connection:
+            yield connection
+        if not lost:  # it took effect, and the connection broke before the answer came
+            lost.append(True)
+            raise UnavailableError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr(Transactions, "writing", forgetful)
+    begun = queue.begin(model="m", request={"gap": None}, device_type="cpu", device_name="Xeon", runner=ME)
+    assert lost == [True]
+    assert [(job.id, job.state, job.attempt) for job in queue.jobs()] == [(begun.id, "running", 1)]
+    assert begun == queue.job(begun.id)
+    again = queue.begin(model="m", request={"gap": None}, device_type="cpu", device_name="Xeon", runner=ME)
+    assert again.id != begun.id, "another one is another job"

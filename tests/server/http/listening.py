@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from autotuner.database import Database
@@ -13,9 +13,16 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def listening(database: Database, *, ending: Callable[[], None] = lambda: None, local: bool = True) -> Iterator[Server]:
+def listening(
+    database: Database,
+    *,
+    ending: Callable[[], None] = lambda: None,
+    local: bool = True,
+    trusted_proxies: Collection[str] = (),
+) -> Iterator[Server]:
     """Yield a server that takes requests; it has ended when the context has."""
-    server = Server(create_app(database, local=local), listen("127.0.0.1", 0), ending=ending)
+    app = create_app(database, local=local)
+    server = Server(app, listen("127.0.0.1", 0), ending=ending, trusted_proxies=trusted_proxies)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

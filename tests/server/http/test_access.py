@@ -16,7 +16,17 @@ from autotuner.server.http.serving import checked
 from tests.server.http.filled import enqueue
 
 JOB = {"model": "bert-encoder:tiny"}
-OPEN = ["/healthz", "/v1/healthz", "/readyz", "/v1/readyz", "/docs", "/openapi.json", "/docs/swagger-ui.css"]
+OPEN = [
+    "/livez",
+    "/v1/livez",
+    "/healthz",
+    "/v1/healthz",
+    "/readyz",
+    "/v1/readyz",
+    "/docs",
+    "/openapi.json",
+    "/docs/swagger-ui.css",
+]
 OF_READERS = ["/v1/jobs", "/v1/jobs/1", "/v1/measurements", "/v1/devices", "/v1/models", "/metrics"]
 Bearer = Callable[..., dict[str, str]]
 
@@ -152,7 +162,7 @@ def test_the_document_says_where_a_token_is_needed(remote: TestClient, asked: Te
         assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
         operations = {o["operationId"]: o for path in document["paths"].values() for o in path.values()}
         needs = {name for name, operation in operations.items() if "security" in operation}
-        assert operations.keys() - needs == {"get_health", "get_readiness"}
+        assert operations.keys() - needs == {"get_health", "get_liveness", "get_readiness"}
         assert all(
             operations[name]["security"] == ([{"token": []}, {}] if optional else [{"token": []}]) for name in needs
         )
@@ -244,3 +254,32 @@ def test_no_page_of_another_site_reads_unless_it_is_allowed(database: Database) 
 def test_an_origin_is_a_scheme_and_a_host(given: str) -> None:
     with pytest.raises(InputError, match="write the scheme and host of a site"):
         allowed_origin(given)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Host", "Forwarded", "X-Real-IP", "Via", "CF-Connecting-IP"],
+)
+def test_a_proxy_on_this_machine_makes_nobody_an_administrator(
+    asked: TestClient, database: Database, header: str
+) -> None:
+    """Without tokens, who comes from this machine is an administrator; a proxy comes from there for anybody."""
+    enqueue(database)
+    sent = {header: "203.0.113.9"}
+    for refused in (
+        asked.get("/v1/jobs", headers=sent),
+        asked.get("/v1/configurations/best?model=bert-encoder:tiny", headers=sent),
+        asked.get("/v1/jobs/1/events", headers=sent),
+        asked.post("/v1/jobs", json=JOB, headers=sent),
+        asked.post("/v1/jobs/1/cancel", headers=sent),
+    ):
+        assert refused.status_code == 403
+        assert header.lower() in refused.json()["detail"]
+        assert "--trusted-proxy" in refused.json()["detail"]
+    assert [job.state for job in database.queue.jobs()] == ["queued"]
+    assert asked.get("/livez", headers=sent).status_code == 200
+    assert asked.get("/v1/jobs").status_code == 200
+
+
+def test_with_a_token_a_proxy_may_forward(asked: TestClient, bearer: Bearer) -> None:
+    assert asked.get("/v1/jobs", headers={**bearer(), "X-Forwarded-For": "203.0.113.9"}).status_code == 200

@@ -1,6 +1,5 @@
 """Connections of bad clients: slow ones end, there is a bound on their number, and the service stays answering."""
 
-import json
 import os
 import re
 import resource
@@ -24,34 +23,15 @@ from autotuner.server.http import connections
 from autotuner.server.http.serving import Server
 from tests.server.http.filled import enqueue
 from tests.server.http.listening import PATIENCE_S, listening
+from tests.server.http.raw import HEAD, connected, problem_of, rest
 
 pytestmark = pytest.mark.slow
-
-HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
 def served(database: Database) -> Iterator[Server]:
     with listening(database) as server:
         yield server
-
-
-@contextmanager
-def connected(url: str) -> Iterator[socket.socket]:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        yield connection
-
-
-def rest(connection: socket.socket) -> bytes:
-    """Return what comes until the other side closes."""
-    got = b""
-    try:
-        while part := connection.recv(65536):
-            got += part
-    except ConnectionResetError:
-        pass
-    return got
 
 
 def dribbled(connection: socket.socket, piece: bytes) -> bytes:
@@ -65,14 +45,6 @@ def dribbled(connection: socket.socket, piece: bytes) -> bytes:
         if select.select([connection], [], [], 0.02)[0]:
             return rest(connection)
     raise TimeoutError("the connection goes on")
-
-
-def problem_of(answer: bytes) -> dict[str, Any]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"application/problem+json" in head
-    found: dict[str, Any] = json.loads(body)
-    assert head.startswith(b"HTTP/1.1 %d " % found["status"])
-    return found
 
 
 def test_headers_that_come_slowly_are_given_up(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +143,8 @@ def test_connections_are_bounded_and_those_above_are_told_to_come_later(
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 3)
     with ExitStack() as opened:
-        for _ in range(3):
-            first = opened.enter_context(connected(served.url))
+        for number in range(3):
+            first = opened.enter_context(connected(served.url, f"127.0.0.{number + 2}"))
             first.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert first.recv(10).startswith(b"HTTP/1.1 2")
         with connected(served.url) as fourth:

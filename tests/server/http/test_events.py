@@ -5,12 +5,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
 
 from autotuner.database import Database, Job
-from autotuner.server.http import events
+from autotuner.server.http import access, events
 from autotuner.server.http.serving import Server
 from tests.server.http.filled import HERE, PROGRESS, WORKER, XEON, enqueue
 from tests.server.http.listening import PATIENCE_S, listening, wait_until
@@ -185,3 +186,46 @@ def test_a_job_that_can_no_longer_be_read_ends_its_stream(
         next(found)
         monkeypatch.setattr(database.queue, "revisions", lambda _: database.queue.job(99))
         assert list(found) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_stream_ends_with_its_token_and_says_so(
+    database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for module, name in ((access, "FRESH_S"), (events, "ADMITTED_S")):
+        monkeypatch.setattr(module, name, 0.1)
+    ends = datetime.now(UTC) + timedelta(seconds=3) if how == "expired" else None
+    (token, secret), (_, other) = (
+        database.tokens.create("one", "reader", ends),
+        database.tokens.create("other", "reader"),
+    )
+    path = f"/v1/jobs/{enqueue(database).id}/events"
+    with ExitStack() as opened:
+        one, another = (
+            opened.enter_context(client.stream("GET", path, headers={"Authorization": f"Bearer {given}"}))
+            for given in (secret, other)
+        )
+        lines, going_on = one.iter_lines(), told(another.iter_lines())
+        assert next(line for line in lines if line == "event: progress")
+        assert next(going_on)[1] == "progress"
+        if how == "revoked":
+            database.tokens.revoke(token.id)
+        rest = [line for line in lines if line]  # until the service ends the stream
+        assert rest[-1] == f": token {token.id} is {how}: `autotuner token create` makes another"
+        database.queue.cancel(1)
+        assert not any("cancelled" in line for line in rest)
+        assert list(going_on)[-1][1] == "cancelled"
+
+
+@pytest.mark.slow
+def test_a_stream_without_a_token_ends_when_the_first_one_is_made(
+    database: Database, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((access, "FRESH_S"), (events, "ADMITTED_S")):
+        monkeypatch.setattr(module, name, 0.1)
+    with client.stream("GET", f"/v1/jobs/{enqueue(database).id}/events") as response:
+        lines = response.iter_lines()
+        assert next(line for line in lines if line == "event: progress")
+        database.tokens.create("first", "admin")
+        assert "this needs a token" in [line for line in lines if line][-1]

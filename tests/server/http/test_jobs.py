@@ -140,6 +140,19 @@ def test_a_tensor_that_no_known_device_can_hold_is_refused(asked: TestClient, da
     assert f"a device of type cuda has {2**34}" in answered({"type": "cuda"}, 2**34 // one + 1)
 
 
+def test_a_tensor_that_no_cpu_of_a_worker_can_hold_is_refused(asked: TestClient, database: Database) -> None:
+    one = 128 * 4
+    body = {"model": "bert-encoder:tiny", "extents": {"b": 2**37 // one, "l": 1}}
+    with database.locks.hold("a worker"):
+        database.queue.greet("a worker", "cpu", "Xeon", 23 * 2**30)
+        refused = asked.post("/v1/jobs", json=body)
+        assert refused.status_code == 409
+        assert f"a device of type cpu has {23 * 2**30}" in refused.json()["detail"]
+        assert asked.post("/v1/jobs", json={**body, "device": {"type": "cpu", "name": "Xeon"}}).status_code == 409
+        assert asked.get("/v1/devices").json()[0]["workers"][0]["memory_bytes"] == 23 * 2**30
+    assert database.queue.jobs() == []
+
+
 @pytest.mark.parametrize(
     "name", ["../secret.yaml", "/etc/passwd", "x.yml", "a/b", "..", "bert_encoder", "bert-encoder/"]
 )

@@ -1,15 +1,18 @@
 """Metrics, readiness and ids of requests."""
 
 import logging
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
-from autotuner.database import Database
+from autotuner.database import Database, Timeouts, open_database, space
 from autotuner.database.migrations import VERSION_TABLE
 from autotuner.server.http import create_app
 from autotuner.server.http.observing import Observed
@@ -61,6 +64,62 @@ def test_where_the_database_is_gone_it_is_not_ready_and_metrics_say_so(observed:
         file.unlink()
     assert observed.get("/readyz").status_code == 503
     assert figures(observed)["autotuner_database_up",] == 0
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/livez"])
+def test_a_service_without_its_database_lives(observed: TestClient, tmp_path: Path, path: str) -> None:
+    for file in tmp_path.glob("service.sqlite*"):
+        file.unlink()
+    assert observed.get("/healthz").status_code == 503
+    answer = observed.get(path)
+    assert (answer.status_code, answer.json()) == (200, {"status": "alive"})
+
+
+def test_metrics_tell_how_much_space_is_left(observed: TestClient, tmp_path: Path) -> None:
+    found = figures(observed)
+    for volume, folder in (("database", str(tmp_path)), ("temporary", tempfile.gettempdir())):
+        told = found["autotuner_disk_free_bytes", volume]
+        assert told == pytest.approx(shutil.disk_usage(folder).free, rel=0.2)
+    assert found["autotuner_disk_full",] == 0
+
+
+def test_a_volume_without_space_makes_the_service_unready(
+    observed: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert observed.get("/readyz").status_code == 200
+    monkeypatch.setattr(space, "LEAST_BYTES", 2**62)
+    refused = observed.get("/readyz")
+    assert (refused.status_code, "disk of the database is full" in refused.json()["detail"]) == (503, True)
+    assert figures(observed)["autotuner_disk_full",] == 1
+
+
+def test_a_write_that_failed_for_want_of_space_shows_until_one_succeeds(tmp_path: Path) -> None:
+    events: list[str] = []
+    timeouts = Timeouts(answer_s=1.0, locked_s=0.0, away_s=0.0)
+    with open_database(
+        tmp_path / "full.sqlite", timeouts=timeouts, log=lambda name, **_: events.append(name)
+    ) as opened:
+        engine, pages = opened._transactions.engine, [1]
+        engine.dispose()
+
+        @event.listens_for(engine, "connect")
+        def bounded(connection: sqlite3.Connection, _record: object) -> None:
+            connection.execute(f"PRAGMA max_page_count={pages[0]}")  # SQLite's own error, as of a full disk
+
+        with TestClient(Observed(create_app(opened)), "http://localhost", raise_server_exceptions=False) as client:
+            for _ in range(100):
+                answer = client.post("/v1/jobs", json={"model": "bert-encoder:tiny"})
+                if answer.status_code != 201:
+                    break
+            assert answer.status_code == 503
+            assert client.get("/readyz").status_code == 503
+            assert figures(client)["autotuner_disk_full",] == 1
+            assert client.get("/v1/jobs").status_code == 200
+            assert "disk_full" in events
+            pages[0] = 2**30
+            engine.dispose()
+            assert client.post("/v1/jobs", json={"model": "bert-encoder:tiny"}).status_code == 201
+            assert client.get("/readyz").status_code == 200
 
 
 def test_with_the_tables_of_another_version_it_is_not_ready(observed: TestClient, tmp_path: Path) -> None:
