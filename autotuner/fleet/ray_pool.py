@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
-from autotuner.fleet.cluster import LOOK_S, actor_of, imported
+from autotuner.fleet.cluster import LOOK_S, actor_of
+from autotuner.fleet.importing import imported
 from autotuner.fleet.pool import Answered, Began, Event, Joined, Lost, Question
 from autotuner.fleet.roster import gpu_from_json
 from autotuner.fleet.spec import MeasurerSpec

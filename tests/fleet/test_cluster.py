@@ -14,7 +14,8 @@ import pytest
 
 from autotuner.database import open_database
 from autotuner.errors import InputError
-from autotuner.fleet.cluster import connected, imported
+from autotuner.fleet.cluster import connected
+from autotuner.fleet.importing import imported
 from autotuner.fleet.node import start_environment
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.ir.autodiff import training_graph
