@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from autotuner.errors import AutotunerError, MeasureError
 from autotuner.fleet.roster import Gpu, gpu_to_json
+from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
 from autotuner.measure import Measurer
@@ -94,6 +95,7 @@ class BenchActor:
 
     def __init__(self, slot: str, leave: Callable[[], None] = lambda: None, idle_s: float = IDLE_S) -> None:
         self._slot, self._leave, self._idle_s = slot, leave, idle_s
+        self._software = own_software()
         self._timing = ThreadPoolExecutor(1, "timing")
         self._compiling = ThreadPoolExecutor(1, "compiling")
         self._measurers: OrderedDict[str, ActorMeasurer] = OrderedDict()
@@ -109,7 +111,7 @@ class BenchActor:
         return self._asked(self._timing, lambda: self._opened(spec))
 
     def look(self, spec: str) -> str:
-        """Return type and name of the GPU, without starting a process on it."""
+        """Return type and name of the GPU, and this host's software, without starting a process on it."""
         return self._asked(self._timing, lambda: self._seen(spec))
 
     def measure(self, spec: str, request: str) -> Iterator[str]:
@@ -150,12 +152,13 @@ class BenchActor:
         measurer.start()
         self._time_canary(measurer)
         cores = len(os.sched_getaffinity(0))
-        gpu = Gpu(self._slot, socket.gethostname(), measurer.uuid, measurer.environment, cores, self._canary_us)
+        host, software = socket.gethostname(), self._software
+        gpu = Gpu(self._slot, host, measurer.uuid, measurer.environment, cores, self._canary_us, software)
         return {"gpu": gpu_to_json(gpu), "process": os.getpid()}
 
     def _seen(self, spec: str) -> Mapping[str, Any]:
         found = self._measurer(spec).environment
-        return {"device_type": found.device_type, "device_name": found.device_name}
+        return {"device_type": found.device_type, "device_name": found.device_name, "software": self._software}
 
     def _measured(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)

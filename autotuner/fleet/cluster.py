@@ -13,6 +13,7 @@ from autotuner.errors import DeviceError
 from autotuner.fleet.fleet_measurer import Log, silent
 from autotuner.fleet.head import check_head
 from autotuner.fleet.importing import imported
+from autotuner.fleet.software import difference
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.fleet.token import draw_token
 
@@ -127,7 +128,7 @@ class FleetDevices:
         return {node[:12] for node in self._gpus}
 
     def failing(self) -> list[FleetGpu]:
-        """Return the GPUs that were asked what they are and could not say."""
+        """Return the GPUs that were asked what they are and could not say, or have other software."""
         return [
             FleetGpu(f"{node[:12]}/0", self._device_type, "", False, reason)
             for node, reason in self._failures.items()
@@ -152,7 +153,10 @@ class FleetDevices:
                     answer = json.loads(self._ray.get(reference))
                 except self._ray.exceptions.RayError:
                     continue
-                if "device_type" in answer:
+                other = difference(answer.get("software", "")) if "device_type" in answer else ""
+                if other:
+                    self._failures[node] = other
+                elif "device_type" in answer:
                     self._names[node] = answer["device_type"], answer["device_name"]
                 else:
                     self._failures[node] = answer.get("failed") or answer.get("refused", "")

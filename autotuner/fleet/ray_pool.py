@@ -118,8 +118,12 @@ class RayPool:
             return self._lose(name, host=_is_of_host(error))
         if "gpu" not in answer:
             return self._lose(name, answer.get("failed") or answer.get("refused", ""))
+        try:
+            gpu = gpu_from_json(answer["gpu"])
+        except (KeyError, TypeError, ValueError) as error:
+            return self._lose(name, f"its actor is of another version, and answers otherwise: {error!r}")
         slot.ready, slot.pause_s = True, FIRST_PAUSE_S
-        return [Joined(gpu_from_json(answer["gpu"]))]
+        return [Joined(gpu)]
 
     def _heard(self, reference: Any) -> list[Event]:
         ticket, name, question = self._tickets[reference]

@@ -14,9 +14,11 @@ import pytest
 
 from autotuner.database import open_database
 from autotuner.errors import InputError
-from autotuner.fleet.cluster import connected
+from autotuner.fleet import software
+from autotuner.fleet.cluster import FleetDevices, connected
 from autotuner.fleet.importing import imported
 from autotuner.fleet.node import start_environment
+from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import load_model
@@ -90,6 +92,27 @@ def test_a_job_loses_nothing_when_an_actor_and_the_runner_are_killed(runner: Sup
         answer = Configuration.from_json(json.loads(database.configurations.get(job.configuration_id).text))
         assert steps_of(answer) == steps_of(expected)
         assert [gpu.used for gpu in database.gpus.all()] == [True, True]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_hosts_with_other_software_are_no_devices_of_the_cluster_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = own_software()
+    monkeypatch.setattr(software, "own_software", lambda: "0.1.0 (000000000000)")
+    devices = FleetDevices(SPEC)
+    until(lambda: not devices.known() and bool(devices.failing()))
+    (row,) = devices.failing()
+    assert (row.used, row.device_type) == (False, "cuda")
+    assert f"its version and sources are {mine}, and those of the tuning are 0.1.0" in row.reason
+    monkeypatch.undo()
+    until(lambda: bool(devices.known()))
+    assert devices.failing() == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_token_of_ones_own_cluster_is_private() -> None:
+    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
 
 def until(holds: Callable[[], bool]) -> None:
