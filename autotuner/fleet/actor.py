@@ -175,9 +175,24 @@ class BenchActor:
             return {"noise": measurer.noise_floor()}
         if request["do"] == "ceilings":
             return {"ceilings": measurer.ceilings(request["dtypes"]).to_facts()}
-        self.close()  # what is timed as a whole has the GPU to itself
-        found = time_apart(Configuration.from_json(request["configuration"]), request["samples"])
-        return {"configuration": found.to_json()}
+        configuration = Configuration.from_json(request["configuration"])
+        return self._alone(lambda: {"configuration": time_apart(configuration, request["samples"]).to_json()})
+
+    def _alone(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the answer of work that has the GPU to itself.
+
+        It runs on the compiling thread while the timing thread waits: after what that one is compiling for other jobs,
+        whose processes then end on the thread that started them.
+        """
+        while self._measurers:
+            self._measurers.popitem()[1].close()
+
+        def answer() -> Mapping[str, Any]:
+            while self._compilers:
+                self._compilers.popitem()[1].close()
+            return work()
+
+        return self._compiling.submit(_answer_of, answer).result()
 
     def _compiled(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if spec not in self._compilers:
@@ -236,14 +251,15 @@ def _answer_of(work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            answer = dict(work())
+            answer: dict[str, Any] = dict(work())
         except MeasureError as error:
             answer = {"failed": str(error)}
         except AutotunerError as error:
             answer = {"refused": str(error), "error": type(error).__name__}
         except Exception as error:  # such as a driver's that has lost the GPU
             answer = {"failed": f"{type(error).__name__}: {error}"}
-    return answer | {"warnings": [str(warning.message) for warning in caught]}
+    told = [*answer.get("warnings", ()), *(str(warning.message) for warning in caught)]
+    return answer | {"warnings": told}
 
 
 def measured_of(answer: Mapping[str, Any]) -> dict[str, Measurement]:
