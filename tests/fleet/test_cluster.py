@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ from autotuner.fleet.importing import imported
 from autotuner.fleet.node import start_environment
 from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
+from autotuner.fleet.tuning import Fleet, FleetTuning
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.settings import TuneOptions
+from autotuner.settings import Settings, TuneOptions
 from autotuner.space import build_space, space_file
 from autotuner.tuner import Replay, tune
 from scripts.bench.supervised import Supervised, titled
@@ -108,6 +111,29 @@ def test_hosts_with_other_software_are_no_devices_of_the_cluster_and_it_is_said(
     monkeypatch.undo()
     until(lambda: bool(devices.known()))
     assert devices.failing() == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_two_jobs_at_once_time_what_they_have_in_common_once(tmp_path: Path) -> None:
+    model = load_model(str(feed_forward(tmp_path))).instantiate("small")
+    file = space_file("cpu", without_compilers(tmp_path))
+    request = Request(model, "cpu", options=TuneOptions(exhaustive=True, end_to_end=False))
+    start = threading.Barrier(2)
+    fleet = Fleet(factory=SPEC.factory, arguments={"seconds": 0.01})
+
+    def run(_number: int) -> Mapping[str, int]:
+        with open_database(tmp_path / "jobs.sqlite") as database:
+            start.wait(WAIT_S)
+            with FleetTuning(fleet, request, Settings()).measuring() as measurer, database.writing_behind():
+                return tune(request, file, database, measurer).configuration.counts
+
+    with open_database(tmp_path / "jobs.sqlite") as database:
+        with ThreadPoolExecutor(2) as both:
+            counts = list(both.map(run, range(2)))
+        rows = len(database.measurements())
+    assert rows == len(build_space(training_graph(model.graph()), file).calls)
+    assert sum(each["measured"] for each in counts) <= 1.02 * rows
+    assert all(each["measured"] + each["reused"] == rows for each in counts)
 
 
 @pytest.mark.usefixtures("cluster")
