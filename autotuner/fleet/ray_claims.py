@@ -13,8 +13,8 @@ from autotuner.fleet.importing import imported
 from autotuner.fleet.in_hand import InHand
 
 NAME = "in-hand"
-ANSWER_S = 30.0
-"""The time in which the actor starts and answers; without it, jobs may time the same calls, and nothing is lost."""
+START_S, ANSWER_S = 30.0, 5.0
+"""The time for its start, and for an answer. Without an answer jobs may time the same calls, and nothing is lost."""
 
 AGAIN_S = 60.0
 
@@ -60,7 +60,7 @@ class RayClaims:
     def __init__(self, scope: str, job: str = "") -> None:
         self._ray, self._scope, self._job = imported(), scope, job or uuid4().hex
         self._actor: Any = None
-        self._again_at = 0.0
+        self._again_at, self._answer_s = 0.0, START_S
         self.has_others = False
 
     def claim(self, keys: Sequence[str]) -> Collection[str]:
@@ -84,13 +84,22 @@ class RayClaims:
         try:
             if self._actor is None:
                 options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-                self._actor = _remote_class().options(**options).remote()
-            return self._ray.get(getattr(self._actor, method).remote(self._job, *arguments), timeout=ANSWER_S)
+                self._actor = _remote_class().options(**options, scheduling_strategy=self._strategy()).remote()
+                self._answer_s = START_S
+            answer = self._ray.get(getattr(self._actor, method).remote(self._job, *arguments), timeout=self._answer_s)
+            self._answer_s = ANSWER_S
+            return answer
         except self._ray.exceptions.GetTimeoutError:
             self._again_at = monotonic() + AGAIN_S
         except (ValueError, self._ray.exceptions.RayError):  # it has just left, or its host is gone
             self._actor = None
         return None
+
+    def _strategy(self) -> Any:
+        """Return where the actor starts: on the host of the tuning tasks, if it can."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Tell the actor something, and wait for nothing: what it is asked later comes later."""
