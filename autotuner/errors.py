@@ -129,6 +129,12 @@ class ServiceError(AutotunerError):
         self.passing = passing
 
 
+class ClusterTokenError(AutotunerError):
+    """The token of a cluster: this host has none, cannot read it, or has another one. Trying again changes nothing."""
+
+    exit_code = 9
+
+
 def stacklevel() -> int:
     """Return the `stacklevel` with which a warning points at the first frame outside this package and torch.
 

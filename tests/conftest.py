@@ -1,17 +1,54 @@
-"""Tests marked `gpu` run where a CUDA device is, those of PostgreSQL where that is; they are skipped elsewhere."""
+"""Tests marked `gpu` run where a CUDA device is, those of PostgreSQL where that is; they are skipped elsewhere.
+
+All run with an empty home, as on a new machine. What is compiled is kept in it until the end of the run, so that no
+test compiles what another one has compiled, and none finds what an earlier run has left.
+"""
 
 import os
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
-from tests.postgresql import NoServerError, server
+HOMES = {
+    "HOME": "", "TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton", "CUPY_CACHE_DIR": "cupy",
+}  # fmt: skip
+"""Variables that name folders of the run's home."""
+
+FORGOTTEN = (
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "AUTOTUNER_CACHE", "AUTOTUNER_DATABASE", "RAY_ADDRESS",
+    "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH",
+)  # fmt: skip
+"""Variables that a new machine does not have."""
+
+
+def move_to_an_empty_home() -> str:
+    """Give this process, and all that it starts, an empty home, and return it; modules read it when imported."""
+    home = tempfile.mkdtemp(prefix="home-")
+    os.environ.update({name: os.path.join(home, folder).rstrip("/") for name, folder in HOMES.items()})
+    for name in FORGOTTEN:
+        os.environ.pop(name, None)
+    return home
+
+
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+"""The workers of a run have the home of the process that started them."""
+
+HOME = os.environ["HOME"] if IS_WORKER else move_to_an_empty_home()
+
+from tests.postgresql import NoServerError, server  # noqa: E402
 
 os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
 os.environ.setdefault("AUTOTUNER_QUIET", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not IS_WORKER:
+        config.add_cleanup(lambda: shutil.rmtree(HOME, ignore_errors=True))
 
 
 def cuda_is_available() -> bool:

@@ -58,27 +58,44 @@ def node(
     port: Annotated[int, typer.Option(help="With --head, the port to listen at.", min=1, max=65535)] = 6379,
     gpus: Annotated[int | None, typer.Option(help="GPUs to offer.", min=0, show_default="all of this host")] = None,
     no_gpu: Annotated[bool, typer.Option("--no-gpu", help="This host has no GPU: it runs tuning tasks only.")] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds to wait for a head that does not answer yet.", min=0, show_default="120; 0 with --check"
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check this host, and start nothing.")] = False,
 ) -> None:
     """Make this host part of a Ray cluster, and stay in the foreground as `ray start`.
 
     Checks GPUs, driver and torch, that the head answers and lets this host in, and that Ray's and Python's versions
-    are the same there. A head may have no GPU. Whoever has the cluster's token can run code on all of its hosts.
+    are the same there. A head may have no GPU, and draws the cluster's token where there is none. Whoever has that
+    token can run code on all of the cluster's hosts.
     """
+    import os
+
     from autotuner.fleet import node as host
-    from autotuner.fleet.cluster import imported
+    from autotuner.fleet.head import WAIT_S, check_head
+    from autotuner.fleet.importing import imported
+    from autotuner.fleet.token import draw_token
 
     if head == (address is not None):
         raise InputError("give either the head's address, HOST:PORT, or --head")
     imported()
     count: int | None = 0 if no_gpu else gpus
     if address is not None:
-        host.check_head(address)
+        wait_s = (0.0 if check else WAIT_S) if wait is None else wait
+        check_head(address, wait_s, lambda words: out.print(words, soft_wrap=True))
     if count is None and not (head and not host.has_gpus()):
         names = host.check_gpus()
         out.print(f"{len(names)} x {names[0]}", highlight=False)
     elif count is None:
         count = 0
+    if head:
+        drawn = draw_token(os.environ, dry=check)
+        if drawn is not None:
+            words = "the head will draw the cluster's token into" if check else "the cluster's token was drawn into"
+            out.print(f"{words} {drawn}: other hosts need a copy of it", soft_wrap=True)
     if check:
         out.print("this host can take part")
         return

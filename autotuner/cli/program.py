@@ -18,8 +18,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find the fastest layout and algorithm for every operator of a transformer's training step, as one consistent "
     "whole, and train with it.\n\nExit codes: 0 done; 1 another error; 2 bad input; 3 no such device; 4 database; "
-    "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 130 interrupted (what was measured is "
-    "kept).",
+    "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 9 no token of the cluster; 130 "
+    "interrupted (what was measured is kept).",
 )
 for module in (tuning, serving, fleet, asking, tokens, databases):
     app.add_typer(module.commands)

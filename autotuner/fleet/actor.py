@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from autotuner.errors import AutotunerError, MeasureError
 from autotuner.fleet.roster import Gpu, gpu_to_json
+from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
 from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
 from autotuner.measure import Measurer
@@ -94,6 +95,7 @@ class BenchActor:
 
     def __init__(self, slot: str, leave: Callable[[], None] = lambda: None, idle_s: float = IDLE_S) -> None:
         self._slot, self._leave, self._idle_s = slot, leave, idle_s
+        self._software = own_software()
         self._timing = ThreadPoolExecutor(1, "timing")
         self._compiling = ThreadPoolExecutor(1, "compiling")
         self._measurers: OrderedDict[str, ActorMeasurer] = OrderedDict()
@@ -109,7 +111,7 @@ class BenchActor:
         return self._asked(self._timing, lambda: self._opened(spec))
 
     def look(self, spec: str) -> str:
-        """Return type and name of the GPU, without starting a process on it."""
+        """Return type and name of the GPU, and this host's software, without starting a process on it."""
         return self._asked(self._timing, lambda: self._seen(spec))
 
     def measure(self, spec: str, request: str) -> Iterator[str]:
@@ -150,12 +152,13 @@ class BenchActor:
         measurer.start()
         self._time_canary(measurer)
         cores = len(os.sched_getaffinity(0))
-        gpu = Gpu(self._slot, socket.gethostname(), measurer.uuid, measurer.environment, cores, self._canary_us)
+        host, software = socket.gethostname(), self._software
+        gpu = Gpu(self._slot, host, measurer.uuid, measurer.environment, cores, self._canary_us, software)
         return {"gpu": gpu_to_json(gpu), "process": os.getpid()}
 
     def _seen(self, spec: str) -> Mapping[str, Any]:
         found = self._measurer(spec).environment
-        return {"device_type": found.device_type, "device_name": found.device_name}
+        return {"device_type": found.device_type, "device_name": found.device_name, "software": self._software}
 
     def _measured(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         measurer = self._measurer(spec)
@@ -172,9 +175,24 @@ class BenchActor:
             return {"noise": measurer.noise_floor()}
         if request["do"] == "ceilings":
             return {"ceilings": measurer.ceilings(request["dtypes"]).to_facts()}
-        self.close()  # what is timed as a whole has the GPU to itself
-        found = time_apart(Configuration.from_json(request["configuration"]), request["samples"])
-        return {"configuration": found.to_json()}
+        configuration = Configuration.from_json(request["configuration"])
+        return self._alone(lambda: {"configuration": time_apart(configuration, request["samples"]).to_json()})
+
+    def _alone(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the answer of work that has the GPU to itself.
+
+        It runs on the compiling thread while the timing thread waits: after what that one is compiling for other jobs,
+        whose processes then end on the thread that started them.
+        """
+        while self._measurers:
+            self._measurers.popitem()[1].close()
+
+        def answer() -> Mapping[str, Any]:
+            while self._compilers:
+                self._compilers.popitem()[1].close()
+            return work()
+
+        return self._compiling.submit(_answer_of, answer).result()
 
     def _compiled(self, spec: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if spec not in self._compilers:
@@ -233,14 +251,15 @@ def _answer_of(work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            answer = dict(work())
+            answer: dict[str, Any] = dict(work())
         except MeasureError as error:
             answer = {"failed": str(error)}
         except AutotunerError as error:
             answer = {"refused": str(error), "error": type(error).__name__}
         except Exception as error:  # such as a driver's that has lost the GPU
             answer = {"failed": f"{type(error).__name__}: {error}"}
-    return answer | {"warnings": [str(warning.message) for warning in caught]}
+    told = [*answer.get("warnings", ()), *(str(warning.message) for warning in caught)]
+    return answer | {"warnings": told}
 
 
 def measured_of(answer: Mapping[str, Any]) -> dict[str, Measurement]:

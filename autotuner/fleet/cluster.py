@@ -3,61 +3,40 @@
 import json
 import logging
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 from autotuner.database import Device, FleetGpu
-from autotuner.errors import DeviceError, InputError
+from autotuner.errors import DeviceError
+from autotuner.fleet.fleet_measurer import Log, silent
+from autotuner.fleet.head import check_head
+from autotuner.fleet.importing import imported
+from autotuner.fleet.software import difference
 from autotuner.fleet.spec import MeasurerSpec
+from autotuner.fleet.token import draw_token
 
 NAMESPACE = "autotuner"
 LOOK_S = 2.0
 """Between two looks at the cluster's hosts."""
 
-HEALTH: Mapping[str, str] = {
-    "RAY_health_check_period_ms": "2000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
-}
-"""A host that is frozen counts as gone after 12 s; Ray's own settings take 66 s. Hosts and runner end 20 s after their
-head has gone, not 60: the next head is another cluster, which they join when they are started anew."""
-
-SETTINGS: Mapping[str, str] = {"RAY_AUTH_MODE": "token", **HEALTH}
-
-
-def imported() -> Any:
-    """Return Ray, with token authentication and our health settings unless the environment says otherwise.
-
-    Raises:
-        InputError: it is not installed.
-    """
-    if "ray" not in sys.modules:  # it reads its settings once, when it is imported
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise InputError(
-            "a fleet needs Ray, which is not installed: pip install 'autotuner[fleet]'; without it, `tune` and "
-            "`worker` use one device of this machine"
-        ) from None
-    return ray
-
 
 @contextmanager
-def connected(address: str | None = None, gpus: int | None = None) -> Iterator[None]:
+def connected(
+    address: str | None = None, gpus: int | None = None, *, wait_s: float = 0.0, log: Log = silent
+) -> Iterator[None]:
     """Be connected to a Ray cluster.
 
     Args:
         address: of the cluster, as HOST:PORT or "auto"; None for the one of this host, or else one of its own, which
             ends with this.
         gpus: start a cluster of one's own on this host with so many GPUs.
+        wait_s: for a head that does not answer yet.
+        log: called with an event and facts while the head is waited for.
 
     Raises:
+        ClusterTokenError: this host has no token of the cluster, or cannot draw one for its own.
         DeviceError: there is no such cluster, or it is of another version.
         InputError: Ray is not installed.
     """
@@ -66,22 +45,34 @@ def connected(address: str | None = None, gpus: int | None = None) -> Iterator[N
         "namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR,
     }  # fmt: skip
     own = {"include_dashboard": False, **({} if gpus is None else {"num_gpus": gpus})}
+    head = None if gpus is not None else _head_here() if address in (None, "auto") else address
+    if address is not None and head is None:
+        raise DeviceError("no Ray cluster on this host: start its head with `autotuner node --head`")
+    if head is None:
+        draw_token(os.environ)
+    else:
+        check_head(head, wait_s, lambda words: log("head_awaited", message=words))
     try:
-        if gpus is not None:
-            ray.init("local", **own, **common)
-        elif address is not None:
-            ray.init(address, **common)
-        else:
-            try:
-                ray.init("auto", **common)
-            except ConnectionError:
-                ray.init("local", **own, **common)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise DeviceError(f"no Ray cluster at {address or 'this host'}: {error}") from error
+        ray.init(**({"address": "local", **own} if head is None else {"address": head}), **common)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise DeviceError(f"no Ray cluster at {head or 'this host'}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _head_here() -> str | None:
+    """Return the address of the cluster that RAY_ADDRESS names, or that runs on this host; None where there is none."""
+    imported()
+    from ray._private import services
+
+    services.find_gcs_addresses.cache_clear()
+    try:
+        found: str | None = services.canonicalize_bootstrap_address("auto")
+    except ConnectionError:
+        return None
+    return found
 
 
 def actor_of(slot: str, node: str) -> Any:
@@ -137,7 +128,7 @@ class FleetDevices:
         return {node[:12] for node in self._gpus}
 
     def failing(self) -> list[FleetGpu]:
-        """Return the GPUs that were asked what they are and could not say."""
+        """Return the GPUs that were asked what they are and could not say, or have other software."""
         return [
             FleetGpu(f"{node[:12]}/0", self._device_type, "", False, reason)
             for node, reason in self._failures.items()
@@ -162,7 +153,10 @@ class FleetDevices:
                     answer = json.loads(self._ray.get(reference))
                 except self._ray.exceptions.RayError:
                     continue
-                if "device_type" in answer:
+                other = difference(answer.get("software", "")) if "device_type" in answer else ""
+                if other:
+                    self._failures[node] = other
+                elif "device_type" in answer:
                     self._names[node] = answer["device_type"], answer["device_name"]
                 else:
                     self._failures[node] = answer.get("failed") or answer.get("refused", "")

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -13,6 +14,7 @@ from autotuner.database import FleetGpu
 from autotuner.errors import AutotunerError, MeasureError, stacklevel
 from autotuner.fleet.compiling import HostCompilation
 from autotuner.fleet.handout import WINDOW, HandOut
+from autotuner.fleet.in_hand import Alone, Claims
 from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
 from autotuner.fleet.roster import Gpu, Roster
 from autotuner.ir.device import CUDA
@@ -22,7 +24,7 @@ from autotuner.measure.devices.cuda import TIMING_CORES
 from autotuner.measure.roofline import Roofline
 from autotuner.plan.configuration import Configuration
 from autotuner.tuner.batches import Batches
-from autotuner.tuner.progress import Result
+from autotuner.tuner.progress import Result, Shared
 
 POLL_S = 0.2
 FIRST_S = 300.0
@@ -35,6 +37,9 @@ HOPELESS_S = 20.0
 """The time that is waited where every GPU that was seen has failed."""
 
 ASK_TIMES = 3
+
+CLAIM_S = 3.0
+"""A job that times calls says so at least so often, and keeps those that it has in hand."""
 
 Log = Callable[..., None]
 Report = Callable[[Sequence[FleetGpu]], None]
@@ -58,6 +63,7 @@ class FleetMeasurer:
         gpus: the number of GPUs that are waited for at the start.
         log: called with an event and facts.
         report: called with how the GPUs stand, when that may have changed.
+        claims: returns the calls that the cluster's jobs have in hand in an environment.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class FleetMeasurer:
         gpus: int = 1,
         log: Log = silent,
         report: Report = unheard,
+        claims: Callable[[Environment], Claims] = lambda _: Alone(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool, self._roster, self._window, self._clock = pool, roster, window, clock
@@ -80,6 +87,7 @@ class FleetMeasurer:
         self.waited_s = 0.0
         self._told: Callable[[str], None] = lambda _words: None
         self._await_gpus(gpus)
+        self._claims, self._claimed_at = claims(self.environment), self._clock()
 
     def __enter__(self) -> "FleetMeasurer":
         return self
@@ -117,7 +125,38 @@ class FleetMeasurer:
         Raises:
             MeasureError: no GPU can measure.
         """
-        handout = HandOut(races, Batches(self.devices), self._window, self._tickets)
+        return self._measured(HandOut(races, Batches(self.devices), self._window, self._tickets))
+
+    def measure_shared(self, races: Iterable[Sequence[Call]], run: Shared) -> Iterator[Result]:
+        """Time calls as `measure` does, less those that other jobs of the cluster time: these are left to them."""
+        gate = partial(self._gate, run)
+        handout = HandOut(races, Batches(self.devices), self._window, self._tickets, gate)
+        try:
+            yield from self._measured(handout, run)
+        finally:
+            self._claims.leave()
+
+    def _gate(self, run: Shared, calls: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
+        """Take what is under way of a batch into this job's hand; return what is its own, and what another one has.
+
+        A call is claimed and then looked up, as others store and then release. Both parts keep what leads the batch.
+        """
+        wanted = {call.key for call in calls if call.key in run.under_way}
+        elsewhere, self._claimed_at = set(self._claims.claim(sorted(wanted))), self._clock()
+        mine = [call for call in calls if call.key in wanted - elsewhere]
+        if mine:
+            run.look_up_again(mine)
+        known = wanted - run.under_way
+        if known:
+            self._claims.release(known)
+        ours = wanted - elsewhere - known
+        return (
+            [call for call in calls if call.key in ours or call.key not in wanted] if ours else (),
+            [call for call in calls if call.key in elsewhere or call.key not in wanted] if elsewhere else (),
+        )
+
+    def _measured(self, handout: HandOut, run: Shared | None = None) -> Iterator[Result]:
+        """Yield the results of what is handed out; of a shared run, they are stored before their calls are released."""
         try:
             while True:
                 checkpoint()
@@ -127,8 +166,18 @@ class FleetMeasurer:
                     self._pool.send(order.ticket, order.slot, "measure", {"calls": calls})
                 if handout.is_done:
                     return
+                if run is not None and self._clock() - self._claimed_at > CLAIM_S:
+                    self._claims.claim(())
+                    self._claimed_at = self._clock()
                 for event in self._events():
-                    yield from self._taken(handout, event)
+                    done = {call.key for call in handout.calls(event.ticket)} if isinstance(event, Answered) else set()
+                    for call, measurement in self._taken(handout, event):
+                        done.add(call.key)
+                        yield call, measurement
+                    if run is not None and done:
+                        if self._claims.has_others:
+                            run.flush()
+                        self._claims.release(done)
         finally:
             for ticket in handout.out:
                 self._pool.forget(ticket)

@@ -1,7 +1,7 @@
 """Hand-out: which GPU gets which batch, what is given out a second time, and which call is to blame for lost actors."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -15,7 +15,20 @@ WINDOW = 2
 LATE_FACTOR = 10.0
 LATE_AT_LEAST_S = 2.0
 LOST_MAX = 2
+LATER_S = 0.5
+LATER_MAX = 64
+"""Batches that wait for their time at most: then nothing is drawn."""
+
 CRASHED = "the process that measures was lost {times} times while it was on this call alone"
+
+
+Gate = Callable[[Sequence[Call]], tuple[Sequence[Call], Sequence[Call]]]
+"""Returns which calls of a batch are to be handed out now, and which later; others need no timing any more."""
+
+
+def open_gate(calls: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
+    """Hand out everything now."""
+    return calls, ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class HandOut:
     - Each GPU has at most `window` batches in hand. GPUs with fewer come first.
     - A batch whose actor was lost goes to the front. If it was being worked on, it is blamed. One that is blamed twice
       is sent again call by call, and a single call that is blamed twice is `crashed`.
+    - Calls of a batch that the gate lets through later are a batch of their own, which is tried again in a while.
     - When nothing else is left, a batch that is later than ten times its estimate is given to a second GPU that has
       nothing in hand. The first answer counts.
     """
@@ -65,11 +79,14 @@ class HandOut:
         batches: Batches,
         window: int = WINDOW,
         tickets: Iterable[int] | None = None,
+        gate: Gate = open_gate,
     ) -> None:
         self._source = (batch for race in races for batch in (batches.cut(race) if race else (None,)))
         self._batches = batches
         self._is_drained = False
         self._waiting: deque[_Handed] = deque()
+        self._gate = gate
+        self._later: deque[tuple[float, _Handed]] = deque()
         self._window = window
         self._tickets = iter(count() if tickets is None else tickets)
         self._sent: dict[int, _Sent] = {}
@@ -95,7 +112,7 @@ class HandOut:
             slot = min(in_hand, key=lambda each: in_hand[each])
             if in_hand[slot] >= self._window:
                 break
-            entry = self._next()
+            entry = self._next(now)
             if entry is None:
                 entry = self._late(slot, now) if in_hand[slot] == 0 else None
                 if entry is None:
@@ -108,6 +125,10 @@ class HandOut:
     def slot(self, ticket: int) -> str | None:
         """Return where a batch is out, None where it is not."""
         return self._sent[ticket].slot if ticket in self._sent else None
+
+    def calls(self, ticket: int) -> Sequence[Call]:
+        """Return the calls of a batch that is out, none where it is not."""
+        return self._sent[ticket].entry.batch.calls if ticket in self._sent else ()
 
     def began(self, ticket: int, now: float) -> None:
         """Note that an actor has begun with a batch."""
@@ -165,10 +186,38 @@ class HandOut:
         self._waiting.extendleft(reversed(back))
         return crashed
 
-    def _next(self) -> _Handed | None:
-        """Return what came back, or else the next batch of the source; None where neither is there now."""
+    def _next(self, now: float) -> _Handed | None:
+        """Return the next batch that is to be handed out, None where there is none now."""
+        entry = self._drawn(now)
+        while entry is not None:
+            admitted = self._admitted(entry, now)
+            if admitted is not None:
+                return admitted
+            entry = self._drawn(now)
+        return None
+
+    def _admitted(self, entry: _Handed, now: float) -> _Handed | None:
+        """Return what the gate lets through of a batch now; what is to come later waits for its time."""
+        batch = entry.batch
+        ours, later = self._gate(batch.calls)
+        if later:
+            self._later.append((now + LATER_S, _Handed(self._batches.part(batch, later), entry.lost)))
+            self._left += 1
+        if not ours:
+            self._end(entry)
+            return None
+        if len(ours) < len(batch.calls):
+            entry.batch = self._batches.part(batch, ours)
+        return entry
+
+    def _drawn(self, now: float) -> _Handed | None:
+        """Return what came back, what waited for its time, or what the source has next; None where there is none."""
         if self._waiting:
             return self._waiting.popleft()
+        if self._later and self._later[0][0] <= now:
+            return self._later.popleft()[1]
+        if len(self._later) >= LATER_MAX:
+            return None
         try:
             batch = next(self._source)
         except StopIteration:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
-from autotuner.fleet.cluster import LOOK_S, actor_of, imported
+from autotuner.fleet.cluster import LOOK_S, actor_of
+from autotuner.fleet.importing import imported
 from autotuner.fleet.pool import Answered, Began, Event, Joined, Lost, Question
 from autotuner.fleet.roster import gpu_from_json
 from autotuner.fleet.spec import MeasurerSpec
@@ -117,8 +118,12 @@ class RayPool:
             return self._lose(name, host=_is_of_host(error))
         if "gpu" not in answer:
             return self._lose(name, answer.get("failed") or answer.get("refused", ""))
+        try:
+            gpu = gpu_from_json(answer["gpu"])
+        except (KeyError, TypeError, ValueError) as error:
+            return self._lose(name, f"its actor is of another version, and answers otherwise: {error!r}")
         slot.ready, slot.pause_s = True, FIRST_PAUSE_S
-        return [Joined(gpu_from_json(answer["gpu"]))]
+        return [Joined(gpu)]
 
     def _heard(self, reference: Any) -> list[Event]:
         ticket, name, question = self._tickets[reference]

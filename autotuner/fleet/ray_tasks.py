@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotuner.database import Job
-from autotuner.fleet.cluster import imported
+from autotuner.fleet.importing import imported
 from autotuner.fleet.reconciling import Ended
 
 

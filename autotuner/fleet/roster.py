@@ -8,6 +8,7 @@ from typing import Any
 
 from autotuner.database import FleetGpu
 from autotuner.database.gpus import HOST_GONE
+from autotuner.fleet.software import difference
 from autotuner.ir.records import Environment
 
 FAILURES_MAX = 3
@@ -30,6 +31,7 @@ class Gpu:
         environment: of timings taken on it.
         cores: that its host has for compiling.
         canary_us: its first canary; None where none was timed.
+        software: of its actor, as by `own_software`; "" of a version that does not tell.
     """
 
     slot: str
@@ -38,6 +40,7 @@ class Gpu:
     environment: Environment
     cores: int = 1
     canary_us: float | None = None
+    software: str = ""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Roster:
     """The GPUs that were seen, by slot. Moments are seconds of any clock that never goes back.
 
     GPUs whose environment is that of the first one form the class; others are left out, for their timings do not
-    compare.
+    compare. So are those of hosts with other sources of this package than this process has.
 
     Args:
         environment: of the class, where it is known from the start.
@@ -68,7 +71,8 @@ class Roster:
 
     def join(self, gpu: Gpu) -> None:
         """Take a GPU in whose actor is ready, or is so again."""
-        if self.environment is None and self._device_name in (None, gpu.environment.device_name):
+        is_wanted = self._device_name in (None, gpu.environment.device_name) and not difference(gpu.software)
+        if self.environment is None and is_wanted:
             self.environment = gpu.environment
         entry = self._entries.setdefault(gpu.slot, _Standing())
         if entry.gpu is not None and entry.gpu.uuid != gpu.uuid:
@@ -109,6 +113,8 @@ class Roster:
         """Return the reason why a GPU takes no part, "" where it does."""
         entry = self._entries[slot]
         gpu = entry.gpu
+        if gpu is not None and difference(gpu.software):
+            return difference(gpu.software)
         if self.environment is not None and gpu is not None and gpu.environment.key != self.environment.key:
             return f"another class: {_differences(gpu.environment, self.environment)}"
         while entry.failures and now - entry.failures[0] > FAILURES_WITHIN_S:
@@ -162,7 +168,9 @@ def gpu_to_json(gpu: Gpu) -> dict[str, Any]:
 
 
 def gpu_from_json(value: Mapping[str, Any]) -> Gpu:
-    return Gpu(**{**value, "environment": environment_from_json(value["environment"])})
+    """Read what `gpu_to_json` wrote, of an earlier or later version as well."""
+    known = {name: value[name] for name in Gpu.__dataclass_fields__ if name in value}
+    return Gpu(**{**known, "environment": environment_from_json(value["environment"])})
 
 
 def environment_from_json(value: Mapping[str, Any]) -> Environment:

@@ -11,6 +11,7 @@ from autotuner.database import Job, open_database
 from autotuner.errors import DatabaseError
 from autotuner.fleet.cluster import FleetDevices, cluster_name, connected
 from autotuner.fleet.fleet_measurer import Log, silent
+from autotuner.fleet.head import WAIT_S
 from autotuner.fleet.ray_tasks import RayTasks
 from autotuner.fleet.reconciling import Reconciler
 from autotuner.fleet.task import run_attempt
@@ -52,7 +53,7 @@ def run_fleet(
     """
     settings = Settings.from_environment()
     url = database_url(database if database is not None else settings.database_url)
-    with connected(fleet.address, fleet.gpus), open_database(url, log=log) as opened:
+    with connected(fleet.address, fleet.gpus, wait_s=WAIT_S, log=log), open_database(url, log=log) as opened:
         name = cluster_name()
         devices = FleetDevices(fleet.probe(device, settings))
         start = partial(_arguments, url, space, settings, fleet)

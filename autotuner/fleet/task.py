@@ -60,7 +60,8 @@ def run_attempt(
             request = Request.from_json(job.request)
             file = space_file(request.device_type, space)
             gpus = GpuReport(opened, job)
-            tuning = FleetTuning(fleet, request, settings, job.device_name, job.priority, log, gpus.tell)
+            name = f"{job.id} of {job.created_at.isoformat()}"
+            tuning = FleetTuning(fleet, request, settings, job.device_name, job.priority, log, gpus.tell, name)
         except AutotunerError as error:
             opened.queue.finish(job_id, attempt, "failed", message=str(error))
             return "job_failed"

@@ -7,6 +7,7 @@ from autotuner.database import Database
 from autotuner.fleet.cluster import connected
 from autotuner.fleet.fleet_measurer import FleetMeasurer, Log, Report, silent, unheard
 from autotuner.fleet.handout import WINDOW
+from autotuner.fleet.ray_claims import RayClaims
 from autotuner.fleet.ray_pool import RayPool
 from autotuner.fleet.roster import Roster
 from autotuner.fleet.spec import ON_DEVICE, MeasurerSpec
@@ -61,6 +62,7 @@ class FleetTuning:
     Args:
         device_name: of the GPUs; None for those of the first one that is ready.
         priority: of the job.
+        job: a name that all attempts at it have, and no other job of the cluster.
     """
 
     fleet: Fleet
@@ -70,12 +72,16 @@ class FleetTuning:
     priority: int = 0
     log: Log = silent
     report: Report = unheard
+    job: str = ""
 
     def measuring(self, request: Request | None = None) -> FleetMeasurer:
         """Return the measurer of the request."""
         pool = RayPool(self.fleet.spec(request or self.request, self.settings))
         roster, window = Roster(device_name=self.device_name), window_of(self.priority)
-        return FleetMeasurer(pool, roster, window=window, gpus=pool.gpus, log=self.log, report=self.report)
+        return FleetMeasurer(
+            pool, roster, window=window, gpus=pool.gpus, log=self.log, report=self.report,
+            claims=lambda environment: RayClaims(environment.key, self.job),
+        )  # fmt: skip
 
     def timing(self, found: Configuration, samples: int, _waiting: object) -> Configuration:
         """Return a configuration that one of the GPUs has timed end to end."""

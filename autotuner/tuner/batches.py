@@ -147,6 +147,10 @@ class Batches:
         leading = tuple(call for call in batch.calls if call.key == batch.leads and call.key in known)
         return self._batch(batch.race, (*leading, *left), batch.leads)
 
+    def part(self, batch: Batch, calls: Iterable[Call]) -> Batch:
+        """Return some calls of a batch as one of its own."""
+        return self._batch(batch.race, tuple(calls), batch.leads)
+
     def singles(self, batch: Batch) -> list[Batch]:
         """Return what is still to be measured of a batch call by call, to find out which of them kills a device."""
         known = self._known[batch.race]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
@@ -57,6 +57,31 @@ class MeasurerProtocol(Protocol):
     def noise_floor(self) -> float: ...
 
     def ceilings(self, dtypes: Collection[str]) -> Roofline: ...
+
+
+class Shared(Protocol):
+    """A run whose calls other runs may be timing as well."""
+
+    under_way: set[str]
+    """Keys of calls that were sent and have no result yet."""
+
+    def look_up_again(self, calls: Sequence[Call]) -> None:
+        """Look up calls that were sent: those that other runs have stored become known, and are no longer under way."""
+
+    def flush(self) -> None:
+        """Store the results that are not stored yet."""
+
+
+@runtime_checkable
+class SharingMeasurer(Protocol):
+    """A measurer whose devices several runs use at once, and that times what they have in common once."""
+
+    def measure_shared(self, races: Iterable[Sequence[Call]], run: Shared) -> Iterator[Result]:
+        """Time races as `measure` does, less what other runs have stored by the time a device is free for it.
+
+        What another run has in hand comes last, and is then looked up. Each result is stored before the next one is
+        yielded, while there are other runs.
+        """
 
 
 class Replay:

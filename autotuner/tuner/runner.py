@@ -17,7 +17,7 @@ from autotuner.space import Space
 from autotuner.tuner.batches import CALLS_MAX
 from autotuner.tuner.compiling import Compilation
 from autotuner.tuner.doubts import distrusted, outliers
-from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
+from autotuner.tuner.progress import MeasurerProtocol, Progress, Result, SharingMeasurer
 from autotuner.tuner.state import TuningState
 
 RIVAL_FACTOR = 1.05
@@ -51,9 +51,10 @@ class RaceRunner:
     """Runs races of the calls of one space; results are shared with other processes through the database.
 
     What other runs have stored is looked up when a device is free for a race. Two runs at once may both measure a call
-    that neither has stored yet: the database keeps the first result. Where several devices measure, a race is led by
-    the fastest known call of the same computation: it is timed again, so that slow calls are dropped early on each
-    device. Leaving it as a context manager stores all results.
+    that neither has stored yet: the database keeps the first result. A measurer of a fleet knows what other runs have
+    in hand, and leaves it to them. Where several devices measure, a race is led by the fastest known call of the same
+    computation: it is timed again, so that slow calls are dropped early on each device. Leaving it as a context manager
+    stores all results.
 
     Args:
         retry: measure failed calls again.
@@ -133,20 +134,29 @@ class RaceRunner:
         if opening_until_s is not None:
             limit = until(lambda: self.state.spent_s > opening_until_s)
         with suppress(OverError), limit:
-            for _ in self.results(self._needed(races)):
+            for _ in self.results(self._needed(races), shared=True):
                 self.state.tell(Progress("measure", self.done, self.total))
         self.measuring_s += self.state.spent_s - began_s
         if self._is_time_to_store():
             self.flush()
 
-    def results(self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]]) -> Iterator[Result]:
+    def results(
+        self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]], *, shared: bool = False
+    ) -> Iterator[Result]:
         """Measure races, take the results and yield them.
 
         Args:
             races: of each, what leads it and is known already, and what is to be known. What leads is renewed where it
                 works once more, and keeps its earlier timing otherwise.
+            shared: leave to other runs what they have in hand, where the measurer knows: it becomes known, and is not
+                yielded.
         """
-        for call, measurement in self._measurer.measure(self._sent(races)):
+        measurer, sent = self._measurer, self._sent(races)
+        if shared and isinstance(measurer, SharingMeasurer):
+            found = measurer.measure_shared(sent, self)
+        else:
+            found = measurer.measure(sent)
+        for call, measurement in found:
             if call.key in self.under_way:
                 self.under_way.discard(call.key)
                 self.learn(call, measurement)
@@ -184,6 +194,13 @@ class RaceRunner:
         self.state.reused += len(found)
         self.done += len(found)
         return [call for call in calls if call.key not in self.known]
+
+    def look_up_again(self, calls: Sequence[Call]) -> None:
+        """Look up calls that are under way; those that other runs have stored by now become known."""
+        asked = [call.key for call in calls if call.key in self.under_way]
+        self.under_way.difference_update(asked)
+        self.look_up([self.missing[key] for key in asked if key in self.missing])
+        self.under_way.update(key for key in asked if key not in self.known)
 
     def compile(self, calls: Iterable[Call], *, wait: bool = False) -> None:
         """Compile calls, ahead of timing or beside it. A failure is a measurement; what is left out is not timed.

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotuner.fleet.pool import Answered, Began, Event, Joined, Lost, Question
 from autotuner.fleet.roster import Gpu
+from autotuner.fleet.software import own_software
 from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 
 H200 = Environment("cuda", "NVIDIA H200", (("driver", "1"),))
@@ -22,7 +23,7 @@ def calls(count: int, start: int = 0) -> list[Call]:
 
 
 def gpu(number: int, environment: Environment = H200, canary_us: float | None = None, host: str = "one") -> Gpu:
-    return Gpu(f"{host}/{number}", host, f"GPU-{host}-{number}", environment, 16, canary_us)
+    return Gpu(f"{host}/{number}", host, f"GPU-{host}-{number}", environment, 16, canary_us, own_software())
 
 
 def timed(us: float = 1.0) -> Measurement:

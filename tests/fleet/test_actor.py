@@ -3,16 +3,23 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotuner.errors import MeasureError
 from autotuner.fleet.actor import CANARY, MEASURERS_MAX, BenchActor
 from autotuner.fleet.roster import gpu_from_json
 from autotuner.fleet.spec import MeasurerSpec
+from autotuner.ir.records import Call, Measurement
+from autotuner.plan.configuration import Configuration
 from scripts.recorded import LARGE
-from scripts.replaying import CANARY_US
+from scripts.replaying import CANARY_US, ReplayingMeasurer
+from tests.made_up import made_up_configuration, small_model
 
 
 def spec(**arguments: Any) -> str:
@@ -95,3 +102,88 @@ def test_processes_are_started_by_threads_that_stay(actor: BenchActor) -> None:
         asked.start()
         asked.join()
     assert len(names) == 1
+
+
+class Compiling(ReplayingMeasurer):
+    """A measurer that compiles until it is told to end, and fails where it is closed meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("large", 0.0, (), {})
+        self.begun, self.end = threading.Event(), threading.Event()
+        self.closed_by: list[str] = []
+        self.is_compiling = False
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        self.is_compiling = True
+        self.begun.set()
+        assert self.end.wait(30)
+        if self.closed_by:
+            raise MeasureError("a compiling process was lost")
+        self.is_compiling = False
+        yield from ((call, None) for call in calls)
+
+    def close(self) -> None:
+        self.closed_by.append(threading.current_thread().name)
+
+
+COMPILING: list[Compiling] = []
+
+
+def compiling(_beside: object, **_arguments: Any) -> Compiling:
+    COMPILING.append(Compiling())
+    return COMPILING[-1]
+
+
+def test_a_plan_is_timed_as_a_whole_after_what_other_jobs_compile_and_that_ends_well(
+    actor: BenchActor, left: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made_up_configuration(small_model(tmp_path))
+    seen: list[tuple[bool, list[str]]] = []
+
+    def timed(configuration: Configuration, samples: int) -> Configuration:
+        warnings.warn(f"{samples} samples", stacklevel=1)
+        seen.append((COMPILING[0].is_compiling, list(COMPILING[0].closed_by)))
+        return configuration
+
+    monkeypatch.setattr("autotuner.fleet.actor.time_apart", timed)
+    COMPILING.clear()
+    others, request = MeasurerSpec("tests.fleet.test_actor:compiling", {}).to_text(), {"calls": [CANARY.to_json()]}
+    with ThreadPoolExecutor(2) as asking:
+        built = asking.submit(actor.compile, others, json.dumps(request))
+        assert wait_until(lambda: bool(COMPILING))
+        assert COMPILING[0].begun.wait(10)
+        whole = {"do": "whole", "configuration": found.to_json(), "samples": 7}
+        timing = asking.submit(actor.ask, spec(), json.dumps(whole))
+        time.sleep(0.3)
+        assert not seen, "the compilers use the GPU"
+        COMPILING[0].end.set()
+        assert json.loads(built.result(30)) == {"results": [[CANARY.key, None]], "warnings": []}
+        answer = json.loads(timing.result(30))
+    assert Configuration.from_json(answer["configuration"]) == found
+    assert answer["warnings"] == ["7 samples"]
+    ((is_compiling, closed_by),) = seen
+    assert not is_compiling
+    assert closed_by, "its processes are gone while the whole is timed"
+    assert all(name.startswith("compiling") for name in closed_by), "the thread that started them closes them"
+    assert json.loads(actor.compile(spec(), json.dumps(request)))["results"] == [[CANARY.key, None]]
+    assert not left.wait(0.8), "the GPU does not count as failing"
+
+
+def test_a_whole_that_fails_is_told_and_the_actor_leaves(
+    actor: BenchActor, left: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise MeasureError("the process that times end to end was lost")
+
+    monkeypatch.setattr("autotuner.fleet.actor.time_apart", lost)
+    found = made_up_configuration(small_model(tmp_path))
+    answer = json.loads(actor.ask(spec(), json.dumps({"do": "whole", "configuration": found.to_json(), "samples": 1})))
+    assert answer["failed"] == "the process that times end to end was lost"
+    assert left.wait(5)
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()

@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ import pytest
 
 from autotuner.database import open_database
 from autotuner.errors import InputError
-from autotuner.fleet.cluster import connected, imported
+from autotuner.fleet import software
+from autotuner.fleet.cluster import FleetDevices, connected
+from autotuner.fleet.importing import imported
 from autotuner.fleet.node import start_environment
+from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
+from autotuner.fleet.tuning import Fleet, FleetTuning
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.settings import TuneOptions
+from autotuner.settings import Settings, TuneOptions
 from autotuner.space import build_space, space_file
 from autotuner.tuner import Replay, tune
 from scripts.bench.supervised import Supervised, titled
@@ -89,6 +95,50 @@ def test_a_job_loses_nothing_when_an_actor_and_the_runner_are_killed(runner: Sup
         answer = Configuration.from_json(json.loads(database.configurations.get(job.configuration_id).text))
         assert steps_of(answer) == steps_of(expected)
         assert [gpu.used for gpu in database.gpus.all()] == [True, True]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_hosts_with_other_software_are_no_devices_of_the_cluster_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = own_software()
+    monkeypatch.setattr(software, "own_software", lambda: "0.1.0 (000000000000)")
+    devices = FleetDevices(SPEC)
+    until(lambda: not devices.known() and bool(devices.failing()))
+    (row,) = devices.failing()
+    assert (row.used, row.device_type) == (False, "cuda")
+    assert f"its version and sources are {mine}, and those of the tuning are 0.1.0" in row.reason
+    monkeypatch.undo()
+    until(lambda: bool(devices.known()))
+    assert devices.failing() == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_two_jobs_at_once_time_what_they_have_in_common_once(tmp_path: Path) -> None:
+    model = load_model(str(feed_forward(tmp_path))).instantiate("small")
+    file = space_file("cpu", without_compilers(tmp_path))
+    request = Request(model, "cpu", options=TuneOptions(exhaustive=True, end_to_end=False))
+    start = threading.Barrier(2)
+    fleet = Fleet(factory=SPEC.factory, arguments={"seconds": 0.01})
+
+    def run(_number: int) -> Mapping[str, int]:
+        with open_database(tmp_path / "jobs.sqlite") as database:
+            start.wait(WAIT_S)
+            with FleetTuning(fleet, request, Settings()).measuring() as measurer, database.writing_behind():
+                return tune(request, file, database, measurer).configuration.counts
+
+    with open_database(tmp_path / "jobs.sqlite") as database:
+        with ThreadPoolExecutor(2) as both:
+            counts = list(both.map(run, range(2)))
+        rows = len(database.measurements())
+    assert rows == len(build_space(training_graph(model.graph()), file).calls)
+    assert sum(each["measured"] for each in counts) <= 1.02 * rows
+    assert all(each["measured"] + each["reused"] == rows for each in counts)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_token_of_ones_own_cluster_is_private() -> None:
+    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from autotuner.fleet.handout import LATE_AT_LEAST_S, LATE_FACTOR, HandOut, Order
+from autotuner.fleet.handout import LATE_AT_LEAST_S, LATE_FACTOR, LATER_S, HandOut, Order
 from autotuner.ir.records import Call
 from autotuner.tuner.batches import CALL_S, Batches
 from tests.fleet.calls import call, calls, timed
@@ -61,6 +61,29 @@ def test_parts_of_a_race_are_led_by_the_fastest_call_that_is_known_when_they_are
     assert len(handout.answered(first.ticket, measured, 0.4, 1.0)) == len(first.batch.calls)
     (second,) = give(handout, "a")
     assert second.batch.calls[0] == first.batch.calls[3]
+
+
+def test_what_the_gate_keeps_back_comes_later_and_what_it_drops_never() -> None:
+    first, second, third, fourth = calls(4)
+    later = {second.key}
+
+    def gate(asked: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
+        left = [each for each in asked if each != third]
+        return [each for each in left if each.key not in later], [each for each in left if each.key in later]
+
+    handout = HandOut([[first, second], [third], [fourth]], Batches(2), 2, gate=gate)
+    orders = give(handout, "a")
+    assert [order.batch.calls for order in orders] == [(first,), (fourth,)]
+    for order in orders:
+        answer(handout, order)
+    assert give(handout, "a", LATER_S / 2) == []
+    assert give(handout, "a", LATER_S) == [], "it is still kept back"
+    later.clear()
+    assert not handout.is_done
+    (last,) = give(handout, "a", 2 * LATER_S)
+    assert answer(handout, last) == [second]
+    assert give(handout, "a", 3 * LATER_S) == []
+    assert handout.is_done
 
 
 def test_gpus_with_least_in_hand_come_first_up_to_the_window() -> None:

@@ -99,7 +99,7 @@ def test_another_gpu_in_the_same_slot_has_no_past() -> None:
         roster.join(gpu(0))
         roster.lose("one/0", float(now), "it failed")
     other = gpu(0)
-    roster.join(type(other)(other.slot, "two", "GPU-new", H200))
+    roster.join(replace(other, host="two", uuid="GPU-new"))
     assert slots(roster, 3.0) == ["one/0"]
 
 
