@@ -17,6 +17,7 @@ from autotuner.errors import InputError
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.fallbacks import NO_GRAPH
 from autotuner.runtime.ticket import new_number
 from autotuner.settings import Settings
 
@@ -72,12 +73,14 @@ class RegionCalls:
         runs: how often it ran, by its key.
         batches: how many batches there were.
         notes: why nodes, or whole graphs, are in no region.
+        graphs: how many graphs there were.
     """
 
     models: dict[str, Model] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     notes: list[str] = field(default_factory=list)
+    graphs: int = 0
 
 
 def regions(
@@ -110,6 +113,7 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
     calls = RegionCalls()
 
     def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        calls.graphs += 1
         captured = capture(module)
         if isinstance(captured, str):
             calls.notes.append(captured)
@@ -153,7 +157,8 @@ def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:
         InputError: there are none; the message says why.
     """
     if not calls.models:
-        why = "; ".join(dict.fromkeys(calls.notes)) or "nothing in it repeats, and it has no attention"
+        nothing = "nothing in it repeats, and it has no attention" if calls.graphs else NO_GRAPH
+        why = "; ".join(dict.fromkeys(calls.notes)) or nothing
         name = type(called).__name__ if isinstance(called, nn.Module) else "function"
         raise InputError(f"no region of this {name} can be tuned: {why}")
     return list(sorted_by_work(calls).values())
