@@ -17,7 +17,6 @@ from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
-from autotuner.runtime.capture.additive import added_in, additive, finite
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
@@ -179,17 +178,7 @@ def capture(module: fx.GraphModule) -> Captured | str:
 
 def _writer(tuned: TunedRegion, region: Region) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
-        tensors = region.model.graph().tensors
-        given = list(inputs)
-        for place, (port, source) in enumerate(zip(region.inputs, region.sources, strict=False)):  # parameters behind
-            if source.tensor.computed is not None:
-                continue
-            dtype = added_in(region.model.graph(), port.name)
-            if source.tensor.dtype == "bool":
-                given[place] = graph.call_function(additive, (given[place], getattr(torch, tensors[port.name].dtype)))
-            elif dtype is not None:
-                given[place] = graph.call_function(finite, (given[place], getattr(torch, dtype)))
-        made = graph.call_function(tuned.operator, tuned.arguments(given, parameters))
+        made = graph.call_function(tuned.operator, tuned.arguments(inputs, parameters))
         outputs = graph.call_function(operator.getitem, (made, 0))
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 

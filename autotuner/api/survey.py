@@ -19,6 +19,7 @@ from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import Coverage, percent
+from autotuner.runtime.fallbacks import NO_GRAPH
 from autotuner.runtime.ticket import new_number
 from autotuner.settings import Settings
 
@@ -166,7 +167,8 @@ def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:
     """
     if not calls.models:
         name = type(called).__name__ if isinstance(called, nn.Module) else "function"
-        lines = Coverage.of_all(calls.coverage).lines or [next(iter(calls.notes), "it calls no operator of torch's")]
+        nothing = "nothing in it repeats, and it has no attention" if calls.coverage else NO_GRAPH
+        lines = Coverage.of_all(calls.coverage).lines or [next(iter(calls.notes), nothing)]
         raise InputError("\n".join([f"no region of this {name} can be tuned; {lines[0]}", *lines[1:]]))
     return list(sorted_by_work(calls).values())
 

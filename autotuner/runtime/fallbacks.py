@@ -19,10 +19,16 @@ SHAPES = 64
 TOLD_FROM = 0.05
 """Share of a process's calls above which fallbacks are reported when it ends."""
 LINES = 8
+NO_GRAPH = 'torch made no graph of it, and runs it as it is: TORCH_LOGS="graph_breaks" tells where it stopped'
+NOTHING = (
+    "nothing ran tuned: no tuned layer was called, and no graph was compiled. Call what autotuner.apply(layer, ...) or "
+    f'torch.compile(model, backend="autotuner") returned; if that was called, {NO_GRAPH}'
+)
 
 _REMEDIES = {
     "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",
     "mask": 'tune with options={"attention_mask": True}, and give apply both: apply(layer, [plain, masked])',
+    "padding": "leave examples that are all padding out of the batch",
     "settings": 'for evaluation tune with mode="eval", and give apply both: apply(layer, [train, eval])',
     "dtype": "call it with inputs of the configuration's dtype on its device, or tune for these",
     "autocast": "convert the layer to the dtype that autocast computes in and call it outside of autocast",
@@ -75,7 +81,7 @@ class Summary:
         if not total and told:
             return "\n".join(told)
         if not total:
-            return "no call of a tuned layer: apply returns one, in place of the layer that it is given"
+            return NOTHING
         lines = [f"{self.tuned_share:.0%} of {total:,} calls of tuned layers ran a configuration"]
         rows = self.fallbacks.most_common()
         for (name, reason, shape), count in rows[:LINES]:

@@ -1,10 +1,10 @@
 """Attention masks of the frameworks -> the graph's additive mask over keys, (b, l).
 
-Two questions depend on a mask's values: does it mask anything, and is it the same for all queries. On the CPU they are
-answered for every call. On CUDA an answer makes the host wait for the device, so it is read only where it is needed,
-once for all layers of a model. A mask that the same module gets a second time is read anew, since memory can change
-unnoticed. While a CUDA graph is captured nothing can be read: the graph asserts on the device, in every replay, the
-answer that the plan relies on.
+Three questions depend on a mask's values: does it mask anything, is it the same for all queries, and has every sequence
+a key. On the CPU they are answered for every call. On CUDA an answer makes the host wait for the device, so it is read
+only where it is needed, once for all layers of a model. A mask that the same module gets a second time is read anew,
+since memory can change unnoticed. While a CUDA graph is captured nothing can be read: the graph asserts on the device,
+in every replay, the answer that the plan relies on.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from autotuner.runtime.fallbacks import Reason, warn
 
 NOT_TUNED = "a mask is given that masks something, and the configuration was tuned without one"
 DIFFERS = "the mask differs between queries, and the configuration was tuned for one over keys"
+ALL_PADDING = "a sequence is all padding: it has no key that counts"
 
 
 def additive_key_mask(
@@ -25,8 +26,8 @@ def additive_key_mask(
     """Return what is added to the scores of each key, None for nothing, or the reason why a mask is not one over keys.
 
     Keys that do not count get the lowest finite number: next to any key that counts, their weight is 0, as with -inf.
-    A sequence in which no key counts is refused, since frameworks differ in what they make of it. On CUDA nobody looks:
-    there, such a sequence weighs all keys alike, or as if none were masked.
+    A mask that leaves a sequence no key is refused: torch's attention makes zeros of it, the softmax of a model that is
+    written out makes means or NaN, and no configuration makes any of them.
 
     Args:
         mask: (b, l), or with `keeps` 4 dimensions that broadcast to (b, heads, queries, l); boolean, or floating point
@@ -51,24 +52,21 @@ def additive_key_mask(
             "mask", f"the mask has shape {tuple(mask.shape)}, and one over keys is {wanted} with (b, l) = {keys}"
         )
     distinct = _distinct(mask)
-    facts = _Facts(mask, distinct, keeps)
+    facts = _Facts(mask, distinct, keeps, dtype)
     if dtype is None or (mask.is_cpu and facts.masks_nothing()):
         return None if facts.masks_nothing(asker) else Reason("mask", NOT_TUNED)
     if distinct.dim() == 4:
         if (distinct.shape[1] > 1 or distinct.shape[2] > 1) and not facts.rows_are_equal(asker):
             return None if facts.masks_nothing(asker) else Reason("mask", DIFFERS)
         distinct = distinct[:, 0, 0]
+    if not facts.leaves_keys(asker):
+        return Reason("padding", ALL_PADDING)
     over_keys = distinct.expand(keys)
     lowest = torch.finfo(dtype).min
-    if mask.dtype == torch.bool:
-        counts = over_keys if keeps else ~over_keys
-        added = torch.zeros(keys, dtype=dtype, device=mask.device).masked_fill_(~counts, lowest)
-    else:
-        added = over_keys.to(dtype).clamp_min(lowest)
-        counts = added > lowest
-    if mask.is_cpu and not bool(counts.any(1).all()):
-        return Reason("mask", "a sequence has no key that counts")
-    return added
+    if mask.dtype != torch.bool:
+        return over_keys.to(dtype).clamp_min(lowest)
+    counts = over_keys if keeps else ~over_keys
+    return torch.zeros(keys, dtype=dtype, device=mask.device).masked_fill_(~counts, lowest)
 
 
 def _distinct(mask: Tensor) -> Tensor:
@@ -82,8 +80,8 @@ def _distinct(mask: Tensor) -> Tensor:
 class _Facts:
     """Answers that depend on a mask's values."""
 
-    def __init__(self, mask: Tensor, distinct: Tensor, keeps: bool) -> None:
-        self._mask, self._distinct, self._keeps = mask, distinct, keeps
+    def __init__(self, mask: Tensor, distinct: Tensor, keeps: bool, dtype: torch.dtype | None) -> None:
+        self._mask, self._distinct, self._keeps, self._dtype = mask, distinct, keeps, dtype
 
     def masks_nothing(self, asker: object = None) -> bool:
         return self._answer("masks nothing", asker)
@@ -91,8 +89,18 @@ class _Facts:
     def rows_are_equal(self, asker: object) -> bool:
         return self._answer("rows are equal", asker)
 
+    def leaves_keys(self, asker: object) -> bool:
+        return self._answer("leaves keys", asker)
+
     def _computed(self, question: str) -> Tensor:
         mask = self._distinct
+        if question == "leaves keys":
+            if mask.dtype == torch.bool:
+                counts = mask if self._keeps else ~mask
+            else:
+                dtype = self._dtype or mask.dtype
+                counts = mask.to(dtype) > torch.finfo(dtype).min
+            return counts.any(-1).all()
         if question == "rows are equal":
             return (mask == mask[:, :1, :1]).all()
         if mask.dtype == torch.bool:
@@ -126,7 +134,7 @@ class _Facts:
         return True
 
 
-_BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS}
+_BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS, "leaves keys": ALL_PADDING}
 
 
 class _Known:

@@ -306,20 +306,26 @@ def over_keys(mask: Tensor, asker: object, dtype: torch.dtype | None = torch.flo
     return additive_key_mask(mask, (2, 6), dtype, keeps=True, asker=asker)
 
 
-def test_rows_of_a_mask_that_lie_apart_are_compared_once_for_all_layers_and_others_never() -> None:
+def test_a_mask_is_read_once_for_all_layers() -> None:
     keeps = (torch.arange(6) < torch.tensor([[4], [6]])).to(CUDA)[:, None, None]
-    with without_waiting():
-        for mask in (keeps, keeps.expand(2, 1, 6, 6)):
-            assert isinstance(over_keys(mask, "one"), Tensor)
-    apart = keeps.expand(2, 1, 6, 6).contiguous()
-    first = over_keys(apart, "one")
-    with without_waiting():
-        again = over_keys(apart, "other")
-    assert isinstance(first, Tensor)
-    assert isinstance(again, Tensor)
-    assert torch.equal(first, again)
-    apart[0, 0, 3, 0] = False
-    assert isinstance(over_keys(apart, "third"), Reason)
+    for mask in (keeps, keeps.expand(2, 1, 6, 6), keeps.expand(2, 1, 6, 6).contiguous()):
+        first = over_keys(mask, "one")
+        with without_waiting():
+            again = over_keys(mask, "other")
+        assert isinstance(first, Tensor)
+        assert isinstance(again, Tensor)
+        assert torch.equal(first, again)
+    mask[0, 0, 3, 0] = False
+    assert isinstance(over_keys(mask, "third"), Reason)
+
+
+def test_a_mask_that_leaves_a_sequence_no_key_is_refused() -> None:
+    keeps = torch.ones(2, 1, 1, 6, dtype=torch.bool, device=CUDA)
+    keeps[1] = False
+    for mask in (keeps, torch.zeros(2, 1, 1, 6, device=CUDA).masked_fill_(~keeps, torch.finfo(torch.float32).min)):
+        found = over_keys(mask, "one")
+        assert isinstance(found, Reason)
+        assert found.key == "padding"
 
 
 def test_whether_a_mask_masks_anything_is_asked_once_for_all_layers_and_again_by_the_same_layer() -> None:

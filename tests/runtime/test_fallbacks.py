@@ -157,11 +157,16 @@ def test_a_mask_over_keys_that_it_was_tuned_for_runs_tuned(mask: Callable[[], Te
     assert (layer.calls, dict(layer.fallbacks)) == (2, {})
 
 
-def test_a_sequence_without_any_key_runs_the_original() -> None:
+@pytest.mark.parametrize(
+    "mask",
+    [lambda padding: padding, lambda padding: torch.zeros(2, 6, dtype=torch.float64).masked_fill_(padding, -torch.inf)],
+    ids=["boolean", "infinite"],
+)
+def test_a_batch_with_an_example_that_is_all_padding_runs_the_original(mask: Callable[[Tensor], Tensor]) -> None:
     layer, twin = tuned_layer(MASKED)
     padding = PADDING.clone()
     padding[0] = True
-    original_runs(layer, twin, "mask", batch(), src_key_padding_mask=padding)
+    original_runs(layer, twin, "padding", batch(), src_key_padding_mask=mask(padding))
 
 
 @pytest.mark.parametrize(

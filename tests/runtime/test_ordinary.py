@@ -450,7 +450,9 @@ def test_a_summary_says_which_share_ran_tuned_why_not_and_what_to_do() -> None:
 
 
 def test_a_summary_of_a_model_without_tuned_layers_says_so() -> None:
-    assert str(autotuner.summary(nn.Linear(2, 2))).startswith("no call of a tuned layer: apply returns one")
+    assert str(autotuner.summary(nn.Linear(2, 2))).startswith(
+        "nothing ran tuned: no tuned layer was called, and no graph was compiled. Call what autotuner.apply(layer, ...)"
+    )
 
 
 def test_an_interleaved_plan_is_one() -> None:

@@ -1,9 +1,9 @@
 """Masks as kernels take them: added to the scores, and ones and zeros for queries."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-
-from autotuner.ir.graph import Graph
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -16,34 +16,42 @@ def finite(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.clamp_min(torch.finfo(dtype).min)
 
 
-def added_in(graph: Graph, name: str) -> str | None:
-    """Return the type in which a tensor is added to scores as a mask; None for one that is read otherwise as well."""
-    found = {
-        graph.tensors[name].dtype if reader.kind == "mask" and reader.inputs[0] != name
-        else added_in(graph, reader.outputs[0]) if reader.kind == "cast"
-        else None
-        for reader in graph.consumers[name]
-    }  # fmt: skip
-    return found.pop() if len(found) == 1 else None
+Layout = tuple[list[int], list[int], list[int]]
+"""How a tensor becomes a mask: split into axes of these extents, in this order, and then of this shape."""
 
 
-def added_to_scores(mask: Tensor, keys: int, given_as: str, dtype: torch.dtype) -> Tensor:
+def added_to_scores(mask: Tensor, layout: Layout, given_as: str, written_out: bool, dtype: torch.dtype) -> Tensor:
     """Return what a mask adds to scores, as finite numbers; 0 where a query sees no key.
 
     Args:
         mask: boolean, or additive.
-        keys: its dimension of keys.
+        layout: as a mask; the last dimension is that of keys.
         given_as: the type in which attention reads it.
+        written_out: -inf where a query sees no key: the softmax of such a row is NaN.
         dtype: of the result.
     """
+    mask = _laid_out(mask, layout)
     hidden = _hidden(mask, given_as, dtype)
     added = additive(~hidden, dtype) if mask.dtype == torch.bool else finite(mask.to(dtype), dtype)
-    return added.masked_fill(hidden.all(keys, keepdim=True), 0.0)
+    return added.masked_fill(hidden.all(-1, keepdim=True), -torch.inf if written_out else 0.0)
 
 
-def seeing(mask: Tensor, keys: int, given_as: str, dtype: torch.dtype) -> Tensor:
-    """Return 1 for each query that sees a key, and 0 for others; arguments as of `added_to_scores`."""
-    return (~_hidden(mask, given_as, dtype).all(keys)).to(dtype)
+def seeing(mask: Tensor, layout: Layout, given_as: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return 1 for each query that sees a key, and 0 for others; `shape` is of the result."""
+    hidden = _hidden(_laid_out(mask, layout), given_as, dtype)
+    return (~hidden.all(-1)).to(dtype).expand(shape).contiguous()
+
+
+def total(
+    one: Tensor, other: Tensor, of_one: Layout, of_other: Layout, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Return the sum of two masks whose layouts broadcast."""
+    return (_laid_out(one, of_one).to(dtype) + _laid_out(other, of_other).to(dtype)).reshape(shape)
+
+
+def _laid_out(mask: Tensor, layout: Layout) -> Tensor:
+    axes, order, shape = layout
+    return mask.reshape(axes).permute(order).reshape(shape)
 
 
 def _hidden(mask: Tensor, given_as: str, dtype: torch.dtype) -> Tensor:

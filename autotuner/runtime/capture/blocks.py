@@ -5,6 +5,7 @@ a transformer do, make one block each time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
+FAR_SHARE, FAR_MAX = 8, 4
+"""What all layers may read: tensors whose first and last readers are an eighth of the program apart, and how many of
+them are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +61,35 @@ def blocks_of(operations: Sequence[Operation], demanded: Iterable[TensorValue]) 
     uses = Uses(operations, demanded)
     found = []
     for part in _connected(operations, uses):
-        pieces = _pieces(part)
-        for number, group in _repeated(pieces, uses):
+        for number, group in _groups(part, uses):
             block = [operation for piece in group for operation in piece]
             if number > 1 or any(operation.kind == "softmax" for operation in block):
                 found.append(Block(tuple(block), uses.results(block)))
     return sorted(found, key=lambda block: block.operations[0].place)
+
+
+def _groups(operations: Sequence[Operation], uses: Uses) -> list[tuple[int, list[list[Operation]]]]:
+    """Cut operators into groups, so that most are in groups that repeat; see `_repeated`.
+
+    A tensor that is read over a long way may be what every layer looks at beside what flows through it.
+    """
+    found = [
+        _repeated(_pieces(operations, known), uses) for known in [set(), *({each} for each in _far_read(operations))]
+    ]
+    return max(found, key=lambda groups: sum(len(piece) for number, group in groups if number > 1 for piece in group))
+
+
+def _far_read(operations: Sequence[Operation]) -> list[TensorValue]:
+    """Return tensors that operators read over a good part of a program, those over the longest way first."""
+    places: dict[TensorValue, list[int]] = {}
+    for place, operation in enumerate(operations):
+        for operand in operation.inputs:
+            tensor = source_of(operand.view.tensor)
+            if not tensor.parameter and operation.kind == "contraction":
+                places.setdefault(tensor, []).append(place)
+    ways = {tensor: read[-1] - read[0] for tensor, read in places.items()}
+    far = [tensor for tensor, way in ways.items() if way * FAR_SHARE >= len(operations)]
+    return sorted(far, key=lambda tensor: -ways[tensor])[:FAR_MAX]
 
 
 def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operation]]:
@@ -81,14 +108,14 @@ def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operati
     return [sorted(members, key=order.__getitem__) for members in distinct.values()]
 
 
-def _pieces(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Cut operators where one tensor goes on, between two nodes of the program."""
+def _pieces(operations: Sequence[Operation], known: AbstractSet[TensorValue] = frozenset()) -> list[list[Operation]]:
+    """Cut operators where one tensor goes on beside those that are known, between two nodes of the program."""
     last: dict[TensorValue, int] = {}
     for place, operation in enumerate(operations):
         for operand in operation.inputs:
             last[operand.view.tensor] = place
     pieces: list[list[Operation]] = [[]]
-    flowing, memory = _flowing(operations), _memory(operations)
+    flowing, memory = _flowing(operations) - known, _memory(operations) | known
     alive: set[TensorValue] = set()
     for place, operation in enumerate(operations):
         pieces[-1].append(operation)

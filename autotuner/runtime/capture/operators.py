@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from autotuner.runtime.capture.additive import added_to_scores, seeing
+from autotuner.runtime.capture.attention_masks import masks_of_attention, sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
-from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, source_of
+from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
@@ -78,7 +78,19 @@ def _mm(reader: Reader, a: View, b: View) -> View:
 
 @rule(aten.bmm.default)
 def _bmm(reader: Reader, a: View, b: View) -> View:
-    return _product(reader, a, b, (-1, 1), 1)
+    return _product(reader, a, b, (-1, 1), 1, _as_queries(a))
+
+
+def _as_queries(weights: View) -> list[Axis]:
+    """Return the axes of the queries in the order of their memory, where weights are those of attention written out."""
+    made = weights.tensor.made_by
+    while made is not None and made.kind in _OF_WEIGHTS:
+        made = made.inputs[0].view.tensor.made_by
+    is_attention = made is not None and made.kind == "contraction" and made is not weights.tensor.made_by
+    return held(made.inputs[0].view) if made is not None and is_attention else []
+
+
+_OF_WEIGHTS = ("dropout", "softmax", "mask", "bias", "scale")
 
 
 @rule(aten.matmul.default)
@@ -113,6 +125,9 @@ def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
         other = reader.united(a.dims, b)
         in_order(a, other)
         return reader.mapped("add", a, other)
+    found = sum_of_masks(reader, a, b)
+    if found is not None:
+        return found
     wide, narrow = (a, b) if _is_whole(a) and len(a.dims) >= len(b.dims) else (b, a)
     if not _is_whole(wide) or extent(axis for dim in wide.dims for axis in whole(dim)) < extent(
         axis for dim in narrow.dims for axis in whole(dim)
@@ -231,6 +246,23 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
     return View(made[0], x.dims)
 
 
+def _masked(reader: Reader, scores: View, mask: View, *, written_out: bool = False) -> tuple[View, View | None]:
+    """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`."""
+    if learned(mask):
+        return reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(mask))), None
+    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), written_out=written_out)
+    return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
+
+
+@rule(aten.baddbmm.default)
+def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, alpha: float = 1) -> View:
+    """Append scores and the mask that is added to them, as torch has it where attention returns its weights."""
+    if (beta, alpha) != (1, 1):
+        raise UnknownError("a product with factors")
+    scores, _ = _masked(reader, _bmm(reader, a, b), mask, written_out=True)
+    return scores
+
+
 @rule(aten.scaled_dot_product_attention.default)
 def _attention(
     reader: Reader,
@@ -261,31 +293,7 @@ def _attention(
         (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
-        mask = plain(attn_mask, "an attention mask")
-        kind = "bias" if learned(mask) else "mask"
-        if kind == "mask" and len(mask.dims) > 1 and set(whole(mask.dims[-2])) & set(held(mask)):
-            mask, sees = _masks_of_queries(mask)
-        mask = mask if mask.dtype == "bool" else reader.typed(mask)
-        scores = reader.mapped(kind, scores, reader.united(scores.dims, mask))
+        scores, sees = _masked(reader, scores, plain(attn_mask, "an attention mask"))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     context = _product(reader, weights, value, (-1, -2), batch, held(query))
     return context if sees is None else reader.mapped("row_mask", context, reader.united(context.dims, sees))
-
-
-def _masks_of_queries(mask: View) -> tuple[View, View]:
-    """Return what a mask with rows of its own for queries adds to scores, and which of the queries see a key.
-
-    A query that sees none gets zeros from torch's attention, and so do the gradients that it would give.
-    """
-    source, keys = source_of(mask.tensor), whole(mask.dims[-1])
-    places = [place for place, dim in enumerate(source.dims) if whole(dim) == keys]
-    if not keys or len(places) != 1 or mask.fixed:
-        raise UnknownError("a mask whose keys are no dimension of the tensor that it comes from")
-    place = places[0]
-    others = source.dims[:place] + source.dims[place + 1 :]
-
-    def computed(function: Any, dims: tuple[Dim, ...]) -> TensorValue:
-        return TensorValue(dims, "bool", source.node, computed=Computed(function, (place, mask.dtype)))
-
-    rows: tuple[Dim, ...] = (*mask.dims[:-1], ())
-    return View(computed(added_to_scores, source.dims), mask.dims), View(computed(seeing, others), rows)

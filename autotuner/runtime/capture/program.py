@@ -17,9 +17,10 @@ Renamed = tuple[tuple[Axis, Axis], ...]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A call that computes a tensor from a node: `function(node, *arguments, dtype)`."""
+    """A call that computes a tensor from others, outside of all regions: `function(*of, *arguments, dtype)`."""
 
     function: Callable[..., Tensor]
+    of: "tuple[TensorValue, ...]"
     arguments: tuple[Any, ...]
 
 
@@ -30,7 +31,7 @@ class TensorValue:
     Args:
         dims: its dimensions, in the order of its memory.
         dtype: as torch names it.
-        node: where it comes from, if no operator makes it.
+        node: where it comes from, if no operator makes it; of several, the first.
         parameter: whether it is a parameter of the model.
         computed: how it is computed from its node, where it is not the node itself.
     """

@@ -18,6 +18,7 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.constants import Constants
+from autotuner.runtime.capture.out_of_place import fill_out_of_place
 from autotuner.runtime.capture.program import Operation, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader
 from autotuner.runtime.capture.views import sliced
@@ -50,6 +51,7 @@ class GraphReading:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
+        fill_out_of_place(graph)
         self.graph = graph
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.values: dict[fx.Node, Any] = {}
@@ -131,7 +133,23 @@ class GraphReading:
             raise UnknownError("torch cannot trace it by itself")
         found = _Rules(fragment, self._reader).value(*(self.value_of(each) for each in given))
         _check_is(found, node.meta.get(EXAMPLE))
+        self._check_unread(node, found)
         return found
+
+    def _check_unread(self, node: fx.Node, found: Any) -> None:
+        """Check that nobody reads the weights of an attention that are averaged over its heads.
+
+        Raises:
+            UnknownError: somebody does; torch would compute them again, from other weights where some are dropped.
+        """
+        if not isinstance(found, tuple):
+            if is_named(found, "mean"):
+                raise UnknownError("a mean outside of RMS norm")
+            return
+        means = [place for place, part in enumerate(found) if is_named(part, "mean")]
+        for user in node.users if means else ():
+            if user.target is not operator.getitem or (user.args[1] in means and user.users):
+                raise UnknownError("the weights of its attention are read: need_weights=False leaves them out")
 
     def _is_of_ours(self, node: fx.Node) -> bool:
         example = node.meta.get(EXAMPLE)
@@ -158,10 +176,18 @@ class GraphReading:
         return View(tensor, tensor.dims)
 
     def _mask(self, mask: Any) -> Tensor | None:
-        """Return the value of a boolean mask that is a constant, as the node has it that it comes from."""
+        """Return where a mask that is a constant hides nothing, as the node has it that it comes from.
+
+        It is boolean, or additive and of 0 and -inf.
+        """
+        if isinstance(mask, View) and mask.tensor.computed is not None:
+            return None
         node = mask.tensor.node if isinstance(mask, View) else mask
         value = self._constants.value(node) if isinstance(node, fx.Node) else None
-        return value if value is not None and value.dtype == torch.bool else None
+        if value is None or value.dtype == torch.bool:
+            return value
+        shows = value == 0
+        return shows if value.is_floating_point() and bool((shows | (value == -torch.inf)).all()) else None
 
     def _hides_nothing(self, mask: Any) -> bool:
         value = self._mask(mask)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.narrowing import narrow, renamed
-from autotuner.runtime.capture.program import Computed, Operation, TensorValue, View, fixed_of
+from autotuner.runtime.capture.program import Operation, TensorValue, View, fixed_of
 from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
 
@@ -41,6 +41,7 @@ class Captured:
         self.reasons, self.refused = self._reading.reasons, self._reading.refused
         needed = self._needed(demanded)
         self._views: dict[TensorValue, list[fx.Node]] = {}
+        self._made: dict[Any, tuple[fx.Node | None, int]] = {}
         for node, value in self._reading.values.items():
             if isinstance(value, View):
                 self._views.setdefault(value.tensor, []).append(node)
@@ -152,8 +153,8 @@ class Captured:
                 for source, port in zip(region.sources, (*region.inputs, *region.parameters), strict=True):
                     node, axes = stands_for.get(source.tensor) or self._holder(source.tensor)
                     if source.tensor.computed is not None:
-                        dtype = getattr(torch, tensors[port.name].dtype)
-                        node = _computed(self.graph, node, source.tensor, source.tensor.computed, dtype)
+                        place = self._reading.order[before]
+                        node = self._computed(source.tensor, tensors[port.name].dtype, place)
                     wanted = [axis for dim in source.dims for axis in dim]
                     shape = [extent(dim) for dim in source.dims]
                     fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
@@ -176,6 +177,20 @@ class Captured:
                 self.graph.erase_node(node)
         self.graph.lint()
         return list(placed)
+
+    def _computed(self, tensor: TensorValue, dtype: str, place: int) -> fx.Node:
+        """Write the call that computes a tensor, in a type, from others; what stands before a place is used again."""
+        by = tensor.computed
+        if by is None:
+            return self._holder(tensor)[0]
+        given = [self._computed(each, each.dtype, place) for each in by.of]
+        key = by.function, *given, repr(by.arguments), dtype
+        made, made_at = self._made.get(key, (None, 0))
+        if made is None or made_at > place:
+            made = self.graph.call_function(by.function, (*given, *by.arguments, getattr(torch, dtype)))
+            made.meta[EXAMPLE_SHAPE] = tuple(extent(whole(dim)) for dim in tensor.dims)
+            self._made[key] = made, place
+        return made
 
     def _placed(self, regions: list[Region]) -> dict[Region, fx.Node]:
         """Return the node before which each region's call can stand: behind what it reads, before who reads it."""
@@ -206,6 +221,8 @@ class Captured:
             regions = [region for region in regions if region is not refused]
 
     def _position(self, tensor: TensorValue, at: Mapping[TensorValue, float]) -> float:
+        if tensor.computed is not None:
+            return max(self._position(each, at) for each in tensor.computed.of)
         return at[tensor] if tensor in at else float(self._reading.order[self._holder(tensor)[0]])
 
     def _holder(self, tensor: TensorValue) -> tuple[fx.Node, tuple[Axis, ...]]:
@@ -226,13 +243,6 @@ class Captured:
 
 
 EXAMPLE_SHAPE = "autotuner_shape"
-
-
-def _computed(graph: fx.Graph, node: fx.Node, tensor: TensorValue, by: Computed, dtype: torch.dtype) -> fx.Node:
-    """Write the call that computes a tensor from a node."""
-    made = graph.call_function(by.function, (node, *by.arguments, dtype))
-    made.meta[EXAMPLE_SHAPE] = tuple(extent(whole(dim)) for dim in tensor.dims)
-    return made
 
 
 def _with_strides(graph: fx.Graph, node: fx.Node, example: Tensor) -> fx.Node:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
-from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
 from autotuner.runtime.capture.written_out import is_named, uncast
 
@@ -131,6 +134,33 @@ def split(reader: Reader, x: View, size: int, dim: int = 0) -> tuple[View, ...]:
 
 
 RULES[aten.split.Tensor] = split
+
+
+@rule(aten.split_with_sizes.default)
+def _split_with_sizes(reader: Reader, x: View, sizes: Sequence[int], dim: int = 0) -> tuple[View, ...]:
+    place = dim % len(x.dims)
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return tuple(_taken(reader, x, place, first, size) for first, size in zip(firsts, sizes, strict=True))
+
+
+def _taken(reader: Reader, x: View, place: int, first: int, size: int) -> View:
+    """Return a slice of a dimension; of a tensor from outside, also one that is no multiple of its own length away.
+
+    Attention's packed weights are split so where keys and values come from another tensor than queries.
+    """
+    elements = extent(whole(x.dims[place]))
+    if elements % size == 0 and first % size == 0:
+        return sliced(reader, x, place, first, size)
+    tensor = x.tensor
+    if tensor.made_by is not None or tensor.computed is not None or x.fixed or x.dims != tensor.dims:
+        raise UnknownError(f"a slice of {size} of {elements} elements from {first}")
+    dims = (*x.dims[:place], *fresh([size]), *x.dims[place + 1 :])
+    part = Computed(_narrowed, (tensor,), (place, first, size))
+    return View(TensorValue(dims, tensor.dtype, tensor.node, tensor.parameter, computed=part), dims)
+
+
+def _narrowed(tensor: Tensor, place: int, first: int, size: int, dtype: torch.dtype) -> Tensor:
+    return tensor.narrow(place, first, size).to(dtype)
 
 
 @rule(aten.chunk.default)

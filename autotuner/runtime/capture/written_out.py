@@ -60,6 +60,8 @@ RULES[aten.neg.default] = _part("slice", "minus slice", "rotary embeddings")
 
 @rule(aten.mean.dim)
 def _mean(reader: Reader, x: Any, dims: Sequence[int], keepdim: bool = False, **_: Any) -> Expression:  # noqa: ARG001
+    if isinstance(x, View):
+        return Expression("mean", (x,))
     if not is_named(x, "power") or x.operands[1] != 2.0 or not keepdim:
         raise UnknownError("a mean outside of RMS norm")
     if [dim % len(x.operands[0].dims) for dim in dims] != [len(x.operands[0].dims) - 1]:

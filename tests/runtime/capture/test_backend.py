@@ -239,7 +239,7 @@ def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
     assert lines == ["    50%  *.down: not tuned", "    50%  *.up: not tuned"]
 
 
-def stored(model: nn.Module, x: Tensor, path: Path) -> Configuration:
+def stored(model: nn.Module, x: Any, path: Path) -> Configuration:
     """Store a plan of a model's one region, and return it."""
     (region,) = region_calls(model, [x]).models.values()
     found = planned(region)
@@ -289,6 +289,30 @@ def test_a_module_without_regions_is_refused_with_the_reason() -> None:
     torch._dynamo.reset()
     with pytest.raises(InputError, match="can be tuned; left out, heaviest first:\n 100%  the model itself: nothing"):
         autotuner.tune(nn.Linear(4, 4), [torch.randn(2, 4)])
+
+
+class Uncompiled(nn.Linear):
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_module_that_torch_makes_no_graph_of_is_refused_with_the_reason() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(InputError, match=r'can be tuned: torch made no graph of it, .*TORCH_LOGS="graph_breaks" tells'):
+        autotuner.tune(Uncompiled(4, 4), [torch.randn(2, 4)])
+
+
+def test_a_padded_encoder_of_torchs_runs_tuned_as_it_is_typed(tmp_path: Path) -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), 2)
+    batch = {"src": torch.randn(2, 3, 8), "src_key_padding_mask": torch.tensor([[False] * 3, [False, True, True]])}
+    stored(model, batch, tmp_path / "known.sqlite")
+    (region,) = autotuner.regions(model, [batch], database=tmp_path / "known.sqlite").regions
+    assert (region.runs, region.known is not None) == (2, True)
+    options: dict[str, Any] = {"database": str(tmp_path / "known.sqlite"), "compiler": "eager"}
+    compiled = torch.compile(model, backend="autotuner", options=options)
+    torch.testing.assert_close(compiled(**batch), model(**batch))
+    assert str(autotuner.summary(model)) == "compiled graph 1: 2 of 2 regions run tuned (1 of 1 kinds)"
 
 
 def test_arguments_that_do_not_go_with_example_inputs_are_refused() -> None:
