@@ -79,6 +79,8 @@ def test_a_wheel_in_a_clean_environment_compiles_a_model_in_three_lines(wheel: P
     # The dependencies; what lies there for a clone of this project is not looked at, since it is no site folder here.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     given = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "AUTOTUNER"))}
+    (tmp_path / "home").mkdir()
+    given |= {"HOME": str(tmp_path / "home")}
     found = subprocess.run(
         [python, "-c", COMPILED], cwd=tmp_path, env=given, check=True, capture_output=True, text=True
     )
