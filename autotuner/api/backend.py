@@ -12,6 +12,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.errors import AutotunerError, InputError
@@ -190,9 +191,13 @@ def rewrite(
 
 
 def capture(module: fx.GraphModule) -> Captured | str:
-    """Return a graph with its regions, or why it has none."""
+    """Return a graph with its regions, or why it has none.
+
+    Nothing that is traced here is seen by the caller's hooks on saved tensors: `checkpoint` counts what it is given.
+    """
     try:
-        return Captured(module.graph)
+        with _disable_saved_tensors_hooks_during_tracing():
+            return Captured(module.graph)
     except UnknownError as error:
         return str(error)
 
