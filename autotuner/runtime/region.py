@@ -203,10 +203,9 @@ class TunedRegion:
                 f"inputs and {counts[1]} parameters"
             )
         device = (*inputs, *parameters)[0].device
-        bound = self._bound.found(parameters, device)
-        self.plan.check(inputs, () if bound else parameters, self.label, device)
-        bound = bound or self._bound.bind(parameters, device)
+        pool = self._bound.found(parameters, device)
+        self.plan.check(inputs, () if pool else parameters, self.label, device)
         self.calls += 1
-        lease = Lease(bound.pool)
+        lease = Lease(pool or self._bound.bind(parameters, device))
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

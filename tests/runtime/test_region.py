@@ -81,10 +81,10 @@ def test_layers_that_share_a_scratch_compute_what_they_compute_alone(seed: int) 
     for _ in range(2):
         with sharing(scratch):
             assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    own = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    own = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert own == {1}, "the second step takes up the workspaces of the first"
     assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    made = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    made = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert made == {2}, "who does not share it has a workspace without"
 
 
