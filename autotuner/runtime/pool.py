@@ -106,7 +106,7 @@ class Pool:
 class Lease:
     """Holds a workspace for as long as somebody holds the lease."""
 
-    __slots__ = ("pool", "workspace")
+    __slots__ = ("__weakref__", "pool", "workspace")
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.workspace = pool, pool.take()

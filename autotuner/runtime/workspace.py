@@ -59,6 +59,32 @@ class ParameterMemory:
     moving: bool = False
 
 
+@dataclass(frozen=True)
+class SavedState:
+    """The beginning of a workspace's memory: buffers that backward reads and forward hands out, then the arena's.
+
+    Args:
+        held: where each buffer begins that is handed out as a copy, by number.
+        held_bytes: where the arena begins.
+        size_bytes: where the last of the arena's buffers ends that forward leaves for backward; one byte at least.
+    """
+
+    held: Mapping[int, int]
+    held_bytes: int
+    size_bytes: int
+
+    @staticmethod
+    def of(plan: MemoryPlan, device_type: str) -> "SavedState":
+        aligned, end = alignment_bytes(device_type), 0
+        held: dict[int, int] = {}
+        for number in sorted(plan.held_outputs):
+            held[number] = end
+            end += -(-plan.buffers[number].size_bytes // aligned) * aligned
+        saved = (plan.buffers[number] for number in plan.saved)
+        kept = max((buffer.start_bytes + buffer.size_bytes for buffer in saved), default=0)
+        return SavedState(held, end, max(end + kept, 1))
+
+
 class Workspace:
     """Built once for given parameters; runs many times.
 
@@ -70,6 +96,7 @@ class Workspace:
         inside: calls of the steps that touch nothing which is handed out.
         copying: calls that copy parameters, at the start of each forward.
         scratch: as given.
+        state: the bytes that forward leaves for backward, as one tensor.
         in_capture: whether a caller's graph writes here whenever it is replayed.
         copies: how often results were handed out as copies, because all sets were held.
         skips_kernels: whether no kernel runs, which shows what a step costs beside them.
@@ -101,13 +128,15 @@ class Workspace:
         self.in_capture = False
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             own_bytes = plan.arena_bytes if scratch is None else plan.kept_bytes
-            self._arena = torch.empty(own_bytes, dtype=torch.uint8, device=device)
+            state = SavedState.of(plan, device.type)
+            memory = torch.empty(max(state.held_bytes + own_bytes, 1), dtype=torch.uint8, device=device)
+            self.state, self._arena = memory[: state.size_bytes], memory[state.held_bytes :]
             self._beyond = None if scratch is None else scratch.memory(plan.arena_bytes - own_bytes, device)
             self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
                     self.show(number, self._memory(number), self.views)
-            self.held = {number: self.base(number) for number in plan.held_outputs}
+            self.held = {number: self._part(memory, start, number) for number, start in state.held.items()}
             for number, base in self.held.items():
                 self.show(number, base, self.views)
             self._lying = parameters.lying
@@ -202,6 +231,24 @@ class Workspace:
                 else:
                     for tensor, copy in zip(self._saved, copies, strict=True):
                         tensor.copy_(copy)
+
+    def restore(self, state: Tensor, current: Sequence[Tensor]) -> None:
+        """Take up what a forward elsewhere left for backward, which runs here then.
+
+        Args:
+            state: its `state`, on any device.
+            current: the caller's parameters, in the order of `lying`, with the values that forward saw.
+        """
+        with self._turn():
+            self._consumed = False
+            self._back_to_copies(self._in_place)
+            if self._have_moved(current):
+                self._copy_from_now_on(current)
+            elif self._copies:
+                self._copy(current)
+            for copy in self.copying:
+                copy()
+            self.state.copy_(state)
 
     def _backward(
         self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
@@ -346,6 +393,11 @@ class Workspace:
         memory, start = self._arena, buffer.start_bytes
         if self._beyond is not None and start >= self.plan.kept_bytes:
             memory, start = self._beyond, start - self.plan.kept_bytes
+        return self._part(memory, start, number)
+
+    def _part(self, memory: Tensor, start: int, number: int) -> Tensor:
+        """Return the elements of a buffer that begins at a byte of some memory."""
+        buffer = self.plan.buffers[number]
         return memory[start : start + buffer.size_bytes].view(getattr(torch, buffer.dtype))
 
     def base(self, number: int) -> Tensor:

@@ -1,15 +1,19 @@
 """Compiled models under hooks on saved tensors: checkpoint, save_on_cpu, and hooks that hand back copies."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from autotuner.api.backend import COMPILED
+from autotuner.ir.device import CUDA
+from autotuner.runtime.saved_state import LEASES
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_backend import blocks, inputs, loss_on, stored
 
@@ -73,6 +77,63 @@ def test_checkpoint_repeats_a_tuned_forward(compiler: str, is_warm: bool, early_
         found = gradients(model, loss_on(x), checkpointed(compilation.model, early_stop=early_stop))
         assert_equal(found, wanted, EXACT)
     assert [region.calls for region in compilation.regions] == [is_warm + 2 * STEPS] * 2
+
+
+HOOKS = {
+    "copies": lambda: saved_tensors_hooks(torch.clone, lambda tensor: tensor),
+    "wider copies": lambda: saved_tensors_hooks(lambda tensor: torch.stack([tensor, tensor]), lambda both: both[1]),
+    "the CPU": save_on_cpu,
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_hooks_give_backward_other_memory(compiler: str, is_warm: bool, name: str) -> None:
+    (model,) = stages(1, p=0.4)
+    x = inputs(2, 3).double()
+    compilation = Compilation(model, compiler=compiler)
+    if is_warm:
+        gradients(model, loss_on(x), compilation.model)
+    for number in range(STEPS):
+        found = []
+        for hooks in (HOOKS[name], nullcontext):
+            torch.manual_seed(number)
+            with hooks():
+                found.append(gradients(model, loss_on(x), compilation.model))
+        assert_equal(found[0], found[1], EXACT)
+    assert {region.calls for region in compilation.regions} == {is_warm + 2 * STEPS}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_saved_tensors_wait_in_pinned_memory(compiler: str) -> None:
+    model = stages(2).to(CUDA)
+    x = inputs(2, 3).double().to(CUDA)
+    wanted = gradients(model, loss_on(x))
+    compilation = Compilation(model, compiler=compiler)
+    for _ in range(STEPS + 1):  # one by one, captured, replayed
+        with save_on_cpu(pin_memory=True):
+            loss = loss_on(x)(compilation.model)
+            assert not LEASES, "nothing is saved on the device"
+        model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        assert_equal(found | {"loss": loss.detach()}, wanted, EXACT)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_checkpoint_repeats_a_tuned_forward_on_a_gpu(compiler: str) -> None:
+    model = stages(2, p=0.4).to(CUDA)
+    x = inputs(2, 3).double().to(CUDA)
+    compilation = Compilation(model, compiler=compiler)
+    for number in range(STEPS + 1):
+        found = []
+        for called in (compilation.model, checkpointed(compilation.model)):
+            torch.manual_seed(number)
+            found.append(gradients(model, loss_on(x), called))
+        assert_equal(found[1], found[0], EXACT)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
