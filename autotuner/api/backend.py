@@ -5,7 +5,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, Captured, Region
@@ -99,19 +100,34 @@ def compile_graph(
     checked(given)
     compiler = _compiler(str(given.get("compiler", "inductor")), mode, given.get("inductor"))
     knowledge = _knowledge(given)
-    regions = rewrite(
-        module, example_inputs, knowledge,
-        graphs=bool(given.get("graphs", True)) and given.get("capture") is None,
-        in_place=given.get("capture") == "step",
-    )  # fmt: skip
+    graphs = bool(given.get("graphs", True)) and given.get("capture") is None
+    in_place = given.get("capture") == "step"
+
+    def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place)
+        if len(known) <= len(regions):
+            raise UntunedError
+        return _holding(known, compiler(graph, inputs))
+
+    places = symbolic_places(module.graph)
+    by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
+    regions = rewrite(module, example_inputs, knowledge, graphs=graphs, in_place=in_place)
     compiled: Callable[..., Any] = compiler(module, example_inputs)
-    if not regions:
+    if regions:
+        compiled = _holding(regions, compiled)
+    if by_shape is None:
         return compiled
+    COMPILED[-1] = replace(COMPILED[-1], note="sizes are symbols in it; a shape that is known has a graph of its own")
+    return by_shape.beside(compiled)
+
+
+def _holding(regions: list[TunedRegion], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return compiled code that holds its regions: it knows them by number."""
 
     def run(*arguments: Any) -> Any:
         return compiled(*arguments)
 
-    run.regions = regions  # type: ignore[attr-defined]  # compiled code knows them by number, and does not hold them
+    run.regions = regions  # type: ignore[attr-defined]
     return run
 
 

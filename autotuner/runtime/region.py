@@ -23,7 +23,7 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
-from autotuner.runtime.workspace import SavedState
+from autotuner.runtime.state_memory import StateMemory
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RegionPlan:
                 for port in ports.inputs
             ),
             stacks=tuple(stacks_of([self.memory.geometry(port, "grad_") for port in ports.parameters])),
-            state_bytes=SavedState.of(self.memory, self.device_type).size_bytes,
+            state_bytes=StateMemory.of(self.memory, self.device_type).size_bytes,
         )
 
     @classmethod

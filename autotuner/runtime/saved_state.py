@@ -8,7 +8,8 @@ CPU meanwhile. The workspace is given back where they do, and backward takes one
 from weakref import WeakValueDictionary
 
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch._C import _to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from autotuner.runtime.pool import Lease
 
@@ -21,7 +22,7 @@ def saved_state(lease: Lease) -> Tensor:
     view = lease.workspace.state.detach()
     view.lease = lease  # type: ignore[attr-defined]
     # The new tensor has a storage of its own over the same memory, and that storage holds the view with its attribute.
-    made: Tensor = from_dlpack(to_dlpack(view))
+    made: Tensor = from_dlpack(_to_dlpack(view))
     LEASES[made.data_ptr()] = lease
     return made
 

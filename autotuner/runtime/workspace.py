@@ -27,6 +27,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Por
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
 from autotuner.runtime.output_set import OutputSet
 from autotuner.runtime.scratch import Scratch
+from autotuner.runtime.state_memory import StateMemory
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -57,32 +58,6 @@ class ParameterMemory:
     apart: frozenset[int] = frozenset()
     current: Sequence[Tensor] = ()
     moving: bool = False
-
-
-@dataclass(frozen=True)
-class SavedState:
-    """The beginning of a workspace's memory: buffers that backward reads and forward hands out, then the arena's.
-
-    Args:
-        held: where each buffer begins that is handed out as a copy, by number.
-        held_bytes: where the arena begins.
-        size_bytes: where the last of the arena's buffers ends that forward leaves for backward; one byte at least.
-    """
-
-    held: Mapping[int, int]
-    held_bytes: int
-    size_bytes: int
-
-    @staticmethod
-    def of(plan: MemoryPlan, device_type: str) -> "SavedState":
-        aligned, end = alignment_bytes(device_type), 0
-        held: dict[int, int] = {}
-        for number in sorted(plan.held_outputs):
-            held[number] = end
-            end += -(-plan.buffers[number].size_bytes // aligned) * aligned
-        saved = (plan.buffers[number] for number in plan.saved)
-        kept = max((buffer.start_bytes + buffer.size_bytes for buffer in saved), default=0)
-        return SavedState(held, end, max(end + kept, 1))
 
 
 class Workspace:
@@ -128,7 +103,7 @@ class Workspace:
         self.in_capture = False
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             own_bytes = plan.arena_bytes if scratch is None else plan.kept_bytes
-            state = SavedState.of(plan, device.type)
+            state = StateMemory.of(plan, device.type)
             memory = torch.empty(max(state.held_bytes + own_bytes, 1), dtype=torch.uint8, device=device)
             self.state, self._arena = memory[: state.size_bytes], memory[state.held_bytes :]
             self._beyond = None if scratch is None else scratch.memory(plan.arena_bytes - own_bytes, device)
