@@ -18,7 +18,7 @@ from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.capture import Call, Captured, Region
+from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.additive import added_in, additive, finite
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.region import RegionPorts, TunedRegion
@@ -206,14 +206,14 @@ def rewrite(
     return [tuned for region, tuned in made.items() if region in placed]
 
 
-def capture(module: fx.GraphModule) -> Captured | str:
+def capture(module: fx.GraphModule) -> CapturedModule | str:
     """Return a graph with its regions, or why it has none.
 
     Nothing that is traced here is seen by the caller's hooks on saved tensors: `checkpoint` counts what it is given.
     """
     try:
         with _disable_saved_tensors_hooks_during_tracing():
-            return Captured(module.graph)
+            return CapturedModule(module)
     except UnknownError as error:
         return str(error)
 

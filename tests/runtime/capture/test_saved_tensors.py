@@ -16,6 +16,7 @@ from autotuner.ir.device import CUDA
 from autotuner.runtime.saved_state import LEASES
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_backend import blocks, inputs, loss_on, stored
+from tests.runtime.capture.test_models import LAYERS, bert, llama, loss_of
 
 EXACT = 1e-12
 STEPS = 3
@@ -167,3 +168,57 @@ def test_checkpoints_of_equal_blocks_and_checkpoints_within_one(compiler: str) -
         assert_equal(gradients(model, loss_on(x), each), wanted, EXACT)
         assert_equal(gradients(model, loss_on(x), checkpointed(each)), wanted, EXACT)
     assert all(region.calls for region in compilation.regions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [bert, llama])
+def test_layers_that_a_model_checkpoints_run_tuned(make: Callable[[], tuple[nn.Module, dict[str, Any]]]) -> None:
+    torch.manual_seed(0)
+    model, arguments = make()
+    loss = loss_of(arguments)
+    wanted = gradients(model, loss)
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    compilation = Compilation(model, compiler="aot_eager")
+    for _ in range(STEPS):
+        assert_equal(gradients(model, loss, compilation.model), wanted, 2e-6)
+    assert sum(graph.tuned_places for graph in compilation.compiled) == LAYERS
+    assert [region.calls for region in compilation.regions] == [2 * STEPS] * LAYERS
+    assert not any("checkpoint" in reason for graph in compilation.compiled for reason in graph.reasons)
+
+
+class Inside(nn.Module):
+    """Checkpoints each of its stages."""
+
+    def __init__(self, stages: nn.Sequential) -> None:
+        super().__init__()
+        self.stages = stages
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = checkpoint(stage, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_checkpoint_inside_of_a_compiled_model_draws_the_same_masks(compiler: str) -> None:
+    model, x = Inside(stages(2, p=0.4)), inputs(2, 3).double()
+    compilation = Compilation(model, compiler=compiler)
+    weight = model.get_parameter("stages.0.0.up.weight")
+
+    def loss() -> Tensor:
+        torch.manual_seed(5)
+        return loss_on(x)(compilation.model)
+
+    loss().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert [region.calls for region in compilation.regions] == [2] * 4
+    step = 1e-5
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2), dtype=weight.dtype)
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(sign * step * direction)
+        ends.append(float(loss().detach()))
+        with torch.no_grad():
+            weight.sub_(sign * step * direction)
+    assert float((weight.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
