@@ -5,18 +5,21 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.api.progress_lines import Say, teller_of_backend
+from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.errors import AutotunerError, InputError
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.capture import Call, Captured, Region
+from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
@@ -65,21 +68,36 @@ def compile_graph(
     compiler = _compiler(name, mode, given.get("inductor"))
     say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
-    regions = rewrite(
-        module, example_inputs, knowledge,
-        graphs=bool(given.get("graphs", True)) and given.get("capture") is None,
-        in_place=given.get("capture") == "step", say=say,
-    )  # fmt: skip
+    graphs = bool(given.get("graphs", True)) and given.get("capture") is None
+    in_place = given.get("capture") == "step"
+
+    def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, say=say)
+        if len(known) <= len(regions):
+            raise UntunedError
+        return _holding(known, compiler(graph, inputs))
+
+    places = symbolic_places(module.graph)
+    by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
+    regions = rewrite(module, example_inputs, knowledge, graphs=graphs, in_place=in_place, say=say)
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
-    if not regions:
+    if regions:
+        compiled = _holding(regions, compiled)
+    if by_shape is None:
         return compiled
+    COMPILED[-1] = replace(COMPILED[-1], note="sizes are symbols in it; a shape that is known has a graph of its own")
+    return by_shape.beside(compiled)
+
+
+def _holding(regions: list[TunedRegion], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return compiled code that holds its regions: it knows them by number."""
 
     def run(*arguments: Any) -> Any:
         return compiled(*arguments)
 
-    run.regions = regions  # type: ignore[attr-defined]  # compiled code knows them by number, and does not hold them
+    run.regions = regions  # type: ignore[attr-defined]
     return run
 
 
@@ -168,10 +186,14 @@ def _note(compiled: CompiledGraph) -> None:
     log.info("%s", compiled.headline)
 
 
-def capture(module: fx.GraphModule) -> Captured | str:
-    """Return a graph with its regions, or why it has none."""
+def capture(module: fx.GraphModule) -> CapturedModule | str:
+    """Return a graph with its regions, or why it has none.
+
+    Nothing that is traced here is seen by the caller's hooks on saved tensors: `checkpoint` counts what it is given.
+    """
     try:
-        return Captured(module.graph)
+        with _disable_saved_tensors_hooks_during_tracing():
+            return CapturedModule(module)
     except UnknownError as error:
         return str(error)
 

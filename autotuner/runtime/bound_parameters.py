@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -105,11 +106,13 @@ class BoundInTurn:
     """Bindings of one region to the parameters of each model that calls it.
 
     A further binding is made only for parameters that were bound before and come back: those that have just moved
-    leave nothing behind.
+    leave nothing behind. Several threads may ask at a time: what they get is a pool, which stays what it is where
+    another thread binds anew.
     """
 
     def __init__(self, make: Callable[[], BoundParameters]) -> None:
         self._make = make
+        self._lock = Lock()
         self._bound = [make()]
         self._left: deque[list[tuple[int, tuple[int, ...], torch.Size, torch.dtype]]] = deque(maxlen=MODELS)
 
@@ -118,23 +121,27 @@ class BoundInTurn:
         """The binding of the last call."""
         return self._bound[0]
 
-    def found(self, current: Sequence[Tensor], device: torch.device) -> BoundParameters | None:
-        """Return the binding of these parameters, as the last one from now on; None where there is none."""
-        for place, bound in enumerate(self._bound):
-            if bound.device == device and bound.are(current):
-                self._bound.insert(0, self._bound.pop(place))
-                return bound
+    def found(self, current: Sequence[Tensor], device: torch.device) -> Pool | None:
+        """Return the workspaces over these parameters, whose binding is the last one from now on; None for none."""
+        with self._lock:
+            for place, bound in enumerate(self._bound):
+                if bound.device == device and bound.are(current):
+                    self._bound.insert(0, self._bound.pop(place))
+                    return bound.pool
         return None
 
-    def bind(self, current: Sequence[Tensor], device: torch.device) -> BoundParameters:
-        """Bind parameters that have no binding, and return theirs."""
-        if self.last.is_bound:
-            if [where(parameter) for parameter in current] in self._left:
-                self._bound.insert(0, self._bound.pop() if len(self._bound) == MODELS else self._make())
-            else:
-                self._left.append(self.last.memory)
-        self.last.bind(current, device)
-        return self.last
+    def bind(self, current: Sequence[Tensor], device: torch.device) -> Pool:
+        """Bind parameters, unless another thread has by now, and return the workspaces over them."""
+        with self._lock:
+            if self.last.device == device and self.last.are(current):
+                return self.last.pool
+            if self.last.is_bound:
+                if [where(parameter) for parameter in current] in self._left:
+                    self._bound.insert(0, self._bound.pop() if len(self._bound) == MODELS else self._make())
+                else:
+                    self._left.append(self.last.memory)
+            self.last.bind(current, device)
+            return self.last.pool
 
 
 def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:

@@ -9,6 +9,7 @@ one by one, into the caller's graph.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,8 @@ Run = Callable[[], Any]
 
 _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
 _LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
+_CAPTURES = Lock()
+"""Of all threads: those that replay on one stream have one stream that captures, which captures one graph at a time."""
 HIGH, LOW = -1, 0
 """Priorities of streams. The steps on no branch go first where both have work for the device."""
 
@@ -97,6 +100,10 @@ class Cuda:
         """
         side = self._side()
         graph = torch.cuda.CUDAGraph()
+        with _CAPTURES:
+            return self._captured(run, pool, side, graph)
+
+    def _captured(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> Run:
         try:
             # The outer one restores the current stream where the end of a capture fails.
             with (

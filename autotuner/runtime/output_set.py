@@ -59,7 +59,10 @@ class OutputSet:
                 for port in side
             ]
             whole = bases | workspace.held
-            self.handed = [whole[g.buffer].as_strided(g.shape, g.strides, g.offset) for g in lying]
+            self.handed = [
+                base.as_strided(g.shape, g.strides, base.storage_offset() + g.offset)
+                for g, base in ((g, whole[g.buffer]) for g in lying)
+            ]
             self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in workspace.held)
         self._cuda = workspace.cuda
         copying = workspace.copying if phase == "forward" else ()

@@ -1,6 +1,8 @@
 """Workspaces of one plan and one set of parameters, lent to one forward and its backward at a time."""
 
+from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from torch import Tensor
 from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Ports
 from autotuner.runtime.cuda import Cuda, Switch
-from autotuner.runtime.scratch import shared_scratch
+from autotuner.runtime.scratch import Scratch, shared_scratch
 from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
 
 IDLE_WORKSPACES = 2
@@ -19,6 +21,9 @@ class Pool:
 
     A forward that a caller captures gets a new workspace. What that one allocates belongs to the memory of the caller's
     graph, and is there for as long as the graph is, whatever becomes of the workspace. It is kept, and not taken again.
+
+    Any number of threads take and give back at a time. A lease may end anywhere, inside of `take` too, where the
+    garbage collector runs: what is given back is put in a queue without waiting, and whoever has the lock sorts it.
 
     Attributes:
         made: how many workspaces there were.
@@ -40,6 +45,8 @@ class Pool:
         self._where = None if parameters.moving else [where(tensor) for tensor in parameters.current]
         self._idle: list[Workspace] = []
         self._in_capture: list[Workspace] = []
+        self._given_back: deque[Workspace] = deque()
+        self._lock = Lock()
         self.made = 0
         self.skips_kernels = False
 
@@ -50,25 +57,28 @@ class Pool:
         )
 
     def take(self) -> Workspace:
-        workspace = self._taken()
+        scratch = shared_scratch() if self._has_scratch else None
+        with self._lock:
+            self._sort()
+            found = self._taken(scratch)
+            self.made += found is None
+        self._settle()
+        workspace = Workspace(*self._arguments, scratch) if found is None else found
         workspace.skips_kernels = self.skips_kernels
         return workspace
 
-    def _taken(self) -> Workspace:
+    def _taken(self, scratch: Scratch | None) -> Workspace | None:
+        """Return an idle workspace that nobody else has from now on, None where there is none."""
         for workspace in self._in_capture:
             workspace.tidy()
-        scratch = shared_scratch() if self._has_scratch else None
         if self._is_captured():
             self._idle = [workspace for workspace in self._idle if workspace.has_graphs]
-        else:
-            self._idle = [
-                workspace for workspace in self._idle if workspace.scratch is None or workspace.scratch.is_open
-            ]
-            for place, workspace in reversed([*enumerate(self._idle)]):
-                if workspace.scratch is scratch:
-                    return self._idle.pop(place)
-        self.made += 1
-        return Workspace(*self._arguments, scratch)
+            return None
+        self._idle = [workspace for workspace in self._idle if workspace.scratch is None or workspace.scratch.is_open]
+        for place, workspace in reversed([*enumerate(self._idle)]):
+            if workspace.scratch is scratch:
+                return self._idle.pop(place)
+        return None
 
     def _is_captured(self) -> bool:
         cuda = self._cuda
@@ -78,17 +88,32 @@ class Pool:
             return cuda.is_capturing()
 
     def give_back(self, workspace: Workspace) -> None:
-        if workspace.in_capture:
-            workspace.let_go()
-            self._in_capture.append(workspace)
-        elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
-            self._idle.append(workspace)
+        self._given_back.append(workspace)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Sort what was given back, unless somebody has the lock, who then does so behind releasing it."""
+        while self._given_back and self._lock.acquire(blocking=False):
+            try:
+                self._sort()
+            finally:
+                self._lock.release()
+
+    def _sort(self) -> None:
+        """Keep some of those that were given back as idle ones, with the lock."""
+        while self._given_back:
+            workspace = self._given_back.popleft()
+            if workspace.in_capture:
+                workspace.let_go()
+                self._in_capture.append(workspace)
+            elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
+                self._idle.append(workspace)
 
 
 class Lease:
     """Holds a workspace for as long as somebody holds the lease."""
 
-    __slots__ = ("pool", "workspace")
+    __slots__ = ("__weakref__", "pool", "workspace")
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.workspace = pool, pool.take()

@@ -26,6 +26,7 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+from autotuner.runtime.state_memory import StateMemory
 
 SLOW_S = 2.0
 """What takes longer is said."""
@@ -77,6 +78,7 @@ class RegionPlan:
         """
         self.configuration, self.ports = configuration, ports
         self.memory: MemoryPlan = make_plan(configuration, apart=apart)
+        self.device_type = str(configuration.environment["device_type"])
         self._check_ports()
         reached = tuple(port for port in ports.inputs if f"grad_{port.members[0]}" in self.memory.outputs)
         self.boundary = Ports(ports.inputs, ports.outputs, ports.outputs, (*reached, *ports.parameters))
@@ -91,8 +93,8 @@ class RegionPlan:
                 for port in ports.inputs
             ),
             stacks=tuple(stacks_of([self.memory.geometry(port, "grad_") for port in ports.parameters])),
+            state_bytes=StateMemory.of(self.memory, self.device_type).size_bytes,
         )
-        self.device_type = str(configuration.environment["device_type"])
 
     @classmethod
     def of(cls, configuration: Configuration, ports: RegionPorts, *, apart: bool = False) -> "RegionPlan":
@@ -224,15 +226,22 @@ class TunedRegion:
                 f"inputs and {counts[1]} parameters"
             )
         device = (*inputs, *parameters)[0].device
-        bound = self._bound.found(parameters, device)
-        self.plan.check(inputs, () if bound else parameters, self.label, device)
-        bound = bound or self._bound.bind(parameters, device)
+        pool = self._bound.found(parameters, device)
+        self.plan.check(inputs, () if pool else parameters, self.label, device)
         self.calls += 1
         TALLY.region_us += self.plan.configuration.certificate.predicted_us
+        pool = pool or self._bound.bind(parameters, device)
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         if self.calls == 1 and self._say is not None:
             with said_if_slow(self._say, f"building {len(self.plan.configuration.steps)} kernels of {self.label}"):
-                lease = Lease(bound.pool)
+                lease = Lease(pool)
                 return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
-        lease = Lease(bound.pool)
+        lease = Lease(pool)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
+
+    def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease:
+        """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved."""
+        pool = self._bound.found(parameters, device)
+        lease = Lease(pool or self._bound.bind(parameters, device))
+        lease.workspace.restore(state, parameters)
+        return lease

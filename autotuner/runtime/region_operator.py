@@ -1,6 +1,6 @@
 """A tuned region inside a model that torch.compile compiles: one opaque operator, with a backward of its own.
 
-torch.ops.autotuner.tuned_region(number, like, inputs, parameters, results) -> (outputs, ticket). A region is a
+torch.ops.autotuner.tuned_region(number, like, inputs, parameters, results) -> (outputs, state). A region is a
 connected part of a model's forward with any number of inputs, parameters and outputs. The compiler sees nothing of what
 runs. What it is told about results is a text, a constant of the compiled code: code that a cache returns later, perhaps
 in another process, has the same constants. A number names one place of one model, so that no two calls with the same
@@ -22,7 +22,8 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.opaque import TAGS
 from autotuner.runtime.pool import Lease
-from autotuner.runtime.ticket import Ticket, like_ticket, new_number
+from autotuner.runtime.saved_state import lease_of, saved_state
+from autotuner.runtime.ticket import new_number
 
 
 class Strided(NamedTuple):
@@ -46,12 +47,14 @@ class RegionResults:
         stacks: of the gradients of parameters; see `gradient_stacks`.
         in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. The inputs
             are saved for backward then.
+        state_bytes: of what forward leaves for backward; see `saved_state`.
     """
 
     outputs: tuple[Strided, ...]
     gradients: tuple[Strided | None, ...]
     stacks: tuple[int, ...]
     in_place: bool = False
+    state_bytes: int = 1
 
     def text(self) -> str:
         """Return the text that `parse` reads."""
@@ -65,7 +68,7 @@ class RegionResults:
             tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
             for name in ("outputs", "gradients")
         )
-        return RegionResults(outputs, gradients, tuple(value["stacks"]), value["in_place"])  # type: ignore[arg-type]
+        return RegionResults(outputs, gradients, tuple(value["stacks"]), value["in_place"], value["state_bytes"])  # type: ignore[arg-type]
 
     def wanted(self, inputs: Sequence[bool], parameters: Sequence[bool]) -> list[bool]:
         """Return for each input that a gradient reaches and each parameter whether its gradient is wanted."""
@@ -77,6 +80,7 @@ class Runs(Protocol):
     """The part of a tuned region that the operator calls."""
 
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]: ...
+    def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease: ...
 
 
 _REGIONS: "WeakValueDictionary[int, Runs]" = WeakValueDictionary()
@@ -108,20 +112,23 @@ def tuned_region(
         results: the text of its `RegionResults`.
 
     Returns:
-        The outputs, and a ticket for backward.
+        The outputs, and what backward needs; see `saved_state`.
 
     Raises:
         RuntimeError: the region is gone, or was tuned for other inputs or parameters.
     """
+    with torch._C._DisableAutocast():  # kernels have the types that they were tuned for
+        outputs, lease = _region(number).forward(inputs, parameters)
+    return without_shared_memory(outputs), saved_state(lease)
+
+
+def _region(number: int) -> Runs:
     region = _REGIONS.get(number)
     if region is None:
         raise RuntimeError(
             f"the tuned region {number} of this compiled model is gone: compile the model anew (torch.compiler.reset())"
         )
-    ticket, token = Ticket.issue()
-    with torch._C._DisableAutocast():  # kernels have the types that they were tuned for
-        outputs, ticket.lease = region.forward(inputs, parameters)
-    return without_shared_memory(outputs), token
+    return region
 
 
 @tuned_region.register_fake
@@ -132,14 +139,17 @@ def _(
     parameters: Sequence[Tensor],  # noqa: ARG001
     results: str,
 ) -> tuple[list[Tensor], Tensor]:
-    return [output.empty(like.device) for output in RegionResults.parse(results).outputs], like_ticket()
+    known = RegionResults.parse(results)
+    state = torch.empty(known.state_bytes, dtype=torch.uint8, device=like.device)
+    return [output.empty(like.device) for output in known.outputs], state
 
 
 @library.custom_op("autotuner::tuned_region_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def tuned_region_backward(
-    ticket: Tensor,
+    number: int,
+    state: Tensor,
     grads: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],  # noqa: ARG001
+    inputs: Sequence[Tensor],
     parameters: Sequence[Tensor],
     results: str,
     wanted: Sequence[bool],
@@ -147,7 +157,8 @@ def tuned_region_backward(
     """Run a tuned region's backward.
 
     Args:
-        ticket: of the forward.
+        number: `number_of` the region.
+        state: what forward has left, or a copy of it.
         grads: of the outputs, of which one at least is there; None stands for zeros.
         inputs: those of the forward, where it may have read them in place, so that they stay as they are until here.
         parameters: those of the forward, so that torch notices one that was changed in place since.
@@ -158,12 +169,19 @@ def tuned_region_backward(
         The wanted gradients of inputs, and a tensor for each stack of parameters of which something is wanted.
 
     Raises:
-        RuntimeError: an earlier backward has consumed what forward saved.
+        RuntimeError: an earlier backward has consumed what forward saved; or what forward saved is a copy, and the
+            region is gone, or reads its inputs in place.
     """
     known = RegionResults.parse(results)
-    lease = Ticket.of(ticket).lease
-    assert lease is not None
-    keeps = _get_current_graph_task_keep_graph()
+    lease, keeps = lease_of(state), _get_current_graph_task_keep_graph()
+    if lease is None:
+        if known.in_place and any(reads_in_place(tensor) for tensor in inputs):
+            raise RuntimeError(
+                "hooks on saved tensors gave copies to the backward of a step that is captured as one CUDA graph: run "
+                "the step without these hooks, or without capture (training_step(..., capture=False))"
+            )
+        device = next(grad.device for grad in grads if grad is not None)
+        lease, keeps = _region(number).restored(state, parameters, device), False
     in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
     with torch._C._DisableAutocast():
         found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
@@ -174,7 +192,8 @@ def tuned_region_backward(
 
 @tuned_region_backward.register_fake
 def _(
-    ticket: Tensor,  # noqa: ARG001
+    number: int,  # noqa: ARG001
+    state: Tensor,  # noqa: ARG001
     grads: Sequence[Tensor | None],
     inputs: Sequence[Tensor],  # noqa: ARG001
     parameters: Sequence[Tensor],
@@ -190,7 +209,7 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
-    _, _, of_inputs, parameters, ctx.results = inputs
+    ctx.number, _, of_inputs, parameters, ctx.results = inputs
     read_again = of_inputs if RegionResults.parse(ctx.results).in_place else []
     ctx.ahead = len(read_again)
     ctx.set_materialize_grads(False)
@@ -198,14 +217,15 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Ten
 
 
 def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[Any, ...]:
-    ticket, *saved = ctx.saved_tensors
+    state, *saved = ctx.saved_tensors
     inputs, parameters = saved[: ctx.ahead], saved[ctx.ahead :]
     known = RegionResults.parse(ctx.results)
     _, _, of_inputs, of_parameters, _ = ctx.needs_input_grad
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
         return None, None, [None] * len(of_inputs), [None] * len(parameters), None
-    found = iter(torch.ops.autotuner.tuned_region_backward(ticket, grads, inputs, parameters, ctx.results, wanted))
+    backward = torch.ops.autotuner.tuned_region_backward
+    found = iter(backward(ctx.number, state, grads, inputs, parameters, ctx.results, wanted))
     gradients = [
         next(found) if want and gradient is not None else None
         for want, gradient in zip(of_inputs, known.gradients, strict=True)

@@ -27,6 +27,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Por
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
 from autotuner.runtime.output_set import OutputSet
 from autotuner.runtime.scratch import Scratch
+from autotuner.runtime.state_memory import StateMemory
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -70,6 +71,7 @@ class Workspace:
         inside: calls of the steps that touch nothing which is handed out.
         copying: calls that copy parameters, at the start of each forward.
         scratch: as given.
+        state: the bytes that forward leaves for backward, as one tensor.
         in_capture: whether a caller's graph writes here whenever it is replayed.
         copies: how often results were handed out as copies, because all sets were held.
         skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
@@ -101,13 +103,15 @@ class Workspace:
         self.in_capture = False
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             own_bytes = plan.arena_bytes if scratch is None else plan.kept_bytes
-            self._arena = torch.empty(own_bytes, dtype=torch.uint8, device=device)
+            state = StateMemory.of(plan, device.type)
+            memory = torch.empty(max(state.held_bytes + own_bytes, 1), dtype=torch.uint8, device=device)
+            self.state, self._arena = memory[: state.size_bytes], memory[state.held_bytes :]
             self._beyond = None if scratch is None else scratch.memory(plan.arena_bytes - own_bytes, device)
             self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
             for number, buffer in enumerate(plan.buffers):
                 if buffer.role == "arena":
                     self.show(number, self._memory(number), self.views)
-            self.held = {number: self.base(number) for number in plan.held_outputs}
+            self.held = {number: self._part(memory, start, number) for number, start in state.held.items()}
             for number, base in self.held.items():
                 self.show(number, base, self.views)
             self._lying = parameters.lying
@@ -202,6 +206,24 @@ class Workspace:
                 else:
                     for tensor, copy in zip(self._saved, copies, strict=True):
                         tensor.copy_(copy)
+
+    def restore(self, state: Tensor, current: Sequence[Tensor]) -> None:
+        """Take up what a forward elsewhere left for backward, which runs here then.
+
+        Args:
+            state: its `state`, on any device.
+            current: the caller's parameters, in the order of `lying`, with the values that forward saw.
+        """
+        with self._turn():
+            self._consumed = False
+            self._back_to_copies(self._in_place)
+            if self._have_moved(current):
+                self._copy_from_now_on(current)
+            elif self._copies:
+                self._copy(current)
+            for copy in self.copying:
+                copy()
+            self.state.copy_(state)
 
     def _backward(
         self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
@@ -347,6 +369,11 @@ class Workspace:
         memory, start = self._arena, buffer.start_bytes
         if self._beyond is not None and start >= self.plan.kept_bytes:
             memory, start = self._beyond, start - self.plan.kept_bytes
+        return self._part(memory, start, number)
+
+    def _part(self, memory: Tensor, start: int, number: int) -> Tensor:
+        """Return the elements of a buffer that begins at a byte of some memory."""
+        buffer = self.plan.buffers[number]
         return memory[start : start + buffer.size_bytes].view(getattr(torch, buffer.dtype))
 
     def base(self, number: int) -> Tensor:

@@ -15,7 +15,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.check import masks_in
 from autotuner.runtime.region import RegionPorts, TunedRegion
-from autotuner.runtime.ticket import TICKETS
+from autotuner.runtime.saved_state import LEASES
 
 EXTENTS = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4}
 
@@ -152,11 +152,10 @@ def step(run: Run, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> li
 
 
 def drawn(configuration: Configuration) -> dict[str, Tensor]:
-    """Return the masks that the forward of the only ticket has drawn, with their scale."""
-    (ticket,) = TICKETS.values()
-    assert ticket.lease is not None
+    """Return the masks that the only forward without a backward has drawn, with their scale."""
+    (lease,) = LEASES.values()
     p = {o.outputs[0]: float(o.attribute("p")) for o in configuration.graph().operators if draws(o.kind)}
-    found = masks_in(ticket.lease.workspace, configuration)
+    found = masks_in(lease.workspace, configuration)
     return {n: m.double() / (1 - p[n]) if m.dtype == torch.bool else m.double() for n, m in found.items()}
 
 

@@ -17,8 +17,8 @@ from autotuner.plan.memory_planner import Port
 from autotuner.runtime.bound_parameters import MOVES
 from autotuner.runtime.region import RegionPlan, TunedRegion
 from autotuner.runtime.region_operator import RegionResults
+from autotuner.runtime.saved_state import LEASES
 from autotuner.runtime.scratch import Scratch, sharing
-from autotuner.runtime.ticket import TICKETS
 from tests.runtime.plans import WITH_DROPOUT, configuration, model, solved
 from tests.runtime.regions import (
     Run,
@@ -81,10 +81,10 @@ def test_layers_that_share_a_scratch_compute_what_they_compute_alone(seed: int) 
     for _ in range(2):
         with sharing(scratch):
             assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    own = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    own = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert own == {1}, "the second step takes up the workspaces of the first"
     assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    made = {layer._bound.found(parameters, x.device).pool.made for layer in shared_by}  # type: ignore[union-attr]
+    made = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert made == {2}, "who does not share it has a workspace without"
 
 
@@ -344,10 +344,10 @@ def test_without_autograd_a_workspace_is_given_back_at_once(region: TunedRegion,
         with mode():
             found, wanted = run(inputs, parameters), shared(inputs, parameters)
         assert_same(found, wanted)
-        assert not TICKETS
+        assert not LEASES
     frozen = [[tensor.detach() for tensor in side] for side in shared_operands()]
     outputs = run(*frozen)
-    assert not TICKETS
+    assert not LEASES
     assert not any(y.requires_grad for y in outputs)
     assert region._bound.last.pool.made == 1
 
@@ -368,6 +368,54 @@ def test_a_second_derivative_is_a_clear_error(region: TunedRegion) -> None:
     (grad,) = torch.autograd.grad(outputs, inputs[1:], given(outputs), create_graph=True)
     with pytest.raises(RuntimeError, match="a second derivative through a tuned region"):
         torch.autograd.backward(grad.sum())
+
+
+def cloning() -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor)
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (0, {}),
+        pytest.param(1, {"attention_mask": True}, marks=pytest.mark.slow),
+        pytest.param(2, {"p": WITH_DROPOUT}, marks=pytest.mark.slow),
+        pytest.param(3, {"p": WITH_DROPOUT}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_hooks_give_backward_copies_of_what_forward_saved(
+    seed: int, options: dict[str, Any], in_place: bool, is_compiled: bool
+) -> None:
+    of = model(**options)
+    region = TunedRegion(configuration(of, seed), declared_ports(of), in_place=in_place)
+    run = compiled(region.call) if is_compiled else region.call
+    batches = [operands(of, number) for number in range(STEPS)]
+    parameters = batches[0][1]
+    torch.manual_seed(0)
+    wanted = [step(run, inputs, parameters) for inputs, _ in batches]
+    torch.manual_seed(0)
+    waiting = []
+    with cloning():
+        for inputs, _ in batches:
+            waiting.append(run(inputs, parameters))
+            assert not LEASES, "the workspace is free, and its memory taken by the next forward"
+    assert region._bound.last.pool.made == 1
+    for number, (inputs, _) in enumerate(batches):
+        leaves = (*inputs, *parameters)
+        outputs = waiting[number]
+        for keeps in (False,) if is_compiled else (True, False):
+            grads = torch.autograd.grad(outputs, leaves, given(outputs), retain_graph=keeps, allow_unused=True)
+            assert_same([*(y.detach() for y in outputs), *grads], wanted[number])
+
+
+def test_parameters_that_are_copied_are_copied_again_for_a_saved_copy(region: TunedRegion) -> None:
+    for number in range(2 * MOVES):
+        inputs, parameters = shared_operands(number)
+        wanted = step(shared, inputs, parameters)
+        with cloning():
+            assert_same(step(region.call, inputs, parameters), wanted)
 
 
 @pytest.mark.slow

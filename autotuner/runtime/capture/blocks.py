@@ -51,17 +51,23 @@ class Uses:
         )
 
 
-def blocks_of(operations: Sequence[Operation], demanded: Iterable[TensorValue]) -> list[Block]:
+def blocks_of(
+    operations: Sequence[Operation], demanded: Iterable[TensorValue], *, is_unit: bool = False
+) -> list[Block]:
     """Return the blocks worth tuning: those that repeat, and those that hold an attention.
 
     Args:
         operations: in order, with their stages; only those that somebody needs.
         demanded: tensors that are read by what is no operator of ours.
+        is_unit: whether the program repeats as a whole elsewhere, so that it is one block unless parts of it repeat.
     """
     uses = Uses(operations, demanded)
     found = []
     for part in _connected(operations, uses):
-        for number, group in _groups(part, uses):
+        groups = _groups(part, uses)
+        if is_unit and all(number == 1 for number, _ in groups):
+            groups = [(2, [part])]
+        for number, group in groups:
             block = [operation for piece in group for operation in piece]
             if number > 1 or any(operation.kind == "softmax" for operation in block):
                 found.append(Block(tuple(block), uses.results(block)))

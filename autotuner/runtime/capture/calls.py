@@ -22,7 +22,7 @@ class CountedCall:
     """A call of a graph, or of one that it calls itself, as checkpointing does.
 
     Args:
-        node: the call in the graph; of an inner one, the call that runs it.
+        node: the call in the graph, or in a body that it checkpoints; of any other inner one, the call that runs it.
         module: path of its module, as `named_modules` has it; "" where it is of the model itself or of none.
         flop: of its matrix products, convolutions and attention, as torch counts them; others have none.
         floating: whether it computes floating-point numbers.
@@ -51,7 +51,8 @@ class _Counting:
                 continue
             inner = _inner(graph, node)
             if inner is not None:
-                yield from self.calls(inner, outer or node)
+                is_read = node.target is torch.ops.higher_order.tag_activation_checkpoint
+                yield from self.calls(inner, None if is_read else outer or node)
                 continue
             made = pytree.tree_leaves(node.meta.get(EXAMPLE))
             floating = any(isinstance(each, Tensor) and each.is_floating_point() for each in made)

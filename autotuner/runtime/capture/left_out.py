@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import fx
 
 from autotuner.runtime.capture.calls import CountedCall, calls_of
+from autotuner.runtime.capture.checkpointed import CapturedModule
 from autotuner.runtime.capture.region_model import Region
-from autotuner.runtime.capture.rewriting import Captured
 from autotuner.runtime.coverage import Coverage, LeftOut, merged
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -22,7 +22,7 @@ class Parts:
     It is made before the graph is changed.
     """
 
-    def __init__(self, graph: fx.Graph, captured: Captured | str) -> None:
+    def __init__(self, graph: fx.Graph, captured: CapturedModule | str) -> None:
         """Count the flop of a graph.
 
         Args:

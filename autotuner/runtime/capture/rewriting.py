@@ -26,7 +26,8 @@ class Captured:
         refused: why a node is torch's, or the block that it is in.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, *, is_unit: bool = False) -> None:
+        """Read a graph; `is_unit`: it is one of several like it, and a block where nothing in it repeats."""
         self.graph = graph
         self._reading = GraphReading(graph)
         self._reading.split_alike()
@@ -46,7 +47,8 @@ class Captured:
             if isinstance(value, View):
                 self._views.setdefault(value.tensor, []).append(node)
         self.nodes = len([node for node in graph.nodes if node.op.startswith("call")])
-        for block in blocks_of([each for each in self._reading.operations if each in needed], demanded):
+        operations = [each for each in self._reading.operations if each in needed]
+        for block in blocks_of(operations, demanded, is_unit=is_unit):
             try:
                 self.regions.append(region_of(block))
             except UnknownError as error:
