@@ -167,9 +167,10 @@ def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:
     """
     if not calls.models:
         name = type(called).__name__ if isinstance(called, nn.Module) else "function"
+        told = Coverage.of_all(calls.coverage).lines
         nothing = "nothing in it repeats, and it has no attention" if calls.coverage else NO_GRAPH
-        lines = Coverage.of_all(calls.coverage).lines or [next(iter(calls.notes), nothing)]
-        raise InputError("\n".join([f"no region of this {name} can be tuned; {lines[0]}", *lines[1:]]))
+        why = "\n".join([f"; {told[0]}", *told[1:]]) if told else f": {next(iter(calls.notes), nothing)}"
+        raise InputError(f"no region of this {name} can be tuned{why}")
     return list(sorted_by_work(calls).values())
 
 
