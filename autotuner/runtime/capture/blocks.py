@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
-from autotuner.runtime.capture.program import Operation, TensorValue, fixed_of, source_of
+from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
 
 PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""
@@ -18,19 +18,37 @@ READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 
 
+SHOWN = frozenset(("contraction", "bias", "rotary", "rms_norm", "layer_norm", "cast"))
+"""Kinds whose results are in memory wherever only products read them: what fuses with these reads them from there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Operators that are tuned as one, in order, and those of their results that somebody else reads."""
+    """Operators that are tuned as one, in order, and those of their results that somebody else reads.
+
+    Args:
+        results: what flows on.
+        shown: what others get beside that, as the keys and values of a cache. A block is tuned as if it had none.
+    """
 
     operations: tuple[Operation, ...]
     results: tuple[TensorValue, ...]
+    shown: tuple[Taken, ...] = ()
 
 
 class Uses:
     """The readers of each tensor: operators, and others."""
 
-    def __init__(self, operations: Iterable[Operation], demanded: Iterable[TensorValue]) -> None:
+    def __init__(
+        self,
+        operations: Iterable[Operation],
+        demanded: Iterable[TensorValue],
+        handed_out: Iterable[Taken] = (),
+    ) -> None:
         self.demanded = set(demanded)
+        self.handed_out: dict[TensorValue, list[Taken]] = {}
+        for taken in dict.fromkeys(handed_out):
+            self.handed_out.setdefault(taken[0], []).append(taken)
         self.readers: dict[TensorValue, list[Operation]] = {}
         for operation in operations:
             for operand in operation.inputs:
@@ -46,22 +64,48 @@ class Uses:
             if tensor in self.demanded or any(reader not in inside for reader in self.readers.get(tensor, ()))
         )
 
+    def block(self, operations: Sequence[Operation]) -> Block:
+        """Return operators as a block."""
+        inside = set(operations)
+        results, shown = [], list[Taken]()
+        for tensor in self.results(operations):
+            handed_out = self.handed_out.get(tensor, [])
+            if handed_out and all(self._is_in_memory(taken, inside) for taken in handed_out):
+                shown += handed_out
+            else:
+                results.append(tensor)
+        return Block(tuple(operations), tuple(results), tuple(shown))
 
-def blocks_of(operations: Sequence[Operation], demanded: Iterable[TensorValue]) -> list[Block]:
+    def _is_in_memory(self, taken: Taken, inside: set[Operation]) -> bool:
+        """Say whether nothing but products reads a tensor at these places, so that no kernel keeps it to itself."""
+        tensor, _ = taken
+        readers = self.readers.get(tensor, [])
+        of_taken = {
+            reader.kind for reader in readers for operand in reader.inputs
+            if operand.view.tensor is tensor and taken_by(operand.view) == taken
+        }  # fmt: skip
+        is_made = tensor.made_by is not None and tensor.made_by.kind in SHOWN
+        return is_made and of_taken == {"contraction"} and inside.issuperset(readers)
+
+
+def blocks_of(
+    operations: Sequence[Operation], demanded: Iterable[TensorValue], handed_out: Iterable[Taken] = ()
+) -> list[Block]:
     """Return the blocks worth tuning: those that repeat, and those that hold an attention.
 
     Args:
         operations: in order, with their stages; only those that somebody needs.
         demanded: tensors that are read by what is no operator of ours.
+        handed_out: what is read of them.
     """
-    uses = Uses(operations, demanded)
+    uses = Uses(operations, demanded, handed_out)
     found = []
     for part in _connected(operations, uses):
         pieces = _pieces(part)
         for number, group in _repeated(pieces, uses):
             block = [operation for piece in group for operation in piece]
             if number > 1 or any(operation.kind == "softmax" for operation in block):
-                found.append(Block(tuple(block), uses.results(block)))
+                found.append(uses.block(block))
     return sorted(found, key=lambda block: block.operations[0].place)
 
 
@@ -119,10 +163,11 @@ def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
     """
     places: dict[TensorValue, set[int]] = {}
     first = set()
+    inside = set(operations)
     for operation in operations:
         for number, operand in enumerate(operation.inputs):
             tensor = source_of(operand.view.tensor)
-            if tensor.made_by is None and not tensor.parameter and operation.kind != "cast":
+            if tensor.made_by not in inside and not tensor.parameter and operation.kind != "cast":
                 places.setdefault(tensor, set()).add(operation.place)
                 if number == 0:
                     first.add(tensor)
@@ -200,7 +245,7 @@ def signature(operations: Sequence[Operation], uses: Uses) -> Any:
                              renamed))  # fmt: skip
         results = tuple((tensors.setdefault(tensor, len(tensors)), dims_of(tensor)) for tensor in operation.outputs)
         found.append((operation.kind, _attributes(operation.attributes, numbered), tuple(operands), results))
-    return tuple(found), tuple(tensors[tensor] for tensor in uses.results(operations))
+    return tuple(found), tuple(tensors[tensor] for tensor in uses.block(operations).results)
 
 
 def _attributes(attributes: Mapping[str, Scalar | Axis], numbered: Any) -> Any:

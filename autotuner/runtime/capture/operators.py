@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autotuner.runtime.capture.additive import added_to_scores, seeing
-from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
+from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, source_of
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
@@ -244,8 +244,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> View:
-    if enable_gqa and extent(whole(query.dims[-3])) != extent(whole(key.dims[-3])):
-        raise UnknownError("attention that repeats its keys itself")
+    if enable_gqa:
+        key, value = (_for_each_query(each, query) for each in (key, value))
     batch = len(query.dims) - 2
     scores = _product(reader, query, key, (-1, -1), batch)
     factor = 1 / math.sqrt(extent(whole(query.dims[-1]))) if scale is None else float(scale)
@@ -270,6 +270,15 @@ def _attention(
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     context = _product(reader, weights, value, (-1, -2), batch, held(query))
     return context if sees is None else reader.mapped("row_mask", context, reader.united(context.dims, sees))
+
+
+def _for_each_query(given: View, query: View) -> View:
+    """Return keys or values with the heads of the queries: each of them repeated for several that follow each other."""
+    wanted, heads = (extent(whole(each.dims[-3])) for each in (query, given))
+    if wanted % heads:
+        raise UnknownError(f"attention of {wanted} heads with keys of {heads}")
+    repeated = (*given.dims[-3], *fresh([wanted // heads])[0])
+    return View(given.tensor, (*given.dims[:-3], repeated, *given.dims[-2:]), given.fixed)
 
 
 def _masks_of_queries(mask: View) -> tuple[View, View]:

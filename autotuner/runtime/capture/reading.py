@@ -18,7 +18,7 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.constants import Constants
-from autotuner.runtime.capture.program import Operation, TensorValue, View
+from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named
@@ -143,6 +143,8 @@ class GraphReading:
         dtype = str(example.dtype).removeprefix("torch.")
         if dtype not in (*ELEMENT_BYTES, "bool"):
             return node
+        if not example.numel():
+            return Expression("empty")
         if node not in self._outside:
             parameter = isinstance(example, nn.Parameter)
             dims = fresh(example.shape)

@@ -101,13 +101,12 @@ def _slice(
 ) -> View | Expression:
     place = dim % len(x.dims)
     size = extent(whole(x.dims[place]))
-    first = min(start % size if start is not None and start < 0 else start or 0, size)
-    last = size if end is None or end >= size else end % size
+    first, last, _ = slice(start, end).indices(size)  # as torch does, bounds beyond the ends are the ends
     if (first, last, step) == (0, size, 1):
         return x
     if step != 1:
         raise UnknownError(f"a slice with steps of {step}")
-    return Expression("slice", (x, place, first, last - first))
+    return Expression("slice", (x, place, first, max(last - first, 0)))
 
 
 def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
