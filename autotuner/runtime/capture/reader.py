@@ -57,6 +57,10 @@ class Reader:
     ) -> tuple[TensorValue, ...]:
         """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
         operands = tuple(each if isinstance(each, BoundView) else BoundView(each) for each in inputs)
+        for operand in operands:
+            axes = held(operand.view)
+            if len(set(axes)) < len(axes):  # as where a matrix is added to its transpose
+                raise UnknownError("a tensor that has one axis twice")
         dims = [tuple((axis,) for axis in axes) for axes in made]
         outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)

@@ -97,7 +97,10 @@ class GraphReading:
         return node.target in AUTOCAST
 
     def split_alike(self) -> None:
-        """Split axes alike that operators bind to each other, wherever one of them was split later on."""
+        """Split axes alike that operators bind to each other, wherever one of them was split later on.
+
+        It goes on as long as an axis was split, and no axis can be split for ever; see `autotuner.runtime.capture.axes`.
+        """
         axes = self._reader.axes
         mark = -1
         while axes.mark() > mark:

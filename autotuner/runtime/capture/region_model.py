@@ -158,14 +158,16 @@ class _Writing:
 
     def _want(self, tensor: TensorValue, fixed: frozenset[tuple[Axis, int]]) -> None:
         """Have a tensor made at fixed places, with all that it is made from."""
-        operation = tensor.made_by
-        if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
-            return
-        if fixed and operation.kind not in PLACEWISE:
-            raise UnknownError(f"a part is taken of what a {operation.kind} makes")
-        self.wanted[operation].append(fixed)
-        for operand in operation.inputs:
-            self._want(operand.view.tensor, _fixed(operand, dict(fixed)))
+        waiting = [(tensor, fixed)]
+        while waiting:  # each turn notes another operator and place, or goes no further
+            tensor, fixed = waiting.pop()
+            operation = tensor.made_by
+            if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
+                continue
+            if fixed and operation.kind not in PLACEWISE:
+                raise UnknownError(f"a part is taken of what a {operation.kind} makes")
+            self.wanted[operation].append(fixed)
+            waiting += [(each.view.tensor, _fixed(each, dict(fixed))) for each in reversed(operation.inputs)]
 
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""

@@ -183,7 +183,7 @@ class Captured:
     def _placed(self, regions: list[Region]) -> dict[Region, fx.Node]:
         """Return the node before which each region's call can stand: behind what it reads, before who reads it."""
         nodes = list(self._reading.order)
-        while True:
+        while True:  # each turn but the last leaves out a region
             tuned = frozenset(operation for region in regions for operation in region.block.operations)
             live, _ = self._live(tuned)
             at: dict[TensorValue, float] = {}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
 from autotuner.runtime.capture.written_out import is_named, uncast
@@ -12,10 +12,16 @@ from autotuner.runtime.capture.written_out import is_named, uncast
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
 def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
-    sizes = [extent(whole(dim)) for dim in x.dims]
+    return View(x.tensor, reader.axes.regrouped(x.dims, _known(shape, x.dims)), x.fixed)
+
+
+def _known(shape: Sequence[int], dims: Sequence[Dim]) -> list[int]:
+    """Return a shape with the extent for which -1 stands."""
     known = math.prod(size for size in shape if size != -1)
-    wanted = [math.prod(sizes) // known if size == -1 else size for size in shape]
-    return View(x.tensor, reader.axes.regrouped(x.dims, wanted), x.fixed)
+    elements = extent(axis for dim in dims for axis in whole(dim))
+    if not known:
+        raise UnknownError("a view of no elements")
+    return [elements // known if size == -1 else size for size in shape]
 
 
 @rule(aten.flatten.using_ints)
@@ -28,9 +34,7 @@ def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:  #
 @rule(aten.unflatten.int)
 def _unflatten(reader: Reader, x: View, dim: int, sizes: Sequence[int]) -> View:
     place = dim % len(x.dims)
-    known = math.prod(size for size in sizes if size != -1)
-    wanted = [extent(whole(x.dims[place])) // known if size == -1 else size for size in sizes]
-    made = reader.axes.regrouped([x.dims[place]], wanted)
+    made = reader.axes.regrouped([x.dims[place]], _known(sizes, [x.dims[place]]))
     return View(x.tensor, (*x.dims[:place], *made, *x.dims[place + 1 :]), x.fixed)
 
 
