@@ -194,10 +194,12 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,  # noqa: ARG001
 ) -> View:
-    if weight is None or bias is None or len(shape) != 1:
-        raise UnknownError("a layer norm without scale and bias, or over several dimensions")
-    x, weight, bias = in_widest_type(reader, x, weight, bias)
-    operands = (x, reader.united(x.dims, weight), reader.united(x.dims, bias))
+    if len(shape) != 1:
+        raise UnknownError("a layer norm over several dimensions")
+    if weight is None and bias is not None:
+        raise UnknownError("a layer norm with a bias and without a scale")
+    x, *vectors = in_widest_type(reader, x, *(each for each in (weight, bias) if each is not None))
+    operands = (x, *(reader.united(x.dims, vector) for vector in vectors))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})
@@ -208,9 +210,11 @@ def _layer_norm(
 def _rms_norm(
     reader: Reader, x: View, shape: Sequence[int], weight: View | None = None, eps: float | None = None
 ) -> View:
-    if weight is None or eps is None or len(shape) != 1:
-        raise UnknownError("an RMS norm without scale or epsilon, or over several dimensions")
-    return rms_norm(reader, x, weight, float(eps))
+    if len(shape) != 1:
+        raise UnknownError("an RMS norm over several dimensions")
+    if eps is None and x.dtype not in ("float32", "float64"):
+        raise UnknownError(f"an RMS norm of {x.dtype} without epsilon")
+    return rms_norm(reader, x, weight, torch.finfo(getattr(torch, x.dtype)).eps if eps is None else float(eps))
 
 
 @rule(aten.softmax.int)

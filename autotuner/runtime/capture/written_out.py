@@ -114,12 +114,13 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
     return None
 
 
-def rms_norm(reader: Reader, x: View, scale: View, epsilon: float) -> View:
+def rms_norm(reader: Reader, x: View, scale: View | None, epsilon: float) -> View:
     """Append an RMS norm over the last dimension."""
-    x, scale = in_widest_type(reader, x, scale)
+    x, *scales = in_widest_type(reader, x, *(() if scale is None else (scale,)))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
-    made = reader.make("rms_norm", (x, reader.united(x.dims, scale)), [axes, rest], {"epsilon": epsilon})
+    operands = (x, *(reader.united(x.dims, each) for each in scales))
+    made = reader.make("rms_norm", operands, [axes, rest], {"epsilon": epsilon})
     return reader.typed(View(made[0], x.dims))
 
 
