@@ -37,9 +37,7 @@ def subgraph(kind: str, spec: str, attributes: dict[str, float], dtype: str) -> 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("kind", "spec", "attributes"), SPECS)
-def test_every_layout_row_equals_the_reference(
-    kind: str, spec: str, attributes: dict[str, float], dtype: str
-) -> None:
+def test_every_layout_row_equals_the_reference(kind: str, spec: str, attributes: dict[str, float], dtype: str) -> None:
     kernel, one = KERNELS[f"torch_{kind}"], subgraph(kind, spec, attributes, dtype)
     rows = (Candidate(kernel.name, row) for row in kernel.layouts(one))
     found = [Call(one, row) for row in rows if kernel.refuses(one, row) is None]

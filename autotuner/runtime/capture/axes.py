@@ -23,11 +23,13 @@ class UnknownError(AutotunerError):
 class Axis:
     """An axis of some extent: whole, or split into parts, or the same as another one.
 
-    `free` until it is found to be the same as one that another tensor has.
+    `free` until it is found to be the same as one that another tensor has. One that an attention runs along is `kept`
+    whole: what a model does to its positions behind all layers is no reason to lose them.
     """
 
     extent: int
     free: bool = True
+    kept: bool = False
     parts: "tuple[Axis, Axis] | None" = None
     same: "Axis | None" = None
 
@@ -59,12 +61,21 @@ class Axes:
         """Split a whole axis into a slow part of this extent and a fast one.
 
         Raises:
-            UnknownError: the extent is no divisor of the axis's, or one of the parts would have one element.
+            UnknownError: the extent is no divisor of the axis's, or one of the parts would have one element, or the
+                axis is kept whole.
         """
+        if axis.kept:
+            raise UnknownError(f"an axis of {axis.extent} that attention runs along would be split")
         if slow in (0, 1, axis.extent) or axis.extent % slow:
             raise UnknownError(f"an axis of {axis.extent} cannot be split into {slow} parts")
         parts = Axis(slow, axis.free), Axis(axis.extent // slow, axis.free)
         self._set(axis, "parts", parts)
+
+    def keep(self, axes: Iterable[Axis]) -> None:
+        """Have axes stay whole from now on."""
+        for axis in whole(axes):
+            if not axis.kept:
+                self._set(axis, "kept", True)
 
     def pairs(self, one: Iterable[Axis], other: Iterable[Axis]) -> list[tuple[Axis, Axis]]:
         """Return the whole axes of two dimensions that stand for each other, split as far as that takes.
@@ -103,6 +114,8 @@ class Axes:
                 continue
             if a.same is not None or b.same is not None:
                 raise UnknownError("two dimensions that stand for each other crosswise")
+            if a.kept or b.kept:
+                self.keep((a, b))
             if b.free:
                 self._set(b, "same", a)
             elif a.free:
@@ -139,7 +152,9 @@ class Axes:
             while extent(taken) != wanted:  # each turn takes an axis away
                 missing, odd = divmod(wanted, extent(taken))
                 if odd or not left:
-                    raise UnknownError(f"a view as {tuple(shape)} cuts an axis of {(taken or left)[-1].extent} elements")
+                    raise UnknownError(
+                        f"a view as {tuple(shape)} cuts an axis of {(taken or left)[-1].extent} elements"
+                    )
                 if left[0].extent > missing:
                     axis = left[0]
                     self.split(axis, missing)

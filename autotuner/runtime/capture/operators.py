@@ -45,6 +45,7 @@ def _product(
         for axis in whole(dim):
             if axis in taken:  # as where positions meet positions
                 own = Axis(axis.extent, free=False)
+                reader.axes.keep((axis, own))
                 renamed.append((axis, own))
                 row.append(own)
             else:
@@ -229,6 +230,7 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
     axes = whole(x.dims[place])
     if len(axes) != 1:
         raise UnknownError("a softmax over a dimension of several axes")
+    reader.axes.keep(axes)
     axes_of_x = memory(x)
     made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]],
                        {"axis": axes[0]})  # fmt: skip
@@ -262,7 +264,10 @@ def _attention(
     if causal:
         if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
             raise UnknownError("a causal mask over other queries than keys")
-        (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
+        queries, keys = (whole(dim) for dim in scores.dims[-2:])
+        if len(queries) != 1 or len(keys) != 1:
+            raise UnknownError("a causal mask over positions of several axes")
+        (query_axis,), (key_axis,) = queries, keys
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
         mask = plain(attn_mask, "an attention mask")

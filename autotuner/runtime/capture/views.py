@@ -12,7 +12,20 @@ from autotuner.runtime.capture.written_out import is_named, uncast
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
 def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
-    return View(x.tensor, reader.axes.regrouped(x.dims, _known(shape, x.dims)), x.fixed)
+    return _seen(x, reader.axes.regrouped(x.dims, _known(shape, x.dims)))
+
+
+def _seen(x: View, dims: tuple[Dim, ...]) -> View:
+    """Return a view with these dimensions.
+
+    Raises:
+        UnknownError: it makes one dimension of several of a tensor that comes from outside, as of the rows and columns
+            of an image. The view is then what comes from outside, and its positions are one axis.
+    """
+    tensor = x.tensor
+    if tensor.made_by is None and not tensor.parameter and any(len(whole(dim)) > 1 for dim in dims):
+        raise UnknownError("a view that merges dimensions of what is no result of ours")
+    return View(tensor, dims, x.fixed)
 
 
 def _known(shape: Sequence[int], dims: Sequence[Dim]) -> list[int]:
@@ -28,7 +41,7 @@ def _known(shape: Sequence[int], dims: Sequence[Dim]) -> list[int]:
 def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:  # noqa: ARG001
     first, last = start % len(x.dims), end % len(x.dims)
     merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
-    return View(x.tensor, (*x.dims[:first], merged, *x.dims[last + 1 :]), x.fixed)
+    return _seen(x, (*x.dims[:first], merged, *x.dims[last + 1 :]))
 
 
 @rule(aten.unflatten.int)
@@ -165,3 +178,8 @@ def _and(reader: Reader, a: View, b: View) -> View:
             found: View = _expand(reader, other, shape)
             return found
     raise UnknownError("two masks that both hide something")
+
+
+@rule(aten.unbind.int)
+def _unbind(reader: Reader, x: View, dim: int = 0) -> tuple[View, ...]:
+    return tuple(_select(reader, x, dim, place) for place in range(extent(whole(x.dims[dim % len(x.dims)]))))

@@ -51,26 +51,22 @@ class CausalBlock(nn.Module):
 
 
 class ImageBlock(nn.Module):
-    """An image transformer's layer: query, key and value of one product, taken apart; perhaps scaled branches."""
+    """An image transformer's layer: query, key and value of one product, taken apart."""
 
-    def __init__(self, apart: Callable[[Tensor], Any], scaled: bool = False, affine: bool = True) -> None:
+    def __init__(self, apart: Callable[[Tensor], Any], affine: bool = True) -> None:
         super().__init__()
         self.before, self.behind = (nn.LayerNorm(WIDTH, eps=1e-6, elementwise_affine=affine) for _ in range(2))
         self.stacked, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
         self.apart = apart
-        self.gammas = [nn.Parameter(0.1 + torch.rand(WIDTH)) if scaled else 1.0 for _ in range(2)]
-        for number, gamma in enumerate(self.gammas):
-            if isinstance(gamma, nn.Parameter):
-                self.register_parameter(f"gamma_{number}", gamma)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
         stacked = self.stacked(self.before(x)).reshape(rows, length, 3, HEADS, width // HEADS)
         q, k, v = self.apart(stacked.permute(2, 0, 3, 1, 4))
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
-        x = x + self.out(y) * self.gammas[0]
-        result: Tensor = x + self.mlp(self.behind(x)) * self.gammas[1]
+        x = x + self.out(y)
+        result: Tensor = x + self.mlp(self.behind(x))
         return result
 
 
@@ -160,14 +156,48 @@ def test_an_image_block_without_scale_and_bias_is_whole() -> None:
     check_equal(model_of(lambda: ImageBlock(APART["unbind"], affine=False)))
 
 
-def test_a_view_that_regroups_across_axes_leaves_the_rest_tuned() -> None:
-    class Regrouping(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x.view(8, 6, 16) * 2.0).view(12, 4, 16).tanh().view(BATCH, 24, WIDTH)
+class Regrouping(nn.Module):
+    """Views that cut across each other."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.view(8, 6, WIDTH) * 2.0).view(12, 4, WIDTH).tanh().view(BATCH, 24, WIDTH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_views_that_cut_across_each_other_leave_the_layers_tuned(first: bool) -> None:
     blocks = model_of(lambda: CausalBlock(NORMS["no bias"], 0.0))
-    model = nn.Sequential(Regrouping(), blocks).double()
-    x = torch.randn(BATCH, 24, WIDTH, dtype=torch.float64)
+    model = nn.Sequential(Regrouping(), blocks) if first else nn.Sequential(blocks, Regrouping())
+    x = torch.randn(BATCH, 24, WIDTH)
     compilation = Compilation(model)
     torch.testing.assert_close(compilation.model(x), model(x))
+    assert [region.calls for region in compilation.regions] == [1] * LAYERS
+
+
+class Patches(nn.Module):
+    """Layers between an image's patches and its pixels: their positions are rows and columns before and behind."""
+
+    def __init__(self, blocks: nn.Module) -> None:
+        super().__init__()
+        self.patches, self.blocks, self.pixels = nn.Conv2d(1, WIDTH, 2, 2), blocks, nn.Linear(WIDTH, 4)
+        self.places = nn.Parameter(torch.randn(1, 12, WIDTH))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2) + self.places
+        pixels = self.pixels(self.blocks(x)).view(-1, 3, 4, 2, 2)
+        return pixels.permute(0, 1, 3, 2, 4).reshape(-1, 1, 6, 8)
+
+
+@pytest.mark.slow
+def test_layers_between_patches_and_pixels_are_whole() -> None:
+    model = Patches(model_of(lambda: ImageBlock(APART["unbind"], affine=False))).double()
+    image, weights = torch.randn(2, BATCH, 1, 6, 8, dtype=torch.float64)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = (called(image) * weights).sum()
+        return found
+
+    wanted = gradients(model, loss)
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
     assert [region.calls for region in compilation.regions] == [1] * LAYERS
