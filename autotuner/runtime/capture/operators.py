@@ -86,7 +86,7 @@ def _bmm(reader: Reader, a: View, b: View) -> View:
 def _matmul(reader: Reader, a: View, b: View) -> View:
     if len(b.dims) == 2:
         return _product(reader, a, b, (-1, 0))
-    if len(a.dims) != len(b.dims):
+    if len(a.dims) != len(b.dims) or len(b.dims) < 2:
         raise UnknownError(f"a product of {len(a.dims)} and {len(b.dims)} dimensions")
     return _product(reader, a, b, (-1, -2), len(a.dims) - 2)
 
@@ -152,8 +152,8 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def _div(reader: Reader, x: Any, by: Any) -> View:
-    if not isinstance(x, View) or not isinstance(by, int | float):
-        raise UnknownError("a quotient of tensors")
+    if not isinstance(x, View) or not isinstance(by, int | float) or not by:
+        raise UnknownError("a quotient of tensors, or by zero")
     return reader.mapped("scale", reader.typed(x), factor=1.0 / float(by))
 
 

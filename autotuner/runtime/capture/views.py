@@ -133,9 +133,13 @@ def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
         UnknownError: the dimension does not consist of slices like this one.
     """
     size = extent(whole(x.dims[place]))
+    if taken == size:
+        return x
     if taken <= 0 or size % taken or first % taken:
         raise UnknownError(f"a slice of {taken} of {size} elements from {first}")
     count, part = reader.axes.regrouped([x.dims[place]], [size // taken, taken])
+    if len(whole(count)) != 1:
+        raise UnknownError(f"one of {size // taken} slices of a dimension of several axes")
     (axis,) = whole(count)
     return View(x.tensor, (*x.dims[:place], part, *x.dims[place + 1 :]), (*x.fixed, (axis, first // taken)))
 
