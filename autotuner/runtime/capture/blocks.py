@@ -2,10 +2,14 @@
 
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
 a transformer do, make one block each time.
+
+A block is worth tuning if it has three operators or more, and either holds an attention, or is one of several alike
+that have a share of the program's products: 5 % of their flop, all of them together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from autotuner.ir.records import Scalar
@@ -14,6 +18,10 @@ from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fix
 
 PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""
+OPERATORS_MIN = 3
+"""Operators that a block has at least: fewer than those of an attention leave nothing to fuse or to lay out."""
+SHARE_MIN = 0.05
+"""Share of the flop of all products that blocks without an attention have at least, all equal ones together."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 
@@ -91,7 +99,7 @@ class Uses:
 def blocks_of(
     operations: Sequence[Operation], demanded: Iterable[TensorValue], handed_out: Iterable[Taken] = ()
 ) -> list[Block]:
-    """Return the blocks worth tuning: those that repeat, and those that hold an attention.
+    """Return the blocks worth tuning: those that hold an attention, or repeat and have a share of the flop.
 
     Args:
         operations: in order, with their stages; only those that somebody needs.
@@ -100,13 +108,30 @@ def blocks_of(
     """
     uses = Uses(operations, demanded, handed_out)
     found = []
+    least = SHARE_MIN * sum(map(_product_flop, operations))
     for part in _connected(operations, uses):
         pieces = _pieces(part)
         for number, group in _repeated(pieces, uses):
             block = [operation for piece in group for operation in piece]
-            if number > 1 or any(operation.kind == "softmax" for operation in block):
+            has_attention = any(operation.kind == "softmax" for operation in block)
+            has_share = number > 1 and 0 < least <= number * sum(map(_product_flop, block))
+            if len(block) >= OPERATORS_MIN and (has_attention or has_share):
                 found.append(uses.block(block))
     return sorted(found, key=lambda block: block.operations[0].place)
+
+
+def _product_flop(operation: Operation) -> int:
+    """Return the flop of a product; 0 of any other operator."""
+    if operation.kind != "contraction":
+        return 0
+    (made,), (a, b) = operation.outputs, operation.inputs
+    renamed = [{one: other for one, other in operand.renamed} for operand in (a, b)]
+    axes = {axis for dim in made.dims for axis in whole(dim)}
+    for operand, names in zip((a, b), renamed, strict=True):
+        taken = {axis for axis, _ in operand.view.fixed for axis in whole([axis])}
+        own = (axis for dim in operand.view.tensor.dims for axis in whole(dim) if axis not in taken)
+        axes |= {each for axis in own for each in whole([names.get(axis, axis)])}
+    return 2 * prod(axis.extent for axis in axes)
 
 
 def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operation]]:

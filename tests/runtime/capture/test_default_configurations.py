@@ -120,3 +120,22 @@ def test_a_cache_that_holds_keys_already_is_not_left_out() -> None:
     compilation = Compilation(model)
     found = compilation.model(second, past_key_values=compilation.model(first).past_key_values).logits
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.slow
+def test_an_encoder_with_a_decoder_and_its_cache_is_whole_layers() -> None:
+    """The layers before the last are no pieces of one product each."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4,
+                                   num_decoder_layers=4, decoder_start_token_id=0)  # fmt: skip
+    calls = region_calls(transformers.T5ForConditionalGeneration(config), [tokens()])
+    found = {calls.runs[key]: kinds(model) for key, model in calls.models.items()}
+    assert {runs: (each.count("softmax"), each.count("contraction"), each.count("add"))
+            for runs, each in found.items()} == {3: (1, 8, 2), 4: (2, 14, 3)}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_sums_of_embeddings_are_no_regions() -> None:
+    config = transformers.RobertaConfig(**(SMALL | {"max_position_embeddings": 64}))
+    calls = region_calls(transformers.RobertaForMaskedLM(config), [tokens()])
+    assert [(calls.runs[key], len(kinds(model))) for key, model in calls.models.items()] == [(LAYERS, 27)]
