@@ -17,7 +17,7 @@ from tests.made_up import CPU
 
 EXTENTS = {"a": 3, "b": 4, "c": 5}
 EPSILON = {"epsilon": 0.5}
-SPECS = (
+SPECS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("layer_norm", "abc,c->abc,ab,ab", EPSILON),
     ("layer_norm", "abc->abc,ab,ab", EPSILON),
     ("layer_norm_grad_input", "abc,abc,ab,ab->abc", {}),
@@ -78,9 +78,10 @@ def norm(kind: str, affine: int) -> Graph:
 
 
 def of_torch(kind: str, x: Tensor, vectors: list[Tensor]) -> Tensor:
+    scale, shift = (*vectors, None, None)[:2]
     if kind == "layer_norm":
-        return torch.nn.functional.layer_norm(x, (5,), *vectors, eps=0.5)
-    return torch.nn.functional.rms_norm(x, (5,), *vectors, eps=0.5)
+        return torch.nn.functional.layer_norm(x, (5,), scale, shift, eps=0.5)
+    return torch.nn.functional.rms_norm(x, (5,), scale, eps=0.5)
 
 
 @pytest.mark.parametrize(("kind", "affine"), [("layer_norm", 0), ("layer_norm", 1), ("layer_norm", 2),
@@ -95,7 +96,7 @@ def test_gradients_are_those_of_autograd(kind: str, affine: int) -> None:
     x, offset, *vectors = given.values()
     y = of_torch(kind, x + offset, vectors)
     grad = torch.randn_like(y)
-    y.backward(grad)
+    y.backward(grad)  # type: ignore[no-untyped-call]
     tensors = {name: value.detach() for name, value in given.items()} | {"grad_y": grad}
     for operator in graph.operators:
         numbers = {name: place for place, name in enumerate(dict.fromkeys((*operator.inputs, *operator.outputs)))}

@@ -125,9 +125,9 @@ def _product_flop(operation: Operation) -> int:
     if operation.kind != "contraction":
         return 0
     (made,), (a, b) = operation.outputs, operation.inputs
-    renamed = [{one: other for one, other in operand.renamed} for operand in (a, b)]
     axes = {axis for dim in made.dims for axis in whole(dim)}
-    for operand, names in zip((a, b), renamed, strict=True):
+    for operand in (a, b):
+        names = dict(operand.renamed)
         taken = {axis for axis, _ in operand.view.fixed for axis in whole([axis])}
         own = (axis for dim in operand.view.tensor.dims for axis in whole(dim) if axis not in taken)
         axes |= {each for axis in own for each in whole([names.get(axis, axis)])}

@@ -200,7 +200,7 @@ def _layer_norm(
     if weight is None and bias is not None:
         raise UnknownError("a layer norm with a bias and without a scale")
     x, *vectors = in_widest_type(reader, x, *(each for each in (weight, bias) if each is not None))
-    operands = (x, *(reader.united(x.dims, vector) for vector in vectors))
+    operands: list[View | BoundView] = [x, *(reader.united(x.dims, vector) for vector in vectors)]
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})

@@ -104,7 +104,7 @@ class GraphReading:
     def split_alike(self) -> None:
         """Split axes alike that operators bind to each other, wherever one of them was split later on.
 
-        It goes on as long as an axis was split, and no axis can be split for ever; see `autotuner.runtime.capture.axes`.
+        It goes on as long as an axis was split, and no axis can be split for ever; see `axes`.
         """
         axes = self._reader.axes
         mark = -1

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, plain, rule
 
 GELU_CUBIC = 0.044715
@@ -119,7 +119,7 @@ def rms_norm(reader: Reader, x: View, scale: View | None, epsilon: float) -> Vie
     x, *scales = in_widest_type(reader, x, *(() if scale is None else (scale,)))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
-    operands = (x, *(reader.united(x.dims, each) for each in scales))
+    operands: list[View | BoundView] = [x, *(reader.united(x.dims, each) for each in scales)]
     made = reader.make("rms_norm", operands, [axes, rest], {"epsilon": epsilon})
     return reader.typed(View(made[0], x.dims))
 

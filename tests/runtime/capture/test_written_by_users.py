@@ -75,7 +75,7 @@ APART: dict[str, Callable[[Tensor], Any]] = {
     "index": lambda qkv: (qkv[0], qkv[1], qkv[2]),
     "select": lambda qkv: [qkv.select(0, place) for place in range(3)],
     "chunk": lambda qkv: [part.squeeze(0) for part in qkv.chunk(3, 0)],
-    "split": lambda qkv: [part[0] for part in qkv.split(1)],
+    "split": lambda qkv: [part[0] for part in torch.split(qkv, 1)],
 }
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "no bias": lambda: Norm(WIDTH),
@@ -184,7 +184,7 @@ class Patches(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patches(image).flatten(2).transpose(1, 2) + self.places
-        pixels = self.pixels(self.blocks(x)).view(-1, 3, 4, 2, 2)
+        pixels: Tensor = self.pixels(self.blocks(x)).view(-1, 3, 4, 2, 2)
         return pixels.permute(0, 1, 3, 2, 4).reshape(-1, 1, 6, 8)
 
 
