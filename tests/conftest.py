@@ -75,6 +75,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
 
 
+@pytest.fixture(autouse=True)
+def faults_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an error in a rule of capture be one of the test."""
+    reading = sys.modules.get("autotuner.runtime.capture.reading")
+    if reading is not None:
+        monkeypatch.setattr(reading, "FAULTS_RAISE", True)
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """The URL of a PostgreSQL server: that in AUTOTUNER_TEST_POSTGRES, or one that ends with these tests."""

@@ -1,7 +1,10 @@
 """Operator kinds: spec, results, class, flop, gradient, fusion and operand ranges of each, declared in one table.
 
 A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
-H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`.
+H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`, or what
+R leaves of X.
+
+A norm may lack its bias, or both scale and bias: it is of the same kind, and its spec is shorter by these operands.
 
 A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) is (-x2, x1) of the halves of `axis`.
 Cosines and sines are constants, and may be any numbers. A row mask is a constant of ones and zeros, a factor of rows.
@@ -36,6 +39,10 @@ class Derivative:
     attributes: Attributes = ()
 
 
+Sides = tuple[tuple[str, ...], tuple[str, ...]]
+"""The symbols of a pattern's inputs and of its outputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class HandedOn:
     """The gradient with respect to input `wrt` is the output's gradient itself."""
@@ -54,6 +61,7 @@ class Kind:
         name: as operators state it.
         example: a spec, for people.
         pattern: which operands have which axes; "" for a contraction, whose spec is free.
+        shorter: patterns of the same kind without some of the operands; each has another number of operands.
         operator_class: as in Data Movement Is All You Need; normalisations are those that reduce along an axis.
         flop_per_element: per element of X, a transcendental function counted as one; contractions are counted apart.
         attributes: name and type of each; all are mandatory. One named `axis`, or like `key_axis`, is a letter of X.
@@ -63,6 +71,7 @@ class Kind:
         fusible: the generic compiler may fuse it with its neighbours.
         fused_alone: the generic compiler is also tried on the operator alone.
         ranges: from and to, of the values that are made up for an input when kernels are measured; others are normal.
+            Inputs are counted as in `pattern`; shorter patterns lack none behind these.
         even: the extent of the attribute `axis` must be even, since the kind tells its two halves apart.
     """
 
@@ -78,22 +87,32 @@ class Kind:
     fused_alone: bool = False
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     even: bool = False
+    shorter: tuple[str, ...] = ()
 
-    @property
-    def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The symbols of the pattern's inputs and of its outputs."""
-        inputs, _, outputs = self.pattern.partition("->")
-        return tuple(inputs.split(",")) if inputs else (), tuple(outputs.split(",")) if outputs else ()
+    def sides(self, inputs: int, outputs: int) -> Sides:
+        """Return the symbols of the inputs and of the outputs of an operator that has so many."""
+        found = [_sides(pattern) for pattern in (self.pattern, *self.shorter)]
+        return min(found, key=lambda sides: (len(sides[0]) != inputs, len(sides[1]) != outputs))
 
-    def places(self, symbols: str) -> tuple[int, ...]:
+    def places(self, symbols: str, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the operands, counted over inputs and then outputs, whose symbol is one of these."""
-        inputs, outputs = self.sides
-        return tuple(place for place, symbol in enumerate(inputs + outputs) if symbol in symbols)
+        of_inputs, of_outputs = self.sides(inputs, outputs)
+        return tuple(place for place, symbol in enumerate(of_inputs + of_outputs) if symbol in symbols)
+
+    def ranges_of(self, inputs: int) -> Mapping[int, tuple[float, float]]:
+        """Return the ranges by input of an operator that has so many."""
+        lacking = len(_sides(self.pattern)[0]) - inputs if self.shorter else 0
+        return {place - lacking: ends for place, ends in self.ranges.items()}
 
     @property
     def keeps_axes(self) -> bool:
         """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
-        return not {"X", "M"}.isdisjoint(self.sides[1])
+        return not {"X", "M"}.isdisjoint(_sides(self.pattern)[1])
+
+
+def _sides(pattern: str) -> Sides:
+    inputs, _, outputs = pattern.partition("->")
+    return tuple(inputs.split(",")) if inputs else (), tuple(outputs.split(",")) if outputs else ()
 
 
 def _contraction(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
@@ -162,22 +181,28 @@ def _rotary(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
 
 
 def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, scale, _), (_, rest, _) = o.input_axes, o.output_axes
-    _, mean, reciprocal_deviation = o.outputs
-    return (
-        Derivative("layer_norm_grad_input", f"{x},{x},{scale},{rest},{rest}->{x}",
-                   (grad, *o.inputs[:2], mean, reciprocal_deviation)),
-        Derivative("layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{scale},{scale}",
-                   (grad, o.inputs[0], mean, reciprocal_deviation), (1, 2)),
+    (x, *affine), (_, rest, _) = o.input_axes, o.output_axes
+    statistics = o.outputs[1:]
+    read = ",".join([x, x, *affine[:1], rest, rest])
+    into_input = Derivative("layer_norm_grad_input", f"{read}->{x}", (grad, *o.inputs[:2], *statistics))
+    if not affine:
+        return (into_input,)
+    return into_input, Derivative(
+        "layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{','.join(affine)}", (grad, o.inputs[0], *statistics),
+        tuple(range(1, len(o.inputs))),
     )  # fmt: skip
 
 
 def _rms_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, scale), (_, rest) = o.input_axes, o.output_axes
+    (x, *scale), (_, rest) = o.input_axes, o.output_axes
     reciprocal_root = o.outputs[1]
-    return (
-        Derivative("rms_norm_grad_input", f"{x},{x},{scale},{rest}->{x}", (grad, *o.inputs, reciprocal_root)),
-        Derivative("rms_norm_grad_parameters", f"{x},{x},{rest}->{scale}", (grad, o.inputs[0], reciprocal_root), (1,)),
+    read = ",".join([x, x, *scale, rest])
+    into_input = Derivative("rms_norm_grad_input", f"{read}->{x}", (grad, *o.inputs, reciprocal_root))
+    if not scale:
+        return (into_input,)
+    read = ",".join([x, x, rest])
+    return into_input, Derivative(
+        "rms_norm_grad_parameters", f"{read}->{scale[0]}", (grad, o.inputs[0], reciprocal_root), (1,)
     )
 
 
@@ -214,9 +239,10 @@ KINDS: Mapping[str, Kind] = {
         Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=_rotary,
              fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
-             ("value", "statistic", "statistic"), gradient=_layer_norm, fused_alone=True),
+             ("value", "statistic", "statistic"), gradient=_layer_norm, fused_alone=True,
+             shorter=("X,H->X,R,R", "X->X,R,R")),
         Kind("rms_norm", "blh,h->blh,bl", "X,H->X,R", "normalisation", 4, {"epsilon": float}, ("value", "statistic"),
-             gradient=_rms_norm, fused_alone=True),
+             gradient=_rms_norm, fused_alone=True, shorter=("X->X,R",)),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
         Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11),
@@ -226,11 +252,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("rotary_grad", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str},
              fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm_grad_input", "blh,blh,h,bl,bl->blh", "X,X,H,R,R->X", "normalisation", 10,
-             fused_alone=True, ranges={4: _POSITIVE}),
+             fused_alone=True, ranges={4: _POSITIVE}, shorter=("X,X,R,R->X",)),
         Kind("layer_norm_grad_parameters", "blh,blh,bl,bl->h,h", "X,X,R,R->H,H", "normalisation", 5,
-             makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}),
+             makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R,R->H",)),
         Kind("rms_norm_grad_input", "blh,blh,h,bl->blh", "X,X,H,R->X", "normalisation", 7,
-             fused_alone=True, ranges={3: _POSITIVE}),
+             fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R->X",)),
         Kind("rms_norm_grad_parameters", "blh,blh,bl->h", "X,X,R->H", "normalisation", 3,
              fused_alone=True, ranges={2: _POSITIVE}),
     )
@@ -301,7 +327,7 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
             known = ", ".join(ELEMENT_BYTES)
             raise GraphError(f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {known}")
         return (wanted,)
-    symbols = kind.sides[0] or ("X",) * len(dtypes)
+    symbols = kind.sides(len(dtypes), len(operator.outputs))[0] or ("X",) * len(dtypes)
     found = {dtype: tensor for tensor, dtype, symbol in zip(operator.inputs, dtypes, symbols, strict=True)
              if symbol != "R"}  # fmt: skip
     if len(found) > 1:
@@ -311,7 +337,12 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
         )
     (dtype,) = found
     statistic = "float64" if dtype == "float64" else "float32"
-    return tuple(statistic if product.endswith("statistic") else dtype for product in kind.makes)
+    return tuple(statistic if product.endswith("statistic") else dtype for product in products_of(operator))
+
+
+def products_of(operator: Operator) -> tuple[Product, ...]:
+    """Return what an operator's outputs are."""
+    return kind_of(operator).makes[: len(operator.outputs)]
 
 
 def check_types(operator: Operator, dtype_of: Callable[[str], str]) -> None:
@@ -353,7 +384,7 @@ def _check_contraction(operator: Operator, kind: Kind) -> None:
 
 
 def _check_pattern(operator: Operator, kind: Kind) -> None:
-    sides = kind.sides
+    sides = kind.sides(len(operator.input_axes), len(operator.output_axes))
     if (len(sides[0]), len(sides[1])) != (len(operator.input_axes), len(operator.output_axes)):
         raise _misfit(operator, kind, f"it needs {len(sides[0])} inputs and {len(sides[1])} outputs")
     written = ("X" if symbol == "M" else symbol for symbol in sides[0] + sides[1])
@@ -368,6 +399,11 @@ def _check_pattern(operator: Operator, kind: Kind) -> None:
         raise _misfit(operator, kind, f"its attributes {' and '.join(named)} name one axis; each wants its own")
     if "axis" in named:
         bound["H"] = named["axis"]
+    elif "H" not in sides[0] + sides[1] and "R" in sides[0] + sides[1]:
+        rest = next(axes for symbol, axes in symbols if symbol == "R")
+        bound["H"] = "".join(axis for axis in whole if axis not in rest)
+        if not bound["H"]:
+            raise _misfit(operator, kind, f"axes {rest!r} leave none of the axes {whole!r} to normalise")
     # H before R, which follows from it.
     for symbol, axes in sorted(symbols, key=lambda pair: pair[0] == "R"):
         if symbol == "R":

@@ -192,33 +192,42 @@ def _add(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (x + y,)
 
 
+def _left(whole: str, rest: str) -> str:
+    """Return the axes that a norm runs along: those that its statistics lack."""
+    return "".join(axis for axis in whole if axis not in rest)
+
+
 def _layer_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, normalised, shift), (_, rest, _) = _axes(node)
-    x, scale, bias = tensors
-    places = _places(normalised, whole)
+    (whole, *affine), (_, rest, _) = _axes(node)
+    x, *vectors = (_onto(tensor, axes, whole) for tensor, axes in zip(tensors, (whole, *affine), strict=True))
+    places = _places(_left(whole, rest), whole)
     mean = x.mean(places)
     centred = x - _onto(mean, rest, whole)
     reciprocal_deviation = torch.rsqrt((centred * centred).mean(places) + _number(node, "epsilon"))
-    y = centred * _onto(reciprocal_deviation, rest, whole) * _onto(scale, normalised, whole) + _onto(bias, shift, whole)
+    y = centred * _onto(reciprocal_deviation, rest, whole)
+    for scale in vectors[:1]:
+        y = y * scale
+    for bias in vectors[1:]:
+        y = y + bias
     return y, mean, reciprocal_deviation
 
 
 def _layer_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, _, normalised, rest, _), _ = _axes(node)
-    grad, x, scale, mean, reciprocal_deviation = tensors
-    places = _places(normalised, whole)
+    (whole, _, *scaled_along, rest, _), _ = _axes(node)
+    grad, x, *scale, mean, reciprocal_deviation = tensors
+    places = _places(_left(whole, rest), whole)
     deviation = _onto(reciprocal_deviation, rest, whole)
     normal = (x - _onto(mean, rest, whole)) * deviation
-    scaled = grad * _onto(scale, normalised, whole)
+    scaled = grad * _onto(scale[0], scaled_along[0], whole) if scale else grad
     along = (scaled * normal).mean(places, keepdim=True)
     return (deviation * (scaled - scaled.mean(places, keepdim=True) - normal * along),)
 
 
 def _layer_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, _, rest, _), (normalised, _) = _axes(node)
+    (whole, _, rest, _), (normalised, *shifted) = _axes(node)
     grad, x, mean, reciprocal_deviation = tensors
     normal = (x - _onto(mean, rest, whole)) * _onto(reciprocal_deviation, rest, whole)
-    return _sum_onto(grad * normal, whole, normalised), _sum_onto(grad, whole, normalised)
+    return _sum_onto(grad * normal, whole, normalised), *(_sum_onto(grad, whole, axes) for axes in shifted)
 
 
 def _silu(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -254,20 +263,21 @@ def _rotary_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _rms_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, normalised), (_, rest) = _axes(node)
-    x, scale = tensors
-    mean = (x * x).mean(_places(normalised, whole))
+    (whole, *normalised), (_, rest) = _axes(node)
+    x, *scale = tensors
+    mean = (x * x).mean(_places(_left(whole, rest), whole))
     reciprocal_root = torch.rsqrt(mean + _number(node, "epsilon"))
-    return x * _onto(reciprocal_root, rest, whole) * _onto(scale, normalised, whole), reciprocal_root
+    y = x * _onto(reciprocal_root, rest, whole)
+    return y * _onto(scale[0], normalised[0], whole) if scale else y, reciprocal_root
 
 
 def _rms_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, _, normalised, rest), _ = _axes(node)
-    grad, x, scale, reciprocal_root = tensors
+    (whole, _, *normalised, rest), _ = _axes(node)
+    grad, x, *scale, reciprocal_root = tensors
     root = _onto(reciprocal_root, rest, whole)
     normal = x * root
-    scaled = grad * _onto(scale, normalised, whole)
-    along = (scaled * normal).mean(_places(normalised, whole), keepdim=True)
+    scaled = grad * _onto(scale[0], normalised[0], whole) if scale else grad
+    along = (scaled * normal).mean(_places(_left(whole, rest), whole), keepdim=True)
     return (root * (scaled - normal * along),)
 
 

@@ -49,7 +49,7 @@ class Values:
         self.device = device
         self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
         ranges = {node.inputs[place]: ends for node in subgraph.nodes if node.kind in KINDS
-                  for place, ends in KINDS[node.kind].ranges.items()}  # fmt: skip
+                  for place, ends in KINDS[node.kind].ranges_of(len(node.inputs)).items()}  # fmt: skip
         self.inputs = {number: self._drawn(number, ranges.get(number)) for number in subgraph.inputs}
         if consistent:
             load(consistent)(subgraph, [self.inputs[number] for number in subgraph.inputs])

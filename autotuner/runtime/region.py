@@ -26,6 +26,7 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+from autotuner.runtime.shown_tensors import shown_geometry
 from autotuner.runtime.state_memory import StateMemory
 
 SLOW_S = 2.0
@@ -51,7 +52,8 @@ class RegionPorts:
     Args:
         inputs: the model's inputs, in the caller's order.
         parameters: the model's parameters, in the caller's order.
-        outputs: in the order of the model's outputs.
+        outputs: in the order of the model's outputs. Those behind them are tensors inside of the model that the caller
+            wants to see; the configuration need not know of that.
     """
 
     inputs: tuple[Port, ...]
@@ -81,13 +83,18 @@ class RegionPlan:
         self.device_type = str(configuration.environment["device_type"])
         self._check_ports()
         reached = tuple(port for port in ports.inputs if f"grad_{port.members[0]}" in self.memory.outputs)
-        self.boundary = Ports(ports.inputs, ports.outputs, ports.outputs, (*reached, *ports.parameters))
+        count = len(configuration.model.graph().outputs)
+        outputs, shown = ports.outputs[:count], ports.outputs[count:]
+        self.boundary = Ports(ports.inputs, outputs, outputs, (*reached, *ports.parameters), shown)
         self.expected = [
             (port.name, getattr(torch, self._dtype(port)), self.memory.geometry(port).shape)
             for port in (*ports.inputs, *ports.parameters)
         ]
         self.results = RegionResults(
-            outputs=tuple(self._strided(port, self.memory.geometry(port)) for port in ports.outputs),
+            outputs=(
+                *(self._strided(port, self.memory.geometry(port)) for port in outputs),
+                *(self._strided(port, shown_geometry(self.memory, port)) for port in shown),
+            ),
             gradients=tuple(
                 self._strided(port, self.memory.geometry(port, "grad_")) if port in reached else None
                 for port in ports.inputs
@@ -135,7 +142,8 @@ class RegionPlan:
         roles = {"inputs": "input", "parameters": "parameter"}
         sides = {side: [n for n, t in graph.tensors.items() if t.role == role] for side, role in roles.items()}
         for side, names in (sides | {"outputs": list(graph.outputs)}).items():
-            members = [member for port in getattr(self.ports, side) for member in port.members]
+            given = getattr(self.ports, side)[: len(names) if side == "outputs" else None]
+            members = [member for port in given for member in port.members]
             if Counter(members) != Counter(names) or len(members) != len(set(members)):
                 raise ConfigurationError(
                     f"a region's {side} are {', '.join(names) or 'none'}, each once, and ports were given for "
@@ -143,7 +151,7 @@ class RegionPlan:
                 )
             if side == "outputs" and members != names:
                 raise ConfigurationError(f"a region's outputs are {names} in this order, and not {members}")
-            for port in getattr(self.ports, side):
+            for port in given:
                 if len(port.members) != 1:
                     raise ConfigurationError(f"{port.name}: a region's port has one member, and not {port.members}")
 

@@ -27,6 +27,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Por
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
 from autotuner.runtime.output_set import OutputSet
 from autotuner.runtime.scratch import Scratch
+from autotuner.runtime.shown_tensors import ShownTensors
 from autotuner.runtime.state_memory import StateMemory
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
@@ -114,6 +115,7 @@ class Workspace:
             self.held = {number: self._part(memory, start, number) for number, start in state.held.items()}
             for number, base in self.held.items():
                 self.show(number, base, self.views)
+            self._shown = ShownTensors(plan, ports.shown, device)
             self._lying = parameters.lying
             self._copies: list[tuple[int, Tensor]] = []
             self._where: list[tuple[int, int]] = []
@@ -161,7 +163,7 @@ class Workspace:
             self._copy(current)
         made = self._set("forward")
         self._run(made.sequence, self.copying)
-        return self._handed(made, range(len(made.handed)))
+        return [*self._handed(made, range(len(made.handed))), *self._shown.handed()]
 
     def backward(
         self,
@@ -176,7 +178,7 @@ class Workspace:
         Backward writes over what forward saved for it once that is read. With `keeps`, a copy is put back afterwards.
 
         Args:
-            given: gradients of the outputs; None stands for zeros.
+            given: gradients of the outputs, then of what is shown; None stands for zeros.
             wanted: which gradients of the ports' sources.
             keeps: whether it may be called again for the same forward.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
@@ -229,7 +231,9 @@ class Workspace:
         self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
     ) -> list[Tensor | None]:
         self._back_to_copies(self._in_place & set(self.plan.given.values()))
-        self._take(self.ports.given, "grad_", self._given, given, in_place)
+        count = len(self._given)
+        self._take(self.ports.given, "grad_", self._given, given[:count], in_place)
+        self._shown.take(given[count:])
         made = self._set("backward")
         self._run(made.sequence_for(wanted))
         handed = iter(self._handed(made, [number for number, want in enumerate(wanted) if want]))
@@ -329,6 +333,7 @@ class Workspace:
         if self._beyond is not None:
             yield self._beyond
         yield from self._bases
+        yield from self._shown.memory()
         yield from self.held.values()
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
             yield from made.handed
@@ -466,7 +471,7 @@ class Workspace:
             operands.append(view.as_strided(lies.extents, lies.strides, view.storage_offset()))
         count = len(step.inputs)
         run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
-        return run
+        return self._shown.with_step(number, run, views)
 
 
 def _copying(base: Tensor, members: Sequence[tuple[int, Tensor]], current: Sequence[Tensor]) -> Run:

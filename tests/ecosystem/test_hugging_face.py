@@ -76,6 +76,28 @@ def test_trainer_trains_saves_and_resumes(tmp_path: Path) -> None:
     assert tuned.places == LAYERS * tuned.graphs
 
 
+def test_trainer_runs_what_was_tuned_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=16, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    remember(tmp_path / "llama.sqlite", model, [tokens(0)])
+    use(tmp_path / "llama.sqlite", monkeypatch)
+    tuned, theirs = Tuned(), copy.deepcopy(model)
+    for each in (model, theirs):
+        if each is model:
+            each.compile(backend="autotuner", options=OPTIONS, dynamic=False)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=3, per_device_train_batch_size=ROWS, learning_rate=1e-2, report_to=[],
+            use_cpu=True, disable_tqdm=True, logging_strategy="no", save_strategy="no",
+        )  # fmt: skip
+        transformers.Trainer(each, arguments, train_dataset=Samples()).train()
+    assert tuned.places == LAYERS * tuned.graphs > 0
+    assert_same(model, theirs, 1e-4)
+
+
 def losses(model: Any, called: Any, steps: int = 3) -> list[float]:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     found = []

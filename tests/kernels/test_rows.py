@@ -393,3 +393,28 @@ def test_no_set_with_a_kind_that_is_not_fused_by_rows_is_claimed() -> None:
     turned = Subgraph(nodes, (x, angle, angle, x, x, x), (0, 1, 2, 3), (4,))
     reason = KERNELS["cupy_rows"].refuses(turned, Candidate("cupy_rows", ("ab", "a", "a", "ab", "ab"), params()))
     assert reason == f"rotary is not fused by rows: {', '.join(sorted(FUSED))} are"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("layer_norm", "abc,c->abc,ab,ab"),
+        ("layer_norm", "abc->abc,ab,ab"),
+        ("layer_norm_grad_input", "abc,abc,ab,ab->abc"),
+        ("layer_norm_grad_parameters", "abc,abc,ab,ab->c"),
+        ("rms_norm", "abc->abc,ab"),
+        ("rms_norm_grad_input", "abc,abc,ab->abc"),
+    ],
+)
+def test_norms_without_a_bias_or_a_scale_equal_the_reference(kind: str, spec: str) -> None:
+    left, right = (side.split(",") for side in spec.split("->"))
+    extents = {"a": 2, "b": 5, "c": 48}
+    types = [TensorType(tuple(extents[axis] for axis in axes), "float32") for axes in left + right]
+    inputs, outputs = tuple(range(len(left))), tuple(range(len(left), len(types)))
+    attributes = (("epsilon", 0.5),) if KINDS[kind].attributes else ()
+    node = Node(kind, spec, inputs, outputs, attributes)
+    one = Subgraph((node,), tuple(types), inputs, outputs)
+    call = declared(one, vector=4)
+    assert KERNELS["cupy_rows"].refuses(one, call.candidate) is None
+    assert faults([call]) == {}

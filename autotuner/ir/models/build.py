@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autotuner.errors import GraphError, ModelError
 from autotuner.ir.graph import Graph, Operator, Role, Tensor
-from autotuner.ir.kinds import KINDS, check_operator, types_made
+from autotuner.ir.kinds import KINDS, check_operator, products_of, types_made
 from autotuner.ir.models.bounds import check_axes, check_count, check_extents
 from autotuner.ir.models.schema import Definition, InverseSqrt, OperatorEntry, axes_of
 from autotuner.ir.records import Attributes, Scalar
@@ -168,7 +168,7 @@ class _Building:
     def _add_outputs(self, operator: Operator) -> None:
         given = [self.tensors[tensor].dtype for tensor in operator.inputs]
         dtypes = types_made(operator, given) if given else (self.dtype,) * len(operator.outputs)
-        products = KINDS[operator.kind].makes
+        products = products_of(operator)
         for tensor, axes, product, dtype in zip(operator.outputs, operator.output_axes, products, dtypes, strict=True):
             if tensor in self.tensors:
                 raise GraphError(f"operator {operator.name!r} makes {tensor!r}, which exists already")

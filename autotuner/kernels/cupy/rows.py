@@ -261,7 +261,7 @@ class Text:
         return f"({kept} ? {scale} : 0.0f)"
 
     def _layer_norm(self, node: Node) -> None:
-        x, scale, shift = node.inputs
+        x, *vectors = node.inputs
         y, mean, deviation = (*node.outputs, None, None)[:3]
         inside = "(WHOLE || column[k] < COLUMNS)"
         self._add(f"float sum{y}[1] = {{}};")
@@ -272,18 +272,20 @@ class Text:
         self._add(f"row_sums<THREADS>(square{y}, between, group, lane);")
         self._add(f"const float deviation{y} = rsqrtf(square{y}[0] / COLUMNS + {_number(node, 'epsilon')});")
         self._add(f"float t{y}[CHUNKS][VECTOR];")
-        self._each(f"t{y}[k][v] = (t{x}[k][v] - mean{y}) * deviation{y} * t{scale}[k][v] + t{shift}[k][v];")
+        scaled = "".join(f" * t{scale}[k][v]" for scale in vectors[:1])
+        shifted = "".join(f" + t{shift}[k][v]" for shift in vectors[1:])
+        self._each(f"t{y}[k][v] = (t{x}[k][v] - mean{y}) * deviation{y}{scaled}{shifted};")
         if mean is not None:
             self._add(f"const float t{mean} = mean{y};")
         if deviation is not None:
             self._add(f"const float t{deviation} = deviation{y};")
 
     def _layer_norm_grad_input(self, node: Node) -> None:
-        grad, x, scale, mean, deviation = node.inputs
+        grad, x, *scale, mean, deviation = node.inputs
         (made,) = node.outputs
         self._add(f"float sums{made}[2] = {{}};")
         normal = f"(t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)}"
-        scaled = f"t{grad}[k][v] * t{scale}[k][v]"
+        scaled = " * ".join(f"t{number}[k][v]" for number in (grad, *scale))
         self._each(f"sums{made}[0] += {scaled};", f"sums{made}[1] += {scaled} * {normal};")
         self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
         self._each(
@@ -293,28 +295,30 @@ class Text:
 
     def _layer_norm_grad_parameters(self, node: Node) -> None:
         grad, x, mean, deviation = node.inputs
-        scale, shift = node.outputs
+        scale, *shift = node.outputs
         normal = f"(t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)}"
         lines = [f"s{scale}[k][v] += t{grad}[k][v] * {normal};"] if scale in self.sums else []
-        self._each(*lines, *([f"s{shift}[k][v] += t{grad}[k][v];"] if shift in self.sums else []))
+        self._each(*lines, *(f"s{made}[k][v] += t{grad}[k][v];" for made in shift if made in self.sums))
 
     def _rms_norm(self, node: Node) -> None:
-        x, scale = node.inputs
+        x, *scale = node.inputs
         y, root = (*node.outputs, None)[:2]
         self._add(f"float square{y}[1] = {{}};")
         self._each(f"square{y}[0] += t{x}[k][v] * t{x}[k][v];")
         self._add(f"row_sums<THREADS>(square{y}, between, group, lane);")
         self._add(f"const float root{y} = rsqrtf(square{y}[0] / COLUMNS + {_number(node, 'epsilon')});")
         self._add(f"float t{y}[CHUNKS][VECTOR];")
-        self._each(f"t{y}[k][v] = t{x}[k][v] * root{y} * t{scale}[k][v];")
+        scaled = "".join(f" * t{number}[k][v]" for number in scale)
+        self._each(f"t{y}[k][v] = t{x}[k][v] * root{y}{scaled};")
         if root is not None:
             self._add(f"const float t{root} = root{y};")
 
     def _rms_norm_grad_input(self, node: Node) -> None:
-        grad, x, scale, root = node.inputs
+        grad, x, *scale, root = node.inputs
         (made,) = node.outputs
         self._add(f"float sums{made}[1] = {{}};")
-        normal, scaled = f"t{x}[k][v] * {self._row(root)}", f"t{grad}[k][v] * t{scale}[k][v]"
+        normal = f"t{x}[k][v] * {self._row(root)}"
+        scaled = " * ".join(f"t{number}[k][v]" for number in (grad, *scale))
         self._each(f"sums{made}[0] += {scaled} * ({normal});")
         self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
         self._each(f"t{made}[k][v] = {self._row(root)} * ({scaled} - {normal} * (sums{made}[0] / COLUMNS));")

@@ -34,8 +34,10 @@ def widest(node: Node) -> str:
 
 def _operands(node: Node, symbols: str) -> set[int]:
     """Return the tensors that the pattern of a node's kind writes with one of these symbols."""
+    if node.kind not in KINDS:
+        return set()
     numbers = operand_numbers(node)
-    return {numbers[place] for place in KINDS[node.kind].places(symbols)} if node.kind in KINDS else set()
+    return {numbers[place] for place in KINDS[node.kind].places(symbols, len(node.inputs), len(node.outputs))}
 
 
 def vectors(node: Node) -> set[int]:
@@ -122,8 +124,13 @@ def normalised(node: Node) -> str:
     kind = KINDS[node.kind]
     if kind.operator_class != "normalisation":
         return ""
-    places = kind.places("H")
-    return operand_letters(node)[places[0]] if places else str(dict(node.attributes).get("axis", ""))
+    counts, letters = (len(node.inputs), len(node.outputs)), operand_letters(node)
+    if "axis" in kind.attributes:
+        return str(dict(node.attributes)["axis"])
+    if places := kind.places("H", *counts):
+        return letters[places[0]]
+    rest = kind.places("R", *counts)
+    return "".join(letter for letter in letters[0] if letter not in letters[rest[0]]) if rest else ""
 
 
 def statistics_too_narrow(subgraph: Subgraph, candidate: Candidate) -> str | None:

@@ -141,7 +141,7 @@ def places_of(nodes: Sequence[Node]) -> dict[int, Place]:
     """Return whether tensors have rows and columns or one of them; a cast changes nothing about that."""
     places: dict[int, Place] = {}
     for node in nodes:
-        sides = KINDS[node.kind].sides
+        sides = KINDS[node.kind].sides(len(node.inputs), len(node.outputs))
         for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
             if node.kind != "cast":
                 places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"

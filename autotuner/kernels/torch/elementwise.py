@@ -242,11 +242,11 @@ def _into(outputs: Sequence[Tensor], made: Sequence[Tensor | None]) -> None:
 def layer_norm(call: Call, inputs: Operands, outputs: Operands) -> Run:
     """The library's layer norm; it offers no out-variant, so what it made is copied."""
     x, order = in_memory_order(inputs[0])
-    gamma, beta = inputs[1], inputs[2]
+    gamma, beta = (*inputs[1:], None, None)[:2]
     epsilon, axes = float(_attribute(call, "epsilon")), normalised(_node(call))
     shape = x.shape[-len(axes) :]
     back = [order.index(axis) for axis in range(len(order))]
-    letters, _, _, _, statistics, _ = operand_letters(_node(call))
+    letters, *_, statistics = operand_letters(_node(call))
     left = [letters[axis] for axis in order][: len(order) - len(axes)]
     turn = [left.index(letter) for letter in statistics]
 
@@ -285,25 +285,25 @@ def _layer_norm_grad(
 
 
 def layer_norm_grad_input(call: Call, inputs: Operands, outputs: Operands) -> Run:
-    grad, x, gamma, mean, deviation = inputs
-    run = _layer_norm_grad(call, (grad, x, gamma, mean, deviation), [True, False, False])
+    grad, x, *gamma, mean, deviation = inputs
+    run = _layer_norm_grad(call, (grad, x, gamma[0] if gamma else None, mean, deviation), [True, False, False])
     return lambda: _into(outputs, run()[:1])
 
 
 def layer_norm_grad_parameters(call: Call, inputs: Operands, outputs: Operands) -> Run:
     grad, x, mean, deviation = inputs
-    run = _layer_norm_grad(call, (grad, x, None, mean, deviation), [False, True, True])
-    return lambda: _into(outputs, run()[1:])
+    run = _layer_norm_grad(call, (grad, x, None, mean, deviation), [False, True, len(outputs) > 1])
+    return lambda: _into(outputs, run()[1 : 1 + len(outputs)])
 
 
 def layer_norm_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
-    """All three gradients in one library call."""
+    """All gradients in one library call."""
     by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
     into_input = next(node for node in call.subgraph.nodes if node.kind == "layer_norm_grad_input")
     into_parameters = next(node for node in call.subgraph.nodes if node.kind == "layer_norm_grad_parameters")
     grad, x, gamma, mean, deviation = (by_number[number] for number in into_input.inputs)
     single = Call(Subgraph((into_input,), call.subgraph.tensors, into_input.inputs, into_input.outputs), call.candidate)
-    run = _layer_norm_grad(single, (grad, x, gamma, mean, deviation), [True, True, True])
+    run = _layer_norm_grad(single, (grad, x, gamma, mean, deviation), [True, True, len(into_parameters.outputs) > 1])
     made = (*into_input.outputs, *into_parameters.outputs)
     order = [made.index(number) for number in call.subgraph.outputs]
 

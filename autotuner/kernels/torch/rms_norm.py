@@ -16,18 +16,20 @@ Operands = Sequence[Tensor]
 def rms_norm(call: Call, inputs: Operands, outputs: Operands) -> Run:
     """The norm of each row makes the statistic; x times that makes y, which is scaled in place."""
     (node,) = call.subgraph.nodes
-    whole, narrow, _, rest = operand_letters(node)
-    (x, scale), (y, reciprocal_root) = inputs, outputs
-    axes = [whole.index(letter) for letter in narrow]
-    count, epsilon = prod(scale.shape), float(dict(node.attributes)["epsilon"])
-    root, vector = spread(reciprocal_root, rest, whole, x.shape), spread(scale, narrow, whole, x.shape)
+    whole, *narrow, _, rest = operand_letters(node)
+    (x, *scale), (y, reciprocal_root) = inputs, outputs
+    axes = [place for place, letter in enumerate(whole) if letter not in rest]
+    count, epsilon = prod(x.shape[axis] for axis in axes), float(dict(node.attributes)["epsilon"])
+    root = spread(reciprocal_root, rest, whole, x.shape)
+    vector = spread(scale[0], narrow[0], whole, x.shape) if scale else None
     rows = reciprocal_root.permute([rest.index(letter) for letter in whole if letter in rest])
 
     def run() -> None:
         torch.linalg.vector_norm(x, 2, axes, dtype=rows.dtype, out=rows)
         rows.square_().div_(count).add_(epsilon).rsqrt_()
         torch.mul(x, root, out=y)
-        y.mul_(vector)
+        if vector is not None:
+            y.mul_(vector)
 
     return run
 
@@ -38,16 +40,20 @@ def rms_norm_grad_input(call: Call, inputs: Operands, outputs: Operands) -> Run:
     The products s * x are scratch of every call.
     """
     (node,) = call.subgraph.nodes
-    whole, _, narrow, rest, _ = operand_letters(node)
-    grad, x, scale, reciprocal_root = _read(call, inputs)
+    whole, _, *narrow, rest, _ = operand_letters(node)
+    grad, x, *scale, reciprocal_root = _read(call, inputs)
     (out,) = outputs
-    axes = [whole.index(letter) for letter in narrow]
-    count = prod(scale.shape)
-    root, vector = spread(reciprocal_root, rest, whole, x.shape), spread(scale, narrow, whole, x.shape)
-    rows = root[tuple(slice(0, 1) if letter in narrow else slice(None) for letter in whole)]
+    axes = [place for place, letter in enumerate(whole) if letter not in rest]
+    count = prod(x.shape[axis] for axis in axes)
+    root = spread(reciprocal_root, rest, whole, x.shape)
+    vector = spread(scale[0], narrow[0], whole, x.shape) if scale else None
+    rows = root[tuple(slice(None) if letter in rest else slice(0, 1) for letter in whole)]
 
     def run() -> None:
-        torch.mul(grad, vector, out=out)
+        if vector is None:
+            out.copy_(grad)
+        else:
+            torch.mul(grad, vector, out=out)
         along = torch.mul(out, x).sum(axes, keepdim=True, dtype=rows.dtype)
         along.mul_(rows).mul_(rows)
         out.addcmul_(x, along, value=-1 / count)

@@ -85,12 +85,14 @@ class Ports:
         given: gradients that are handed in before backward, likewise.
         outputs: what forward hands out.
         sources: inputs and parameters whose gradients backward hands out, in this order.
+        shown: tensors inside, of which forward hands out copies as well, and of which gradients are handed in as well.
     """
 
     inputs: tuple[Port, ...]
     given: tuple[Port, ...]
     outputs: tuple[Port, ...]
     sources: tuple[Port, ...]
+    shown: tuple[Port, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 A dimension is a product of axes, slowest first. Reading a program finds out what they are: a view that makes 16 heads
 of 1,024 features splits an axis in two, a sum of two tensors says that their axes are the same.
+
+Everything here ends. A whole axis has 2 elements or more, and is split into parts of 2 or more, so it takes fewer
+splits than its extent has binary digits, and parts are nested no deeper. An axis is found to be the same as another one
+only where both are whole and not one, so there is no circle.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +23,13 @@ class UnknownError(AutotunerError):
 class Axis:
     """An axis of some extent: whole, or split into parts, or the same as another one.
 
-    `free` until it is found to be the same as one that another tensor has.
+    `free` until it is found to be the same as one that another tensor has. One that an attention runs along is `kept`
+    whole: what a model does to its positions behind all layers is no reason to lose them.
     """
 
     extent: int
     free: bool = True
+    kept: bool = False
     parts: "tuple[Axis, Axis] | None" = None
     same: "Axis | None" = None
 
@@ -55,12 +61,21 @@ class Axes:
         """Split a whole axis into a slow part of this extent and a fast one.
 
         Raises:
-            UnknownError: the extent is no divisor of the axis's.
+            UnknownError: the extent is no divisor of the axis's, or one of the parts would have one element, or the
+                axis is kept whole.
         """
-        if axis.extent % slow:
+        if axis.kept:
+            raise UnknownError(f"an axis of {axis.extent} that attention runs along would be split")
+        if slow in (0, 1, axis.extent) or axis.extent % slow:
             raise UnknownError(f"an axis of {axis.extent} cannot be split into {slow} parts")
         parts = Axis(slow, axis.free), Axis(axis.extent // slow, axis.free)
         self._set(axis, "parts", parts)
+
+    def keep(self, axes: Iterable[Axis]) -> None:
+        """Have axes stay whole from now on."""
+        for axis in whole(axes):
+            if not axis.kept:
+                self._set(axis, "kept", True)
 
     def pairs(self, one: Iterable[Axis], other: Iterable[Axis]) -> list[tuple[Axis, Axis]]:
         """Return the whole axes of two dimensions that stand for each other, split as far as that takes.
@@ -72,20 +87,16 @@ class Axes:
         if extent(first) != extent(second):
             raise UnknownError(f"dimensions of {extent(first)} and {extent(second)} elements do not go together")
         found = []
-        while first:
+        while first and second:  # each turn takes a pair away, or splits an axis
             a, b = first[0], second[0]
             if a.extent == b.extent:
                 found.append((a, b))
                 del first[0], second[0]
-            elif a.extent > b.extent:
-                self.split(a, b.extent)
-                first[:1] = whole([a])
-                if a is b:
-                    raise UnknownError("a dimension stands for itself, shifted")
-            else:
-                self.split(b, a.extent)
-                second[:1] = whole([b])
-        return found
+                continue
+            larger, smaller = (a, b) if a.extent > b.extent else (b, a)
+            self.split(larger, smaller.extent)
+            first, second = whole(first), whole(second)  # either may have the axis further behind
+        return [(one, other) for a, b in found for one, other in zip(whole([a]), whole([b]), strict=True)]
 
     def unite(self, one: Iterable[Axis], other: Iterable[Axis]) -> list[tuple[Axis, Axis]]:
         """Find that two dimensions are the same.
@@ -93,11 +104,18 @@ class Axes:
         Returns:
             Renamings, from an axis of the other to one of the first, where both are bound already: an operator may bind
             its own axes to those of its operands, as attention does where positions meet positions.
+
+        Raises:
+            UnknownError: as `pairs`, or one stands for the other crosswise, as in a sum of a matrix and its transpose.
         """
         renamed = []
         for a, b in self.pairs(one, other):
             if a is b:
                 continue
+            if a.same is not None or b.same is not None:
+                raise UnknownError("two dimensions that stand for each other crosswise")
+            if a.kept or b.kept:
+                self.keep((a, b))
             if b.free:
                 self._set(b, "same", a)
             elif a.free:
@@ -122,23 +140,26 @@ class Axes:
         """Return the dimensions of a view with another shape.
 
         Raises:
-            UnknownError: an axis would have to be split where its extent does not allow it.
+            UnknownError: an axis would have to be split where its extent does not allow it, or there are more elements
+                or fewer.
         """
         left = whole(axis for dim in dims for axis in dim)
+        if extent(left) != prod(shape):
+            raise UnknownError(f"a view as {tuple(shape)} of other extents")
         found: list[Dim] = []
         for wanted in shape:
             taken: list[Axis] = []
-            while extent(taken) < wanted:
-                if not left:
-                    raise UnknownError(f"a view as {tuple(shape)} of other extents")
-                missing = wanted // extent(taken)
+            while extent(taken) != wanted:  # each turn takes an axis away
+                missing, odd = divmod(wanted, extent(taken))
+                if odd or not left:
+                    raise UnknownError(
+                        f"a view as {tuple(shape)} cuts an axis of {(taken or left)[-1].extent} elements"
+                    )
                 if left[0].extent > missing:
                     axis = left[0]
                     self.split(axis, missing)
-                    left[:1] = whole([axis])
+                    left = whole(left)
                 taken.append(left.pop(0))
-            if extent(taken) != wanted:
-                raise UnknownError(f"a view as {tuple(shape)} cuts an axis of {taken[-1].extent} elements")
             found.append(tuple(taken))
         return tuple(found)
 

@@ -2,19 +2,27 @@
 
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
 a transformer do, make one block each time.
+
+A block is worth tuning if it has three operators or more, and either holds an attention, or is one of several alike
+that have a share of the program's products: 5 % of their flop, all of them together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
-from autotuner.runtime.capture.program import Operation, TensorValue, fixed_of, source_of
+from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
 
 PERIOD_MAX = 16
 """Pieces that a repeating block has at most."""
+OPERATORS_MIN = 3
+"""Operators that a block has at least: fewer than those of an attention leave nothing to fuse or to lay out."""
+SHARE_MIN = 0.05
+"""Share of the flop of all products that blocks without an attention have at least, all equal ones together."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 FAR_SHARE, FAR_MAX = 8, 4
@@ -22,19 +30,37 @@ FAR_SHARE, FAR_MAX = 8, 4
 them are tried."""
 
 
+SHOWN = frozenset(("contraction", "bias", "rotary", "rms_norm", "layer_norm", "cast"))
+"""Kinds whose results are in memory wherever only products read them: what fuses with these reads them from there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Operators that are tuned as one, in order, and those of their results that somebody else reads."""
+    """Operators that are tuned as one, in order, and those of their results that somebody else reads.
+
+    Args:
+        results: what flows on.
+        shown: what others get beside that, as the keys and values of a cache. A block is tuned as if it had none.
+    """
 
     operations: tuple[Operation, ...]
     results: tuple[TensorValue, ...]
+    shown: tuple[Taken, ...] = ()
 
 
 class Uses:
     """The readers of each tensor: operators, and others."""
 
-    def __init__(self, operations: Iterable[Operation], demanded: Iterable[TensorValue]) -> None:
+    def __init__(
+        self,
+        operations: Iterable[Operation],
+        demanded: Iterable[TensorValue],
+        handed_out: Iterable[Taken] = (),
+    ) -> None:
         self.demanded = set(demanded)
+        self.handed_out: dict[TensorValue, list[Taken]] = {}
+        for taken in dict.fromkeys(handed_out):
+            self.handed_out.setdefault(taken[0], []).append(taken)
         self.readers: dict[TensorValue, list[Operation]] = {}
         for operation in operations:
             for operand in operation.inputs:
@@ -50,27 +76,58 @@ class Uses:
             if tensor in self.demanded or any(reader not in inside for reader in self.readers.get(tensor, ()))
         )
 
+    def block(self, operations: Sequence[Operation]) -> Block:
+        """Return operators as a block."""
+        inside = set(operations)
+        results, shown = [], list[Taken]()
+        for tensor in self.results(operations):
+            handed_out = self.handed_out.get(tensor, [])
+            if handed_out and all(self._is_in_memory(taken, inside) for taken in handed_out):
+                shown += handed_out
+            else:
+                results.append(tensor)
+        return Block(tuple(operations), tuple(results), tuple(shown))
+
+    def _is_in_memory(self, taken: Taken, inside: set[Operation]) -> bool:
+        """Say whether nothing but products reads a tensor at these places, so that no kernel keeps it to itself."""
+        tensor, _ = taken
+        readers = self.readers.get(tensor, [])
+        of_taken = {
+            reader.kind for reader in readers for operand in reader.inputs
+            if operand.view.tensor is tensor and taken_by(operand.view) == taken
+        }  # fmt: skip
+        is_made = tensor.made_by is not None and tensor.made_by.kind in SHOWN
+        return is_made and of_taken == {"contraction"} and inside.issuperset(readers)
+
 
 def blocks_of(
-    operations: Sequence[Operation], demanded: Iterable[TensorValue], *, is_unit: bool = False
+    operations: Sequence[Operation],
+    demanded: Iterable[TensorValue],
+    handed_out: Iterable[Taken] = (),
+    *,
+    is_unit: bool = False,
 ) -> list[Block]:
-    """Return the blocks worth tuning: those that repeat, and those that hold an attention.
+    """Return the blocks worth tuning: those that hold an attention, or repeat and have a share of the flop.
 
     Args:
         operations: in order, with their stages; only those that somebody needs.
         demanded: tensors that are read by what is no operator of ours.
+        handed_out: what is read of them.
         is_unit: whether the program repeats as a whole elsewhere, so that it is one block unless parts of it repeat.
     """
-    uses = Uses(operations, demanded)
+    uses = Uses(operations, demanded, handed_out)
     found = []
+    least = SHARE_MIN * sum(map(_product_flop, operations))
     for part in _connected(operations, uses):
         groups = _groups(part, uses)
         if is_unit and all(number == 1 for number, _ in groups):
             groups = [(2, [part])]
         for number, group in groups:
             block = [operation for piece in group for operation in piece]
-            if number > 1 or any(operation.kind == "softmax" for operation in block):
-                found.append(Block(tuple(block), uses.results(block)))
+            has_attention = any(operation.kind == "softmax" for operation in block)
+            has_share = number > 1 and 0 < least <= number * sum(map(_product_flop, block))
+            if len(block) >= OPERATORS_MIN and (has_attention or has_share):
+                found.append(uses.block(block))
     return sorted(found, key=lambda block: block.operations[0].place)
 
 
@@ -96,6 +153,20 @@ def _far_read(operations: Sequence[Operation]) -> list[TensorValue]:
     ways = {tensor: read[-1] - read[0] for tensor, read in places.items()}
     far = [tensor for tensor, way in ways.items() if way * FAR_SHARE >= len(operations)]
     return sorted(far, key=lambda tensor: -ways[tensor])[:FAR_MAX]
+
+
+def _product_flop(operation: Operation) -> int:
+    """Return the flop of a product; 0 of any other operator."""
+    if operation.kind != "contraction":
+        return 0
+    (made,), (a, b) = operation.outputs, operation.inputs
+    axes = {axis for dim in made.dims for axis in whole(dim)}
+    for operand in (a, b):
+        names = dict(operand.renamed)
+        taken = {axis for axis, _ in operand.view.fixed for axis in whole([axis])}
+        own = (axis for dim in operand.view.tensor.dims for axis in whole(dim) if axis not in taken)
+        axes |= {each for axis in own for each in whole([names.get(axis, axis)])}
+    return 2 * prod(axis.extent for axis in axes)
 
 
 def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operation]]:
@@ -152,10 +223,11 @@ def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
     """
     places: dict[TensorValue, set[int]] = {}
     first = set()
+    inside = set(operations)
     for operation in operations:
         for number, operand in enumerate(operation.inputs):
             tensor = source_of(operand.view.tensor)
-            if tensor.made_by is None and not tensor.parameter and operation.kind != "cast":
+            if tensor.made_by not in inside and not tensor.parameter and operation.kind != "cast":
                 places.setdefault(tensor, set()).add(operation.place)
                 if number == 0:
                     first.add(tensor)
@@ -233,7 +305,7 @@ def signature(operations: Sequence[Operation], uses: Uses) -> Any:
                              renamed))  # fmt: skip
         results = tuple((tensors.setdefault(tensor, len(tensors)), dims_of(tensor)) for tensor in operation.outputs)
         found.append((operation.kind, _attributes(operation.attributes, numbered), tuple(operands), results))
-    return tuple(found), tuple(tensors[tensor] for tensor in uses.results(operations))
+    return tuple(found), tuple(tensors[tensor] for tensor in uses.block(operations).results)
 
 
 def _attributes(attributes: Mapping[str, Scalar | Axis], numbered: Any) -> Any:

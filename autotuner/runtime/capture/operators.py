@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autotuner.runtime.capture.attention_masks import masks_of_attention, sum_of_masks
-from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, whole
+from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
@@ -45,6 +45,7 @@ def _product(
         for axis in whole(dim):
             if axis in taken:  # as where positions meet positions
                 own = Axis(axis.extent, free=False)
+                reader.axes.keep((axis, own))
                 renamed.append((axis, own))
                 row.append(own)
             else:
@@ -97,7 +98,7 @@ _OF_WEIGHTS = ("dropout", "softmax", "mask", "bias", "scale")
 def _matmul(reader: Reader, a: View, b: View) -> View:
     if len(b.dims) == 2:
         return _product(reader, a, b, (-1, 0))
-    if len(a.dims) != len(b.dims):
+    if len(a.dims) != len(b.dims) or len(b.dims) < 2:
         raise UnknownError(f"a product of {len(a.dims)} and {len(b.dims)} dimensions")
     return _product(reader, a, b, (-1, -2), len(a.dims) - 2)
 
@@ -166,8 +167,8 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def _div(reader: Reader, x: Any, by: Any) -> View:
-    if not isinstance(x, View) or not isinstance(by, int | float):
-        raise UnknownError("a quotient of tensors")
+    if not isinstance(x, View) or not isinstance(by, int | float) or not by:
+        raise UnknownError("a quotient of tensors, or by zero")
     return reader.mapped("scale", reader.typed(x), factor=1.0 / float(by))
 
 
@@ -209,10 +210,12 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,  # noqa: ARG001
 ) -> View:
-    if weight is None or bias is None or len(shape) != 1:
-        raise UnknownError("a layer norm without scale and bias, or over several dimensions")
-    x, weight, bias = in_widest_type(reader, x, weight, bias)
-    operands = (x, reader.united(x.dims, weight), reader.united(x.dims, bias))
+    if len(shape) != 1:
+        raise UnknownError("a layer norm over several dimensions")
+    if weight is None and bias is not None:
+        raise UnknownError("a layer norm with a bias and without a scale")
+    x, *vectors = in_widest_type(reader, x, *(each for each in (weight, bias) if each is not None))
+    operands: list[View | BoundView] = [x, *(reader.united(x.dims, vector) for vector in vectors)]
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
     made = reader.make("layer_norm", operands, [axes, rest, rest], {"epsilon": float(eps)})
@@ -223,9 +226,11 @@ def _layer_norm(
 def _rms_norm(
     reader: Reader, x: View, shape: Sequence[int], weight: View | None = None, eps: float | None = None
 ) -> View:
-    if weight is None or eps is None or len(shape) != 1:
-        raise UnknownError("an RMS norm without scale or epsilon, or over several dimensions")
-    return rms_norm(reader, x, weight, float(eps))
+    if len(shape) != 1:
+        raise UnknownError("an RMS norm over several dimensions")
+    if eps is None and x.dtype not in ("float32", "float64"):
+        raise UnknownError(f"an RMS norm of {x.dtype} without epsilon")
+    return rms_norm(reader, x, weight, torch.finfo(getattr(torch, x.dtype)).eps if eps is None else float(eps))
 
 
 @rule(aten.softmax.int)
@@ -240,6 +245,7 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
     axes = whole(x.dims[place])
     if len(axes) != 1:
         raise UnknownError("a softmax over a dimension of several axes")
+    reader.axes.keep(axes)
     axes_of_x = memory(x)
     made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]],
                        {"axis": axes[0]})  # fmt: skip
@@ -276,8 +282,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> View:
-    if enable_gqa and extent(whole(query.dims[-3])) != extent(whole(key.dims[-3])):
-        raise UnknownError("attention that repeats its keys itself")
+    if enable_gqa:
+        key, value = (_for_each_query(each, query) for each in (key, value))
     batch = len(query.dims) - 2
     scores = _product(reader, query, key, (-1, -1), batch)
     factor = 1 / math.sqrt(extent(whole(query.dims[-1]))) if scale is None else float(scale)
@@ -290,10 +296,22 @@ def _attention(
     if causal:
         if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
             raise UnknownError("a causal mask over other queries than keys")
-        (query_axis,), (key_axis,) = (whole(dim) for dim in scores.dims[-2:])
+        queries, keys = (whole(dim) for dim in scores.dims[-2:])
+        if len(queries) != 1 or len(keys) != 1:
+            raise UnknownError("a causal mask over positions of several axes")
+        (query_axis,), (key_axis,) = queries, keys
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
         scores, sees = _masked(reader, scores, plain(attn_mask, "an attention mask"))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     context = _product(reader, weights, value, (-1, -2), batch, held(query))
     return context if sees is None else reader.mapped("row_mask", context, reader.united(context.dims, sees))
+
+
+def _for_each_query(given: View, query: View) -> View:
+    """Return keys or values with the heads of the queries: each of them repeated for several that follow each other."""
+    wanted, heads = (extent(whole(each.dims[-3])) for each in (query, given))
+    if wanted % heads:
+        raise UnknownError(f"attention of {wanted} heads with keys of {heads}")
+    repeated = (*given.dims[-3], *fresh([wanted // heads])[0])
+    return View(given.tensor, (*given.dims[:-3], repeated, *given.dims[-2:]), given.fixed)

@@ -57,6 +57,10 @@ class View:
         return self.tensor.dtype
 
 
+Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
+"""A tensor, at fixed places along some of its axes."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class BoundView:
     """A view that an operator reads, with the axes that the operator binds to the view's own."""
@@ -93,6 +97,11 @@ class Expression:
 
     name: str
     operands: tuple[Any, ...] = ()
+
+
+def taken_by(view: View) -> Taken:
+    """Return what a view shows of its tensor."""
+    return view.tensor, frozenset(fixed_of(view.fixed).items())
 
 
 def fixed_of(fixed: Fixed) -> dict[Axis, int]:

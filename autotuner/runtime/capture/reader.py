@@ -1,7 +1,10 @@
 """The making of operators: what rules of ATen calls share."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, Signature, signature
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -24,6 +27,38 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
         return function
 
     return registered
+
+
+def fits(function: Rule, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Say whether a call's arguments are those that a rule is for, by the types in its signature."""
+    signature, hints = _signature_of(function)
+    try:
+        bound = signature.bind(*args, **named)
+    except TypeError:  # more arguments than the rule knows
+        return False
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) and not _is_a(value, hints.get(name, Any)):
+            return False
+    return True
+
+
+@cache
+def _signature_of(function: Rule) -> tuple[Signature, dict[str, Any]]:
+    return signature(function), get_type_hints(function)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Say whether a value has a type that rules write: a class, a union of some, or a sequence."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_is_a(value, each) for each in get_args(hint))
+    if origin is Sequence:
+        (of,) = get_args(hint)
+        return isinstance(value, list | tuple) and all(_is_a(each, of) for each in value)
+    if hint is float:
+        return isinstance(value, int | float)
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
 class Reader:
@@ -57,6 +92,10 @@ class Reader:
     ) -> tuple[TensorValue, ...]:
         """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
         operands = tuple(each if isinstance(each, BoundView) else BoundView(each) for each in inputs)
+        for operand in operands:
+            axes = held(operand.view)
+            if len(set(axes)) < len(axes):  # as where a matrix is added to its transpose
+                raise UnknownError("a tensor that has one axis twice")
         dims = [tuple((axis,) for axis in axes) for axes in made]
         outputs = tuple(TensorValue(each, dtype or operands[0].view.dtype) for each in dims)
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)
@@ -122,7 +161,10 @@ def in_order(x: View, other: BoundView) -> None:
     Raises:
         UnknownError: they have not.
     """
-    renaming = {one: to for a, b in other.renamed for one, to in zip(whole([a]), whole([b]), strict=True)}
+    pairs = [(whole([a]), whole([b])) for a, b in other.renamed]
+    if any(len(mine) != len(theirs) for mine, theirs in pairs):
+        raise UnknownError("two dimensions that are split in different ways")
+    renaming = {one: to for mine, theirs in pairs for one, to in zip(mine, theirs, strict=True)}
     if [renaming.get(axis, axis) for axis in memory(other.view)] != memory(x):
         raise UnknownError("operands whose memory is in different orders")
 

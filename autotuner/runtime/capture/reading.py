@@ -1,6 +1,7 @@
 """A graph of dynamo's, node by node, read as operators of ours where that is possible."""
 
 import inspect
+import logging
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,10 +20,12 @@ from autotuner.runtime.capture import operators  # noqa: F401  (registers its ru
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.out_of_place import fill_out_of_place
-from autotuner.runtime.capture.program import Operation, TensorValue, View
-from autotuner.runtime.capture.reader import RULES, Reader
+from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
+from autotuner.runtime.capture.reader import RULES, Reader, fits
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named
+
+log = logging.getLogger("autotuner.capture")
 
 EXAMPLE = "example_value"
 OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
@@ -37,6 +40,8 @@ CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks"
             "_functorch", "_push_", "_pop_")  # fmt: skip
 """Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+FAULTS_RAISE = False
+"""Whether an error in a rule is raised, as in tests; otherwise it is logged, and the call stays torch's."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -104,7 +109,10 @@ class GraphReading:
         return node.target in AUTOCAST
 
     def split_alike(self) -> None:
-        """Split axes alike that operators bind to each other, wherever one of them was split later on."""
+        """Split axes alike that operators bind to each other, wherever one of them was split later on.
+
+        It goes on as long as an axis was split, and no axis can be split for ever; see `axes`.
+        """
         axes = self._reader.axes
         mark = -1
         while axes.mark() > mark:
@@ -166,6 +174,8 @@ class GraphReading:
         dtype = str(example.dtype).removeprefix("torch.")
         if dtype not in (*ELEMENT_BYTES, "bool"):
             return node
+        if not example.numel():
+            return Expression("empty")
         if node not in self._outside:
             parameter = isinstance(example, nn.Parameter)
             dims = fresh(example.shape)
@@ -257,11 +267,19 @@ class _Rules(fx.Interpreter):
             return args[0][args[1]]
         if target not in RULES:
             raise UnknownError(f"no rule for {target}")
+        args = tuple(self._resolved(each, target) for each in args)
+        rule = RULES[target]
+        if not fits(rule, (self._reader, *args), kwargs):
+            raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}")
         try:
-            args = tuple(self._resolved(each, target) for each in args)
-            return RULES[target](self._reader, *args, **kwargs)
-        except (TypeError, AttributeError, ValueError, LookupError, ZeroDivisionError) as error:  # not what it is for
-            raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}") from error
+            return rule(self._reader, *args, **kwargs)
+        except UnknownError:
+            raise
+        except Exception as error:
+            if FAULTS_RAISE:
+                raise
+            log.exception("the rule of %s failed: please report this", target)
+            raise UnknownError(f"the rule of {target} failed: {type(error).__name__}: {error}") from error
 
     def _resolved(self, value: Any, target: Any) -> Any:
         """Return a slice or a cast as a view, where it is no part of anything."""

@@ -12,7 +12,7 @@ from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.capture.axes import Axis, UnknownError, whole
 from autotuner.runtime.capture.blocks import Block
-from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, fixed_of, source_of
+from autotuner.runtime.capture.program import BoundView, Operation, Taken, TensorValue, fixed_of, source_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 NAMES = {
@@ -34,9 +34,6 @@ PLACEWISE = frozenset(
 )
 """Kinds of which one place of a result follows from the same place of the operands."""
 
-Taken = tuple[TensorValue, frozenset[tuple[Axis, int]]]
-"""A tensor, at fixed places along some of its axes."""
-
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -53,7 +50,7 @@ class Region:
 
     Args:
         inputs, parameters, outputs: as the caller sees them; `sources` are of inputs and then of parameters, and
-            `results` of outputs.
+            `results` of outputs. Outputs are those of the model, and behind them what the block shows beside.
     """
 
     block: Block
@@ -62,7 +59,7 @@ class Region:
     parameters: tuple[Port, ...]
     outputs: tuple[Port, ...]
     sources: tuple[Source, ...]
-    results: tuple[TensorValue, ...]
+    results: tuple[Taken, ...]
 
     @property
     def key(self) -> str:
@@ -120,6 +117,7 @@ class _Writing:
         inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
         results = tuple(self.names[tensor, frozenset()] for tensor in self.block.results)
+        shown = tuple(self.names[taken] for taken in self.block.shown)
         ((dtype, _),) = Counter(self.dtypes.values()).most_common(1)
         declared = {name: self._axes(source) for name, source in self.sources.items()}
         other = {name: {"dtype": own} if own != dtype else {} for name, own in self.dtypes.items()}
@@ -143,9 +141,10 @@ class _Writing:
         except AutotunerError as error:
             raise UnknownError(str(error)) from error
         ports = {name: Port(name, (name,), self._dims(source.dims)) for name, source in self.sources.items()}
+        handed_out = (*((tensor, frozenset[tuple[Axis, int]]()) for tensor in self.block.results), *self.block.shown)
         outputs = tuple(
-            Port(name, (name,), self._dims([whole(dim) for dim in tensor.dims]))
-            for name, tensor in zip(results, self.block.results, strict=True)
+            Port(name, (name,), self._dims(dims_left(taken)))
+            for name, taken in zip((*results, *shown), handed_out, strict=True)
         )
         return Region(
             self.block,
@@ -154,19 +153,21 @@ class _Writing:
             tuple(ports[name] for name in parameters),
             outputs,
             tuple(self.sources[name] for name in (*inputs, *parameters)),
-            self.block.results,
+            handed_out,
         )
 
     def _want(self, tensor: TensorValue, fixed: frozenset[tuple[Axis, int]]) -> None:
         """Have a tensor made at fixed places, with all that it is made from."""
-        operation = tensor.made_by
-        if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
-            return
-        if fixed and operation.kind not in PLACEWISE:
-            raise UnknownError(f"a part is taken of what a {operation.kind} makes")
-        self.wanted[operation].append(fixed)
-        for operand in operation.inputs:
-            self._want(operand.view.tensor, _fixed(operand, dict(fixed)))
+        waiting = [(tensor, fixed)]
+        while waiting:  # each turn notes another operator and place, or goes no further
+            tensor, fixed = waiting.pop()
+            operation = tensor.made_by
+            if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
+                continue
+            if fixed and operation.kind not in PLACEWISE:
+                raise UnknownError(f"a part is taken of what a {operation.kind} makes")
+            self.wanted[operation].append(fixed)
+            waiting += [(each.view.tensor, _fixed(each, dict(fixed))) for each in reversed(operation.inputs)]
 
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""
@@ -292,6 +293,14 @@ _ROLES = {
     "mask": {1: "over"},
     "rotary": {1: "cosine", 2: "sine"},
 }
+
+
+def dims_left(taken: Taken) -> list[list[Axis]]:
+    """Return the dimensions of a tensor at fixed places, without those of one element."""
+    tensor, fixed = taken
+    places = dict(fixed)
+    dims = ([axis for axis in whole(dim) if axis not in places] for dim in tensor.dims)
+    return [dim for dim in dims if dim]
 
 
 def _axes(tensor: TensorValue) -> list[Axis]:

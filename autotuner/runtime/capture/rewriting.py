@@ -9,9 +9,9 @@ from torch import Tensor, fx
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.narrowing import narrow, renamed
-from autotuner.runtime.capture.program import Operation, TensorValue, View, fixed_of
+from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
-from autotuner.runtime.capture.region_model import Region, region_of
+from autotuner.runtime.capture.region_model import Region, dims_left, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
 """Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""
@@ -37,7 +37,8 @@ class Captured:
         ]  # fmt: skip
         self._narrow()
         self._set_stages()
-        _, demanded = self._live(frozenset(self._reading.operations))
+        _, readers = self._live(frozenset(self._reading.operations))
+        demanded = set(readers)
         self.regions: list[Region] = []
         self.reasons, self.refused = self._reading.reasons, self._reading.refused
         needed = self._needed(demanded)
@@ -48,7 +49,7 @@ class Captured:
                 self._views.setdefault(value.tensor, []).append(node)
         self.nodes = len([node for node in graph.nodes if node.op.startswith("call")])
         operations = [each for each in self._reading.operations if each in needed]
-        for block in blocks_of(operations, demanded, is_unit=is_unit):
+        for block in blocks_of(operations, demanded, self._handed_out(readers), is_unit=is_unit):
             try:
                 self.regions.append(region_of(block))
             except UnknownError as error:
@@ -116,10 +117,19 @@ class Captured:
                 tensor = operand.view.tensor
                 bounds[tensor] = min(bounds.get(tensor, operation.stage), operation.stage)
 
-    def _live(self, tuned: frozenset[Operation]) -> tuple[set[fx.Node], set[TensorValue]]:
-        """Return the nodes that run where some operators are calls, and the tensors that those must hand out."""
+    def _handed_out(self, readers: Mapping[TensorValue, set[fx.Node]]) -> list[Taken]:
+        """Return what is read of the tensors that must be handed out."""
+        return [
+            taken_by(self._reading.values[view])
+            for tensor, nodes in readers.items()
+            for view in self._views[tensor]
+            if not nodes.isdisjoint(view.users)
+        ]
+
+    def _live(self, tuned: frozenset[Operation]) -> tuple[set[fx.Node], dict[TensorValue, set[fx.Node]]]:
+        """Return the nodes that run where some operators are calls, and who reads the tensors that those hand out."""
         live: set[fx.Node] = set()
-        demanded: set[TensorValue] = set()
+        demanded: dict[TensorValue, set[fx.Node]] = {}
         waiting = list(self._roots)
         while waiting:
             node = waiting.pop()
@@ -129,7 +139,7 @@ class Captured:
             for given in node.all_input_nodes:
                 value = self._reading.values.get(given)
                 if isinstance(value, View) and value.tensor.made_by in tuned:
-                    demanded.add(value.tensor)
+                    demanded.setdefault(value.tensor, set()).add(node)
                 else:
                     waiting.append(given)
         return live, demanded
@@ -162,16 +172,19 @@ class Captured:
                     fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
                 count = len(region.inputs)
                 made = calls[region](self.graph, fetched[:count], fetched[count:])
-                for tensor, node in zip(region.results, made, strict=True):
-                    dims = [whole(dim) for dim in tensor.dims if dim]
+                for (tensor, taken), node in zip(region.results, made, strict=True):
+                    dims = dims_left((tensor, taken))
                     node.meta[EXAMPLE_SHAPE] = tuple(extent(dim) for dim in dims)
                     axes = tuple(axis for dim in dims for axis in dim)
-                    stands_for[tensor] = node, axes
+                    if not taken:
+                        stands_for[tensor] = node, axes
                     for view in self._views.get(tensor, ()):
                         value = self._reading.values[view]
+                        if taken and taken_by(value) != (tensor, taken):
+                            continue
                         wanted = [axis for dim in value.dims for axis in whole(dim)]
                         shape = [extent(whole(dim)) for dim in value.dims]
-                        fixed = fixed_of(value.fixed)
+                        fixed = {} if taken else fixed_of(value.fixed)
                         shown = rearranged(self.graph, node, _shape(node), axes, fixed, wanted, shape)
                         view.replace_all_uses_with(_with_strides(self.graph, shown, view.meta[EXAMPLE]))
         for node in reversed(list(self.graph.nodes)):
@@ -197,7 +210,7 @@ class Captured:
     def _placed(self, regions: list[Region]) -> dict[Region, fx.Node]:
         """Return the node before which each region's call can stand: behind what it reads, before who reads it."""
         nodes = list(self._reading.order)
-        while True:
+        while True:  # each turn but the last leaves out a region
             tuned = frozenset(operation for region in regions for operation in region.block.operations)
             live, _ = self._live(tuned)
             at: dict[TensorValue, float] = {}
@@ -209,7 +222,7 @@ class Captured:
                     place = min((o.place for o in region.block.operations if o.place > behind), default=None)
                     if place is None or any(
                         self._reading.order[user] < place and user in live
-                        for tensor in region.results for view in self._views.get(tensor, ()) for user in view.users
+                        for tensor, _ in region.results for view in self._views.get(tensor, ()) for user in view.users
                     ):  # fmt: skip
                         raise UnknownError("other parts of the model lie between its own")
                 except UnknownError as error:
@@ -217,7 +230,7 @@ class Captured:
                     refused = region
                     break
                 found[region] = nodes[place]
-                at |= dict.fromkeys(region.results, place - 0.5)
+                at |= dict.fromkeys((tensor for tensor, taken in region.results if not taken), place - 0.5)
             if refused is None:
                 return found
             regions = [region for region in regions if region is not refused]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
 from autotuner.runtime.capture.written_out import is_named, uncast
@@ -15,25 +15,42 @@ from autotuner.runtime.capture.written_out import is_named, uncast
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
 def _view(reader: Reader, x: View, shape: Sequence[int]) -> View:
-    sizes = [extent(whole(dim)) for dim in x.dims]
+    return _seen(x, reader.axes.regrouped(x.dims, _known(shape, x.dims)))
+
+
+def _seen(x: View, dims: tuple[Dim, ...]) -> View:
+    """Return a view with these dimensions.
+
+    Raises:
+        UnknownError: it makes one dimension of several of a tensor that comes from outside, as of the rows and columns
+            of an image. The view is then what comes from outside, and its positions are one axis.
+    """
+    tensor = x.tensor
+    if tensor.made_by is None and not tensor.parameter and any(len(whole(dim)) > 1 for dim in dims):
+        raise UnknownError("a view that merges dimensions of what is no result of ours")
+    return View(tensor, dims, x.fixed)
+
+
+def _known(shape: Sequence[int], dims: Sequence[Dim]) -> list[int]:
+    """Return a shape with the extent for which -1 stands."""
     known = math.prod(size for size in shape if size != -1)
-    wanted = [math.prod(sizes) // known if size == -1 else size for size in shape]
-    return View(x.tensor, reader.axes.regrouped(x.dims, wanted), x.fixed)
+    elements = extent(axis for dim in dims for axis in whole(dim))
+    if not known:
+        raise UnknownError("a view of no elements")
+    return [elements // known if size == -1 else size for size in shape]
 
 
 @rule(aten.flatten.using_ints)
 def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:  # noqa: ARG001
     first, last = start % len(x.dims), end % len(x.dims)
     merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
-    return View(x.tensor, (*x.dims[:first], merged, *x.dims[last + 1 :]), x.fixed)
+    return _seen(x, (*x.dims[:first], merged, *x.dims[last + 1 :]))
 
 
 @rule(aten.unflatten.int)
 def _unflatten(reader: Reader, x: View, dim: int, sizes: Sequence[int]) -> View:
     place = dim % len(x.dims)
-    known = math.prod(size for size in sizes if size != -1)
-    wanted = [extent(whole(x.dims[place])) // known if size == -1 else size for size in sizes]
-    made = reader.axes.regrouped([x.dims[place]], wanted)
+    made = reader.axes.regrouped([x.dims[place]], _known(sizes, [x.dims[place]]))
     return View(x.tensor, (*x.dims[:place], *made, *x.dims[place + 1 :]), x.fixed)
 
 
@@ -104,13 +121,12 @@ def _slice(
 ) -> View | Expression:
     place = dim % len(x.dims)
     size = extent(whole(x.dims[place]))
-    first = min(start % size if start is not None and start < 0 else start or 0, size)
-    last = size if end is None or end >= size else end % size
+    first, last, _ = slice(start, end).indices(size)  # as torch does, bounds beyond the ends are the ends
     if (first, last, step) == (0, size, 1):
         return x
     if step != 1:
         raise UnknownError(f"a slice with steps of {step}")
-    return Expression("slice", (x, place, first, last - first))
+    return Expression("slice", (x, place, first, max(last - first, 0)))
 
 
 def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
@@ -120,9 +136,13 @@ def sliced(reader: Reader, x: View, place: int, first: int, taken: int) -> View:
         UnknownError: the dimension does not consist of slices like this one.
     """
     size = extent(whole(x.dims[place]))
+    if taken == size:
+        return x
     if taken <= 0 or size % taken or first % taken:
         raise UnknownError(f"a slice of {taken} of {size} elements from {first}")
     count, part = reader.axes.regrouped([x.dims[place]], [size // taken, taken])
+    if len(whole(count)) != 1:
+        raise UnknownError(f"one of {size // taken} slices of a dimension of several axes")
     (axis,) = whole(count)
     return View(x.tensor, (*x.dims[:place], part, *x.dims[place + 1 :]), (*x.fixed, (axis, first // taken)))
 
@@ -192,3 +212,8 @@ def _and(reader: Reader, a: View, b: View) -> View:
             found: View = _expand(reader, other, shape)
             return found
     raise UnknownError("two masks that both hide something")
+
+
+@rule(aten.unbind.int)
+def _unbind(reader: Reader, x: View, dim: int = 0) -> tuple[View, ...]:
+    return tuple(_select(reader, x, dim, place) for place in range(extent(whole(x.dims[dim % len(x.dims)]))))

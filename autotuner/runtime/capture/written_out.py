@@ -10,8 +10,8 @@ from typing import Any
 
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Expression, View
-from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, rule
+from autotuner.runtime.capture.program import BoundView, Expression, View
+from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, plain, rule
 
 GELU_CUBIC = 0.044715
 
@@ -70,7 +70,10 @@ def _mean(reader: Reader, x: Any, dims: Sequence[int], keepdim: bool = False, **
 
 
 @rule(aten.cat.default)
-def _cat(reader: Reader, parts: Sequence[Any], dim: int = 0) -> Expression:  # noqa: ARG001
+def _cat(reader: Reader, parts: Sequence[Any], dim: int = 0) -> Any:
+    filled = [part for part in parts if not is_named(part, "empty")]
+    if len(filled) == 1 and len(parts) > 1:  # as keys behind those of a cache that has none yet
+        return reader.typed(plain(filled[0], "a part of what is put together"))
     if len(parts) == 2 and is_named(parts[0], "minus slice") and is_named(parts[1], "slice"):
         (x, *second), (other, *first) = parts[0].operands, parts[1].operands
         last = len(x.dims) - 1
@@ -113,12 +116,13 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
     return None
 
 
-def rms_norm(reader: Reader, x: View, scale: View, epsilon: float) -> View:
+def rms_norm(reader: Reader, x: View, scale: View | None, epsilon: float) -> View:
     """Append an RMS norm over the last dimension."""
-    x, scale = in_widest_type(reader, x, scale)
+    x, *scales = in_widest_type(reader, x, *(() if scale is None else (scale,)))
     axes, normalised = memory(x), whole(x.dims[-1])
     rest = [axis for axis in axes if axis not in normalised]
-    made = reader.make("rms_norm", (x, reader.united(x.dims, scale)), [axes, rest], {"epsilon": epsilon})
+    operands: list[View | BoundView] = [x, *(reader.united(x.dims, each) for each in scales)]
+    made = reader.make("rms_norm", operands, [axes, rest], {"epsilon": epsilon})
     return reader.typed(View(made[0], x.dims))
 
 

@@ -1,6 +1,12 @@
 """Axes: views split and merge them, sums and products find which are the same."""
 
+from contextlib import suppress
+from itertools import pairwise
+from math import prod
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotuner.runtime.capture.axes import Axes, Axis, UnknownError, extent, fresh, whole
 
@@ -15,7 +21,7 @@ def test_a_view_splits_an_axis_and_merging_it_again_gives_the_same() -> None:
 
 def test_a_view_that_cuts_an_axis_is_refused() -> None:
     with pytest.raises(UnknownError, match="cannot be split into 4 parts"):
-        Axes().regrouped(fresh([6]), [4, 2])
+        Axes().regrouped(fresh([6, 4]), [4, 6])
     with pytest.raises(UnknownError, match="of other extents"):
         Axes().regrouped(fresh([6]), [6, 2])
 
@@ -59,3 +65,68 @@ def test_what_was_found_can_be_taken_back() -> None:
 def test_other_extents_do_not_go_together() -> None:
     with pytest.raises(UnknownError, match="dimensions of 8 and 4 elements"):
         Axes().unite((Axis(8),), (Axis(4),))
+
+
+def test_a_view_that_regroups_across_axes_is_refused() -> None:
+    with pytest.raises(UnknownError, match=r"a view as \(12, 4, 16\) cuts an axis of 8 elements"):
+        Axes().regrouped(fresh([8, 6, 16]), [12, 4, 16])
+
+
+def test_a_view_of_more_or_fewer_elements_is_refused() -> None:
+    for shape in ([3], [6, 0], [12], []):
+        with pytest.raises(UnknownError, match="of other extents"):
+            Axes().regrouped(fresh([6]), shape)
+
+
+def test_dimensions_that_stand_for_each_other_crosswise_are_refused() -> None:
+    """As in a sum of a matrix and its transpose, both seen as vectors."""
+    (one,), (other,) = fresh([4, 4])
+    with pytest.raises(UnknownError, match="crosswise"):
+        Axes().unite((one, other), (other, one))
+    assert whole((one, other)) == [one, one]  # and that ends
+
+
+def test_an_axis_that_stands_further_behind_as_well_is_split_there_too() -> None:
+    (long,), (short,) = fresh([8, 2])
+    axes = Axes()
+    found = axes.pairs((long, short), (short, long))
+    assert all(one.parts is None and other.parts is None for one, other in found)
+    assert [one.extent for one, _ in found] == [2, 2, 2, 2]
+
+
+EXTENTS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+
+
+@settings(max_examples=300, deadline=1000)
+@given(EXTENTS, EXTENTS)
+def test_a_view_ends_and_is_read_as_what_it_is_or_refused(given_shape: list[int], wanted: list[int]) -> None:
+    """An element's place, from the places along the axes that a view was found to have, is that in memory."""
+    axes, dims = Axes(), fresh(given_shape)
+    try:
+        found = axes.regrouped(dims, wanted)
+    except UnknownError:
+        # No axes of both: some product of leading extents of one shape is none of the other's, however it is split.
+        assert prod(given_shape) != prod(wanted) or not _nests(given_shape, wanted)
+        return
+    assert [extent(whole(dim)) for dim in found] == wanted
+    assert whole(axis for dim in found for axis in dim) == whole(axis for dim in dims for axis in dim)
+    assert [extent(whole(dim)) for dim in dims] == given_shape
+
+
+def _nests(one: list[int], other: list[int]) -> bool:
+    """Say whether the places where two shapes cut one memory divide each other."""
+    cuts = sorted({prod(shape[:count]) for shape in (one, other) for count in range(len(shape) + 1)})
+    return all(larger % smaller == 0 for smaller, larger in pairwise(cuts))
+
+
+@settings(max_examples=300, deadline=1000)
+@given(st.permutations([2, 3, 4, 6, 8]), st.permutations([2, 3, 4, 6, 8]), st.booleans())
+def test_uniting_ends_and_leaves_every_dimension_its_extent(one: list[int], other: list[int], free: bool) -> None:
+    axes = Axes()
+    dims = dict(zip([2, 3, 4, 6, 8], fresh([2, 3, 4, 6, 8]), strict=True))
+    if not free:
+        axes.bind(dims.values())
+    first, second = (tuple(axis for size in each for axis in dims[size]) for each in (one, other))
+    with suppress(UnknownError):
+        axes.unite(first, second)
+    assert [extent(whole(dim)) for dim in dims.values()] == [2, 3, 4, 6, 8]
