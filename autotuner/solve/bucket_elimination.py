@@ -1,7 +1,8 @@
 """Min-sum bucket elimination: one variable after another is minimised out, then the states are read back."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import log2
 
 import numpy as np
@@ -292,6 +293,26 @@ def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int])
     Args:
         scopes: the variables of each table.
         alive: how many states of each variable are left.
+    """
+    return max((needed_bytes(2.0**bits, variables) for bits, variables in _joins(scopes, alive)), default=0.0)
+
+
+def joined_rows(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int], most: float) -> float:
+    """Return how many rows an elimination without bounds joins at most, counted as in `estimated_bytes`.
+
+    Args:
+        most: counting ends above it.
+    """
+    rows = 0.0
+    for bits, _ in _joins(scopes, alive):
+        rows += 2.0**bits
+        if rows > most:
+            break
+    return rows
+
+
+def _joins(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int]) -> Iterator[tuple[float, int]]:
+    """Yield the bits of the rows, and the variables, of each join of an elimination, the lightest of them first.
 
     Source:
         Kjaerulff, Triangulation of graphs (1990), for orders by weight.
@@ -302,15 +323,19 @@ def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int])
             near.setdefault(variable, set()).update(scope)
     bits = {v: log2(max(1, alive[v])) for v in near}
     weight = {v: sum(bits[u] for u in others) for v, others in near.items()}
-    most = 0.0
-    while weight:
+    # Weights that no longer hold stay in the heap until they come up.
+    heap = [(each, v) for v, each in weight.items()]
+    heapify(heap)
+    while heap:
         checkpoint()
-        variable = min(weight, key=lambda v: (weight[v], v))
+        lightest, variable = heappop(heap)
+        if weight.get(variable) != lightest:
+            continue
         others = near.pop(variable)
-        most = max(most, needed_bytes(2.0 ** weight.pop(variable), len(others)))
+        yield weight.pop(variable), len(others)
         others.discard(variable)
         for other in others:
             near[other] |= others
             near[other].discard(variable)
             weight[other] = sum(bits[u] for u in near[other])
-    return most
+            heappush(heap, (weight[other], other))

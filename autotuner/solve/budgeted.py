@@ -33,8 +33,9 @@ FIRST_SHARE = 1 / 2048
 WIDER = 2.5
 # A part is eliminated with labels while joins make at most so many pairs.
 MOST_PAIRS = 2_000_000
-# Where time is limited, an integer program of a long problem may take this share of it.
+# An integer program of a long problem may take this share of the time, where that is limited; else so many seconds.
 PROGRAM_TIME = 0.75
+PROGRAM_S = 60.0
 # A table of labels may have so many before the states of a variable are shared between two parts instead.
 MOST_LABELS = 60_000.0
 
@@ -118,7 +119,7 @@ def _programmed(
     program = integer_program(left, network.start.state_counts, budget_of(network.start, budget_bytes))
     if program.needed_bytes > limits.memory_bytes:
         return None
-    seconds = inf if limits.ends_at is None else PROGRAM_TIME * (limits.ends_at - monotonic())
+    seconds = PROGRAM_S if limits.ends_at is None else PROGRAM_TIME * (limits.ends_at - monotonic())
     try:
         found = solved(program, seconds, epsilon)
     except InfeasibleError:

@@ -2,30 +2,47 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from math import inf
 from time import monotonic
 
-from autotuner.errors import ProblemError
+from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.solve.arc_consistency import Consistent, arc_consistent
 from autotuner.solve.blocks import block_key
-from autotuner.solve.conditioning import cheapest, reduced, with_margin
-from autotuner.solve.integer_program import TOLERANCE, WRITTEN_BYTES, has_few_states, integer_program, solved
+from autotuner.solve.bucket_elimination import joined_rows
+from autotuner.solve.conditioning import MOST_ROWS, cheapest, reduced, with_margin
+from autotuner.solve.integer_program import (
+    TOLERANCE,
+    WRITTEN_BYTES,
+    IntegerProgram,
+    has_few_states,
+    integer_program,
+    solved,
+)
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
 from autotuner.solve.linear_program import lifted
 from autotuner.solve.linear_relaxation import BYTES as RELAXED_BYTES
-from autotuner.solve.linear_relaxation import relaxed, rounded
+from autotuner.solve.linear_relaxation import Relaxed, relaxed, rounded
 from autotuner.solve.message_passing import SHARE, MessagePassing
 from autotuner.solve.path_decomposition import LONG, PathBlock, having, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Encoder, Network, encode
 
 FEWEST_BLOCKS = 3
+# A long problem is eliminated at once where all its joins have so many rows at most: about 1 s. Where time is limited,
+# so many for each second of it.
+NARROW_ROWS = 10_000_000
 # Of more states in all, HiGHS has a good plan only at its end, messages have one early.
 MOST_STATES = 70_000
 # Where time is limited, an integer program may take this share of it; messages have the rest.
 PROGRAM_TIME = 0.75
-# The linear relaxation may take this share of what there is then.
+# Where it is not, both take turns: so many seconds each at first, twice as many in each later turn.
+TURN_S = 20.0
+# The linear relaxation may take this share of what there is then; where time is not limited, so many seconds.
 LIFTING_TIME = 0.5
+RELAXED_S = 60.0
+# HiGHS looks for a plan within this share of the bound first, so that what it finds does not depend on the gap.
+NEAR_GAP = 0.001
 # Where a plan is known, messages are exact up to this many times its share above the bound at first; `LEAST_SHARE` at
 # least: less makes more of them than it saves.
 NEAR = 5
@@ -48,13 +65,16 @@ def exact(
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
-    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, is an integer program for
-    HiGHS, if it has `MOST_STATES` in all at most. Where it has more, or a gap is allowed, the linear relaxation of that
-    program gives a bound, and a plan by rounding, before. Other long problems, and those that HiGHS does not solve in
-    time, are cut at their narrow places.
+    A problem of more than `LONG` variables is eliminated too where all joins together are small, as those of a chain
+    are. Another one with at most `FEW_STATES` states each, on average, is written as an integer program. The linear
+    relaxation of that gives a bound, and a plan by rounding. What no better plan can have is ruled out then, and HiGHS
+    solves the rest, if there are `MOST_STATES` in all at most. Other long problems, and those that HiGHS does not solve
+    in its share of the time, are cut at their narrow places.
     Where that gives three blocks or more, the dual of a linear relaxation moves costs, so that bounds are tight. Then
     they are solved one after another, with messages between them, in time linear in their number. Costs of a problem
-    whose blocks mostly equal others stay, and equal blocks are solved once.
+    whose blocks mostly equal others stay, and equal blocks are solved once. Without a time limit, HiGHS and messages
+    take turns of `TURN_S` seconds at first, each twice as long as the one before. The best plan and the best bound of
+    all count, and the order of all this does not depend on the gap.
 
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
@@ -69,7 +89,8 @@ def exact(
         `lower_bound_us` equals `total_us`. If the
         time was over first, or a gap allowed, `lower_bound_us` is less. The same problem gives the same states, in
         whatever order its factors, their variables and their rows are: of states that come out equal, the first by
-        name is taken, while variables and factors are looked at in order of their names.
+        name is taken, while variables and factors are looked at in order of their names. Of several cheapest plans of a
+        long problem, the one returned may depend on what was solved in its turn.
 
         `statistics` has the rows and bytes of the largest table, what it would have needed without bounds at most (by
         an estimate that is made first; 0 where small tables did), and the number of cases.
@@ -125,7 +146,11 @@ class _Best:
 
     @property
     def is_enough(self) -> bool:
-        return self.is_proven or self.total_us <= self.bound_us * (1 + self.gap) < inf
+        return self.is_within(self.gap)
+
+    def is_within(self, gap: float) -> bool:
+        """Say whether the plan is proven, or lies no more than this share above the bound."""
+        return self.is_proven or self.total_us <= self.bound_us * (1 + gap) < inf
 
 
 def _long(
@@ -137,28 +162,84 @@ def _long(
         InfeasibleError: there is no assignment.
     """
     left = arc_consistent(network)
+    codes = _eliminated(network, left, limits)
+    if codes is not None:
+        return codes, None
     best = _Best(problem, network, gap)
-    if has_few_states(left):
-        _by_programs(network, left, limits, best)
-    if not best.is_enough:
-        best.learn(*(_along_path(network, left, limits, best) or _whole(network, limits)))
+    highs = _Programs.of(network, left, limits, best) if has_few_states(left) else None
+    ends_at = limits.ends_at
+    for turn in count():
+        if best.is_enough:
+            break
+        turn_s = inf if highs is None else TURN_S * 2.0**turn
+        if highs is not None:
+            highs.solve(turn_s if ends_at is None else _seconds(limits, PROGRAM_TIME))
+        if not best.is_enough:
+            limits.ends_at = ends_at if ends_at is not None or turn_s == inf else monotonic() + turn_s
+            best.learn(*(_along_path(network, left, limits, best) or _whole(network, limits)))
+        if ends_at is not None or highs is None:
+            break
     assert best.codes is not None
     return best.codes, None if best.is_proven else best.bound_us
 
 
-def _by_programs(network: Network, left: Consistent, limits: SolverLimits, best: _Best) -> None:
-    """Solve the linear relaxation where that may do, and an integer program of not too many states."""
-    if WRITTEN_BYTES * sum(table.rows for table in left.tables.values()) > limits.memory_bytes:
-        return
-    program = integer_program(left, network.state_counts)
-    is_large = sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES
-    if (is_large or best.gap) and RELAXED_BYTES * len(program.values) <= limits.memory_bytes:
-        relaxation = relaxed(program, _seconds(limits, LIFTING_TIME))
+def _eliminated(network: Network, left: Consistent, limits: SolverLimits) -> Mapping[int, int] | None:
+    """Return the cheapest states of a problem that is narrow everywhere, such as a chain; None of others.
+
+    Raises:
+        InfeasibleError: there is no assignment.
+    """
+    most_rows = NARROW_ROWS * min(1.0, _seconds(limits, 1.0))
+    alive = {v: int(domain.sum()) for v, domain in left.domains.items()}
+    if joined_rows((table.variables for table in left.tables.values()), alive, most_rows) > most_rows:
+        return None
+    start = reduced(network, limits)
+    return start.codes() if start.run(max(MOST_ROWS, most_rows / LONG)) else None
+
+
+class _Programs:
+    """A long problem as an integer program, for HiGHS.
+
+    Args:
+        relaxation: of the program; None where it was not solved in time.
+    """
+
+    def __init__(self, program: IntegerProgram, relaxation: Relaxed | None, best: _Best) -> None:
+        self._program, self._relaxation, self._best = program, relaxation, best
+
+    @classmethod
+    def of(cls, network: Network, left: Consistent, limits: SolverLimits, best: _Best) -> "_Programs | None":
+        """Solve the linear relaxation; return None where the program has too many states, or would need much memory."""
+        if WRITTEN_BYTES * sum(table.rows for table in left.tables.values()) > limits.memory_bytes:
+            return None
+        program = integer_program(left, network.state_counts)
+        relaxation = None
+        if RELAXED_BYTES * len(program.values) <= limits.memory_bytes:
+            relaxation = relaxed(program, min(RELAXED_S, _seconds(limits, LIFTING_TIME)))
         if relaxation is not None:
             best.learn(rounded(left, network.state_counts, program, relaxation, limits), relaxation.bound_us)
-    if not (is_large or best.is_enough) and program.needed_bytes <= limits.memory_bytes:
-        found = solved(program, _seconds(limits, PROGRAM_TIME), best.gap)
-        best.learn(found.codes, found.bound_us)
+        is_large = sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES
+        if is_large or program.needed_bytes > limits.memory_bytes:
+            return None
+        return cls(program, relaxation, best)
+
+    def solve(self, time_limit_s: float) -> None:
+        """Have HiGHS look for a plan within `NEAR_GAP` first, then for one within the gap that is allowed."""
+        best, ends_at = self._best, monotonic() + time_limit_s
+        for gap in (max(NEAR_GAP, best.gap), best.gap):
+            if best.is_within(gap) or monotonic() > ends_at:
+                continue
+            excluded = None
+            if self._relaxation is not None and best.codes is not None:
+                excluded = self._relaxation.above(best.total_us)
+            try:
+                found = solved(self._program, ends_at - monotonic(), gap, excluded)
+            except InfeasibleError:
+                if excluded is None:
+                    raise
+                return  # the best plan is not excluded: HiGHS keeps to its rows up to rounding
+            # What was excluded costs more than the best plan.
+            best.learn(found.codes, min(found.bound_us, best.total_us))
 
 
 def _seconds(limits: SolverLimits, share: float) -> float:

@@ -281,11 +281,17 @@ class ProgramPlan:
     is_optimal: bool
 
 
-def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0) -> ProgramPlan:
+def solved(
+    program: IntegerProgram,
+    time_limit_s: float = inf,
+    gap: float = 0.0,
+    excluded: NDArray[np.bool_] | None = None,
+) -> ProgramPlan:
     """Solve a program with HiGHS.
 
     Args:
         gap: the share by which the plan may lie above the bound.
+        excluded: each x that must be 0; without it, all may be 1. The bound is one on assignments without those.
 
     Raises:
         InfeasibleError: there is no assignment.
@@ -302,7 +308,7 @@ def solved(program: IntegerProgram, time_limit_s: float = inf, gap: float = 0.0)
         lambda: milp(
             program.costs,
             integrality=np.ones(len(program.costs)),
-            bounds=Bounds(0.0, 1.0),
+            bounds=Bounds(0.0, 1.0 if excluded is None else np.where(excluded, 0.0, 1.0)),
             constraints=LinearConstraint(program.matrix, program.lowest, program.highest),
             options=options,
         )

@@ -27,10 +27,20 @@ MOST_CASES = 8
 
 @dataclass(frozen=True, eq=False)
 class Relaxed:
-    """A point of the relaxation, and a bound below which no plan lies."""
+    """A point of the relaxation, and a bound below which no plan lies.
+
+    Args:
+        reduced_us: by how much a plan with each x lies above the bound at least; negative where nothing is known.
+    """
 
     x: NDArray[np.float64]
     bound_us: float
+    reduced_us: NDArray[np.float64]
+
+    def above(self, most_us: float) -> NDArray[np.bool_]:
+        """Say of each x whether no plan that costs `most_us` or less has it."""
+        known: NDArray[np.bool_] = with_margin(self.bound_us, -1) + self.reduced_us > with_margin(most_us, 1)
+        return known
 
 
 def relaxed(program: IntegerProgram, time_limit_s: float = inf) -> Relaxed | None:
@@ -42,7 +52,7 @@ def relaxed(program: IntegerProgram, time_limit_s: float = inf) -> Relaxed | Non
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
     if not len(program.costs):
-        return Relaxed(np.zeros(0), program.constant)
+        return Relaxed(np.zeros(0), program.constant, np.zeros(0))
     matrix = program.matrix.tocsr()
     is_equal = program.lowest == program.highest
     rows = matrix[~is_equal], program.highest[~is_equal], matrix[is_equal], program.highest[is_equal]
@@ -59,7 +69,7 @@ def relaxed(program: IntegerProgram, time_limit_s: float = inf) -> Relaxed | Non
     prices[~is_equal] = np.minimum(found.ineqlin.marginals, 0.0)
     reduced = program.costs - program.matrix.T @ prices
     bound_us = program.constant + float(prices @ program.highest) + float(np.minimum(reduced, 0.0).sum())
-    return Relaxed(found.x, with_margin(bound_us, -1))
+    return Relaxed(found.x, with_margin(bound_us, -1), reduced)
 
 
 def rounded(

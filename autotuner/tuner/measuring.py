@@ -137,6 +137,7 @@ class _Strategy:
             if lazy:
                 self._what_matters()
             runner.sample_outliers()
+            runner.sample_drifted()
             runner.solve()
             runner.fall_back()
             if not self._confirm():
@@ -281,7 +282,8 @@ class _Strategy:
     def _confirm(self) -> bool:
         """Measure the chosen calls once more, and solve again, until nothing new is chosen.
 
-        Only what was measured in this run is confirmed. A call that fails the second time keeps its first measurement.
+        Only what was measured in this run is confirmed, a few times more where the speed of the device changed. A call
+        that fails the second time keeps its first measurement.
         It ends where the job's time is over.
 
         Returns:
@@ -298,7 +300,9 @@ class _Strategy:
             unpriced = formulate(self._space, saving=budget_bytes is not None)
             for _ in range(state.policy.confirm_rounds):
                 problem, solution = solved(unpriced, runner.known, "exact", budget_bytes)
-                keys = dict.fromkeys(key for key in problem.calls(solution) if key in runner.unconfirmed)
+                chosen = problem.calls(solution)
+                wanted = runner.unconfirmed | runner.drifted(key for key in chosen if key in runner.known)
+                keys = dict.fromkeys(key for key in chosen if key in wanted)
                 if not keys:
                     break
                 runner.unconfirmed -= keys.keys()

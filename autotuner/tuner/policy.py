@@ -27,6 +27,10 @@ class TuningPolicy:
         solve_share: of a tuning run, about this share is meant for solving, while the device rests. Where few calls are
             worth measuring it is more: a solution costs less than calls that need not be measured.
         confirm_rounds: how often the chosen calls are measured again before the choice is final.
+        drift_rounds: how often a call is measured again in one run because the speed of the device changed meanwhile.
+        settle_rounds: how often the chosen calls, and the whole, are timed again because they differ by more than
+            `settled_share`; on a CPU, whose speed is not known.
+        settled_share: of the whole as measured end to end.
         store_after_results, store_after_s: results are stored in batches of so many, or after so long.
     """
 
@@ -43,6 +47,9 @@ class TuningPolicy:
     solve_after_s: float = 5.0
     solve_share: float = 0.05
     confirm_rounds: int = 4
+    drift_rounds: int = 2
+    settle_rounds: int = 2
+    settled_share: float = 0.1
     store_after_results: int = 32
     store_after_s: float = 1.0
 

@@ -81,6 +81,9 @@ class RaceRunner:
         self.under_way: set[str] = set()
         """Keys of calls that were sent and have no result yet."""
         self.unconfirmed = set(unconfirmed)
+        self._of_this_run = set(unconfirmed)
+        self._repeats: Counter[str] = Counter()
+        """By key, how often a call was measured again because the speed of the device changed."""
         self._new: list[Result] = []
         self._newer: dict[str, Result] = {}
         """By key, results that replace what is stored."""
@@ -259,12 +262,34 @@ class RaceRunner:
             for _ in self._again(takewhile(lambda _: not self.state.enough(), races(self.space, wanted))):
                 self.is_news = True
 
+    def drifted(self, keys: Iterable[str]) -> set[str]:
+        """Return which calls were timed in this run while the speed of the device changed, and may be timed again."""
+        rounds = self.state.policy.drift_rounds
+        return {
+            key for key in keys
+            if key in self._of_this_run and "drifted" in self.known[key].marks and self._repeats[key] < rounds
+        }  # fmt: skip
+
+    def sample_drifted(self) -> None:
+        """Race calls again that were timed while the speed of the device changed, until it was steady, or some rounds.
+
+        No race begins once the state says enough.
+        """
+        while wanted := self.drifted(self.known):
+            if self.state.enough():
+                return
+            self._repeats.update(wanted)
+            with suppress(OverError), self.state.within("measure"):
+                for _ in self._again(takewhile(lambda _: not self.state.enough(), races(self.space, wanted))):
+                    self.is_news = True
+
     def confirm(self, calls: Sequence[Call]) -> None:
         """Measure calls once more, and store the results of those that work.
 
         Where several devices measure, what competes is compared on one: a call races against those of its computation
         that took about as long, wherever that was measured.
         """
+        self._repeats.update(call.key for call in calls if call.key in self.drifted([call.key]))
         finals = [[call] for call in calls] if self._measurer.devices == 1 else self._finals(calls)
         total = sum(map(len, finals))
         with closing(self._again(finals)) as results:
@@ -335,6 +360,7 @@ class RaceRunner:
         self.known[call.key] = measurement
         self.fresh.add(call.key)
         self.unconfirmed.add(call.key)
+        self._of_this_run.add(call.key)
         self.is_news = True
         if call.key in self.before:
             self._newer[call.key] = (call, measurement)

@@ -51,6 +51,7 @@ def tune(
     watch: Watch = lambda _: None,
     spent: Spent = NOTHING_SPENT,
     provisional: bool = False,
+    unsettled: Configuration | None = None,
     policy: TuningPolicy = DEFAULT_POLICY,
 ) -> Tuned:
     """Find the best configuration of a model, measuring what the database does not know.
@@ -63,6 +64,8 @@ def tune(
         watch: called with the progress; an error that it raises ends the run, and what was measured is kept.
         spent: of the request's limits, by earlier runs.
         provisional: the answer is stored as incomplete, because the caller checks it and stores another.
+        unsettled: the answer that this request has had so far, where its whole does not take what its calls take: the
+            chosen calls are confirmed once more, and what is chosen then. What it counts as measured stays.
         policy: thresholds of the run.
 
     Returns:
@@ -78,7 +81,9 @@ def tune(
     model, options, environment = request.model, request.options, measurer.environment
     key = request_key(request, file)
     database.remember(environment)
-    if not (options.again or options.retry or options.remeasure):
+    if unsettled is not None:
+        options = replace(options, again=False, retry=False, remeasure=False)
+    elif not (options.again or options.retry or options.remeasure):
         stored = _stored(database, key, environment.key)
         is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
         if stored is not None and (is_whole or not options.exhaustive):
@@ -96,15 +101,22 @@ def tune(
     state = TuningState(
         space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
     )  # fmt: skip
+    if unsettled is not None:
+        state.measured = unsettled.counts["measured"]
     measurer.hear(state.wait)
     over_s = inf if options.limits.seconds is None else max(spent.seconds, options.limits.seconds) + policy.slack_s
     opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state, over_s)
     searched = search_cells(space, database, measurer, state)
     searched = replace(searched, fresh=searched.fresh | opened)
     space = searched.space
-    doubted = _doubted(database, key, environment.key)
-    known = measure_missing(space, database, measurer, state, unconfirmed=searched.fresh, doubted=doubted)
+    doubted = _doubted(database, key, environment.key) if unsettled is None else frozenset[str]()
+    unconfirmed = searched.fresh if unsettled is None else space.calls.keys()
+    known = measure_missing(space, database, measurer, state, unconfirmed=unconfirmed, doubted=doubted)
     known = searched.counted(known)
+    if unsettled is not None:
+        known = replace(
+            known, counts={**known.counts, "measured": state.measured, "reused": unsettled.counts["reused"]}
+        )
     if known.fresh:
         with suppress(OverError), state.within("confirm"):
             database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())

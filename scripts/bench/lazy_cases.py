@@ -55,6 +55,11 @@ class Case:
             return replace(self, true_us=left)
         raise InfeasibleError(f"{self.title}: without {share:.0%} of the calls there was no plan, in 100 draws")
 
+    def disturbed(self, share: float, seed: int) -> "Case":
+        """Return the case with each call's time off by up to a share, drawn at random, as other timings might be."""
+        draw = random.Random(seed)
+        return replace(self, true_us={key: us * (1 + draw.uniform(-share, share)) for key, us in self.true_us.items()})
+
 
 def replayed(recording: Recording) -> Case:
     space, ceilings = recording.space(), recording.ceilings

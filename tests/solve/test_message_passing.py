@@ -28,12 +28,13 @@ LINEAR = import_module("autotuner.solve.linear_program")
 def small_blocks(patch: pytest.MonkeyPatch, window: int = 1, share: float = 0.0, rows: float = 0.5) -> None:
     """Cut problems of any length, send messages that say little, and split cases early."""
     patch.setattr(EXACT, "LONG", 0)
+    patch.setattr(EXACT, "NARROW_ROWS", 0)
+    patch.setattr(EXACT, "SHARE", share)
     patch.setattr(EXACT, "FEWEST_BLOCKS", 2)
     patch.setattr(PROGRAM, "FEW_STATES", 0.0)
     patch.setattr(PATH, "STRIDE", 1)
     patch.setattr(PATH, "FEWEST", 1)
     patch.setattr(PATH, "WINDOW", window)
-    patch.setattr(MESSAGES, "SHARE", share)
     for name in ("FEW_ROWS", "MOST_ROWS", "WIDE_ROWS"):
         patch.setattr(BLOCKS, name, rows)
 
