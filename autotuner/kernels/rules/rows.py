@@ -180,6 +180,9 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     }
     whole = letters[next(number for number, place in places.items() if place == "full")]
     narrow = {frozenset(letters[number]) for number, place in places.items() if place == "column"}
+    narrow |= {  # a norm runs along a row, whether it has a scale or not
+        frozenset(whole) - frozenset(letters[number]) for number, place in places.items() if place == "row"
+    }
     if len(narrow) > 1:
         return "its biases, scales and norms do not run along the same axes"
     inside = [number for number in places if number in forms]
