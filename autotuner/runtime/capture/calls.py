@@ -73,7 +73,7 @@ class _Counting:
 
     def _counted(self, node: fx.Node, tensors: Sequence[Tensor]) -> int:
         if node.target is functional.scaled_dot_product_attention:
-            return _attention_flop(*(tuple(map(_size, each.shape)) for each in tensors[:3]))
+            return _attention_flop(*_shapes_of_attention(node))
         before = self._counter.get_total_flops()
         modes = {each.fake_mode for each in tensors if isinstance(each, FakeTensor)}
         try:
@@ -107,6 +107,13 @@ def _inner(graph: fx.Graph, node: fx.Node) -> fx.Graph | None:
         if isinstance(found, fx.GraphModule):
             return found.graph
     return None
+
+
+def _shapes_of_attention(node: fx.Node) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of query, key and value, which may be one tensor, and may be given by name."""
+    names = ("query", "key", "value")
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return tuple(tuple(map(_size, given[name].meta[EXAMPLE].shape)) for name in names)  # type: ignore[union-attr]
 
 
 def _attention_flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> int:

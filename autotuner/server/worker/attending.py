@@ -230,7 +230,7 @@ def _is_settled(found: Configuration, policy: TuningPolicy) -> bool:
     """Say whether an answer takes end to end what its calls take, where both are known."""
     if found.measured is None:
         return True
-    off = found.measured.predicted_over_measured(found.certificate.predicted_us)
+    off = found.measured.predicted_over_measured(found.kernels_us)
     return abs(off) <= policy.settled_share
 
 

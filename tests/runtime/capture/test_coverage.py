@@ -207,3 +207,19 @@ def test_a_training_step_says_what_share_of_its_measured_time_is_tuned(monkeypat
     assert str(share) in str(step)
     step(inputs(2, LENGTH), inputs(2, LENGTH))
     assert autotuner.summary(Layered(unknown=False)).steps == ()
+
+
+def test_attention_of_a_tensor_with_itself_or_of_tensors_by_name_is_counted() -> None:
+    counted: list[int] = []
+
+    def look(module: torch.fx.GraphModule, _: object) -> object:
+        counted.append(sum(call.flop for call in calls_of(module.graph)))
+        return module.forward
+
+    def attention(y: Tensor) -> tuple[Tensor, Tensor]:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return sdpa(y, y, y), sdpa(query=y, value=y, key=y)
+
+    torch._dynamo.reset()
+    torch.compile(attention, backend=look, dynamic=False)(torch.randn(2, 3, 5, 4))
+    assert counted == [2 * 2 * (2 * 3 * 5 * 5 * 4) * 2]
