@@ -14,7 +14,7 @@ from torch import Tensor
 
 import autotuner
 from autotuner.ir.models import load_model
-from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check
+from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check, masks
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.masks import additive_key_mask
@@ -82,13 +82,30 @@ def test_every_step_draws_new_masks_and_the_generators_seed_reproduces_them(grap
 
 @graphs
 def test_nothing_waits_for_the_device(graphs: bool) -> None:
-    layer, _ = on_cuda(MASKED, graphs=graphs)
-    padding = (torch.arange(6) >= torch.tensor([[4], [6]])).to(CUDA)
+    layer, _ = on_cuda(graphs=graphs)
     x, grad = x_on().requires_grad_(), x_on(1)
     for _ in range(3):
         layer.zero_grad()
         x.grad = None
+        layer(x).backward(grad)
+    with without_waiting():
+        for _ in range(3):
+            layer.zero_grad()
+            x.grad = None
+            layer(x).backward(grad)
+    assert layer.calls == 6
+
+
+@graphs
+def test_a_mask_is_looked_at_for_examples_of_padding_alone_and_nothing_else_waits(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, _ = on_cuda(MASKED, graphs=graphs)
+    padding = (torch.arange(6) >= torch.tensor([[4], [6]])).to(CUDA)
+    x, grad = x_on().requires_grad_(), x_on(1)
+    for _ in range(3):
         layer(x, src_key_padding_mask=padding).backward(grad)
+    monkeypatch.setattr(masks._Facts, "leaves_keys", lambda *_: True)
     with without_waiting():
         for _ in range(3):
             layer.zero_grad()
