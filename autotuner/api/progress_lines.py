@@ -89,7 +89,7 @@ def show(progress: Progress) -> None:
 
 
 class Teller:
-    """What a tuning tells, to the user's own `watch` or on standard error.
+    """Tells of a tuning, to the user's own `watch` or on standard error.
 
     Args:
         watch: `show` prints; None is silent; any other is called with the progress, and nothing is printed.

@@ -49,7 +49,7 @@ KEPT_BYTES = 2**14
 """Of a job that has ended, a larger request is dropped where there is a summary: nobody runs it again."""
 
 ROW_BYTES = 2**10
-"""What a job takes beside its request, about."""
+"""Size of a job beside its request, about."""
 
 SIZE = JobRow.request_bytes + ROW_BYTES
 WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]

@@ -18,7 +18,7 @@ SERVER_FULL = "53100"
 """PostgreSQL's code for a full disk."""
 
 
-class Space:
+class DiskSpace:
     """The disk under a database.
 
     Args:

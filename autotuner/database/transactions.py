@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotuner.database.engine import WRITES, explained, is_sqlite, shown
 from autotuner.database.migrations import migrate
 from autotuner.database.retrying import Retrying
-from autotuner.database.space import Space
+from autotuner.database.space import DiskSpace
 from autotuner.database.tables import EnvironmentRow
 from autotuner.errors import DatabaseError
 
@@ -32,7 +32,7 @@ class Transactions:
         self._reopens = reopens
         self._reopening = threading.Lock()
         self._path = os.path.abspath(str(engine.url.database)) if is_sqlite(engine.url) else None
-        self.space = Space(None if self._path is None else Path(self._path))
+        self.space = DiskSpace(None if self._path is None else Path(self._path))
         self._file, self._log = self._found(), self._found("-wal")
         self._generation = 0
         if self._path is None:

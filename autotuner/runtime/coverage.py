@@ -1,4 +1,4 @@
-"""What of a compiled model runs tuned, and what is left out: shares of the flop of its forward, by modules."""
+"""The tuned share of a compiled model, and the rest: shares of the flop of its forward, by modules."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class Coverage:
 
     @property
     def lines(self) -> list[str]:
-        """What is left out, a line each."""
+        """A line for each part that is left out."""
         if not self.left_out:
             return []
         heavy = [each for each in self.left_out if each.flop] or list(self.left_out)

@@ -6,7 +6,7 @@ and parameters, and only their shapes, types and devices are checked.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Timer
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from autotuner.runtime.shown_tensors import shown_geometry
 from autotuner.runtime.state_memory import StateMemory
 
 SLOW_S = 2.0
-"""What takes longer is said."""
+"""Seconds behind which it is said what is being built."""
 
 
 @contextmanager
@@ -205,6 +205,7 @@ class TunedRegion:
         self.label = label or f"tuned region {self.number}"
         self.calls = 0
         self._say = say
+        self._went_back = False
         switch = Switch(graphs)
         self._bound = BoundInTurn(
             lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
@@ -246,6 +247,13 @@ class TunedRegion:
                 return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
         lease = Lease(pool)
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
+
+    def going_back(self) -> AbstractContextManager[None]:
+        """Return what a backward runs in: the first one builds kernels, and says so where that takes a while."""
+        if self._went_back or self._say is None:
+            return nullcontext()
+        self._went_back = True
+        return said_if_slow(self._say, f"building kernels for the backward of {self.label}")
 
     def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease:
         """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved."""

@@ -9,6 +9,7 @@ arguments are taken for one.
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -81,6 +82,7 @@ class Runs(Protocol):
 
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]: ...
     def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease: ...
+    def going_back(self) -> AbstractContextManager[None]: ...
 
 
 _REGIONS: "WeakValueDictionary[int, Runs]" = WeakValueDictionary()
@@ -183,7 +185,8 @@ def tuned_region_backward(
         device = next(grad.device for grad in grads if grad is not None)
         lease, keeps = _region(number).restored(state, parameters, device), False
     in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
-    with torch._C._DisableAutocast():
+    region = _REGIONS.get(number)
+    with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
         found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
     count = len(wanted) - len(parameters)
     of_inputs = [gradient for gradient in found[:count] if gradient is not None]

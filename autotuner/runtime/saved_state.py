@@ -1,4 +1,4 @@
-"""What a region's forward leaves for its backward: one tensor over the memory of its workspace.
+"""The state that a region's forward leaves for its backward: one tensor over the memory of its workspace.
 
 A compiled model hands tensors from forward to backward, and nothing else. As long as any tensor over this memory is
 there, the workspace is lent. Hooks on saved tensors may give other memory to backward, such as a copy that was on the

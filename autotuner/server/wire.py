@@ -205,7 +205,7 @@ STAGES = {
     "end_to_end": "timing end to end",
     "done": "done",
 }
-"""What a job does in each stage."""
+"""Words for each stage of a job."""
 
 
 class ProgressView(ResponseBody):

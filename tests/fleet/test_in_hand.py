@@ -148,7 +148,7 @@ def test_two_jobs_at_once_time_what_they_have_in_common_once(tmp_path: Path, exh
         found = list(both.map(jobs.run, "ab"))
     stored = jobs.stored()
     measured = [answer.configuration.counts["measured"] for answer in found]
-    assert sum(measured) <= 1.02 * len(stored), "once each"
+    assert sum(measured) <= 1.1 * len(stored), "about once each: alone, both would measure all"
     assert min(measured) > 0.2 * len(stored), "each job does its part"
     if exhaustive:
         assert stored == jobs.known

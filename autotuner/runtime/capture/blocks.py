@@ -26,8 +26,8 @@ SHARE_MIN = 0.05
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 FAR_SHARE, FAR_MAX = 8, 4
-"""What all layers may read: tensors whose first and last readers are an eighth of the program apart, and how many of
-them are tried."""
+"""Tensors that all layers may read: those whose first and last readers are an eighth of the program apart, and how many
+of them are tried."""
 
 
 SHOWN = frozenset(("contraction", "bias", "rotary", "rms_norm", "layer_norm", "cast"))

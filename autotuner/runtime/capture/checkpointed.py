@@ -46,7 +46,7 @@ class CapturedModule:
 
     @property
     def refused(self) -> dict[fx.Node, str]:
-        """Why a node of any graph is torch's, or the block that it is in."""
+        """Reasons why nodes of all graphs are torch's, or the blocks that they are in."""
         return {
             node: why for captured in (self._whole, *self._bodies.values()) for node, why in captured.refused.items()
         }

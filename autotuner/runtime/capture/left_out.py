@@ -1,4 +1,4 @@
-"""What of a graph's flop runs tuned, and why the rest does not, in words of the model's modules."""
+"""The share of a graph's flop that runs tuned, and reasons for the rest, in words of the model's modules."""
 
 import re
 from collections import deque

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autotuner.runtime.capture.axes import Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
-from autotuner.runtime.capture.reader import RULES, Reader, aten, rule
+from autotuner.runtime.capture.reader import RULES, Reader, aten, held, rule
 from autotuner.runtime.capture.written_out import is_named, uncast
 
 
@@ -25,8 +25,8 @@ def _seen(x: View, dims: tuple[Dim, ...]) -> View:
         UnknownError: it makes one dimension of several of a tensor that comes from outside, as of the rows and columns
             of an image. The view is then what comes from outside, and its positions are one axis.
     """
-    tensor = x.tensor
-    if tensor.made_by is None and not tensor.parameter and any(len(whole(dim)) > 1 for dim in dims):
+    tensor, own = x.tensor, set(held(x))  # what it only repeats, as a mask for all heads, is none of its positions
+    if tensor.made_by is None and not tensor.parameter and any(len(own.intersection(whole(dim))) > 1 for dim in dims):
         raise UnknownError("a view that merges dimensions of what is no result of ours")
     return View(tensor, dims, x.fixed)
 
@@ -42,6 +42,8 @@ def _known(shape: Sequence[int], dims: Sequence[Dim]) -> list[int]:
 
 @rule(aten.flatten.using_ints)
 def _flatten(reader: Reader, x: View, start: int = 0, end: int = -1) -> View:  # noqa: ARG001
+    if not x.dims:
+        return View(x.tensor, ((),), x.fixed)
     first, last = start % len(x.dims), end % len(x.dims)
     merged = tuple(axis for dim in x.dims[first : last + 1] for axis in dim)
     return _seen(x, (*x.dims[:first], merged, *x.dims[last + 1 :]))

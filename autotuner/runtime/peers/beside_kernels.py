@@ -27,7 +27,7 @@ BRIEFS = 7
 
 @dataclass(frozen=True)
 class BesideKernels:
-    """What `autotuner.plan.configuration.Measured` says of the fields of these names."""
+    """The fields of these names of `autotuner.plan.configuration.Measured`."""
 
     overhead_us: float
     switching_us: float = 0.0

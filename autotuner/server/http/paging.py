@@ -9,7 +9,7 @@ READ_AT_ONCE = 50
 
 
 class Item(Protocol):
-    """What a page lists."""
+    """One row of a page."""
 
     @property
     def id(self) -> int: ...
