@@ -5,7 +5,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -17,7 +16,7 @@ from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
-from autotuner.errors import AutotunerError, InputError
+from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
@@ -72,14 +71,17 @@ def compile_graph(
     in_place = given.get("capture") == "step"
 
     def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        before = len(COMPILED)
         known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, say=say)
         if len(known) <= len(regions):
+            del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
             raise UntunedError
         return _holding(known, compiler(graph, inputs))
 
     places = symbolic_places(module.graph)
     by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
-    regions = rewrite(module, example_inputs, knowledge, graphs=graphs, in_place=in_place, say=say)
+    note = "sizes are symbols in it; a shape that is known has a graph of its own" if places else ""
+    regions = rewrite(module, example_inputs, knowledge, graphs=graphs, in_place=in_place, say=say, note=note)
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
@@ -87,7 +89,6 @@ def compile_graph(
         compiled = _holding(regions, compiled)
     if by_shape is None:
         return compiled
-    COMPILED[-1] = replace(COMPILED[-1], note="sizes are symbols in it; a shape that is known has a graph of its own")
     return by_shape.beside(compiled)
 
 
@@ -138,8 +139,13 @@ def rewrite(
     graphs: bool = True,
     in_place: bool = False,
     say: Say | None = None,
+    note: str = "",
 ) -> list[TunedRegion]:
-    """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`."""
+    """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
+
+    Args:
+        note: goes before what is said of regions that are not known.
+    """
     captured = capture(module)
     parts = Parts(module.graph, captured)
     held = _held(example_inputs)
@@ -150,23 +156,27 @@ def rewrite(
         return []
     kinds = {region.key: region for region in captured.regions}
     known: dict[str, Configuration] = {}
-    note = ""
+    notes = [note] if note else []
     device_type = _device_type(example_inputs)
     try:
         found = knowledge.find([region.model for region in kinds.values()], device_type)
         known = {key: each for key, each in zip(kinds, found, strict=True) if each is not None}
         missing = [region.model for key, region in kinds.items() if key not in known]
         if missing:
-            note = knowledge.want(missing, device_type)
+            notes.append(knowledge.want(missing, device_type))
     except AutotunerError as error:
-        note = str(error)
+        notes.append(str(error))
     made: dict[Region, TunedRegion] = {}
     calls: dict[Region, Call] = {}
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
-            tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label, say=say)
+            try:
+                tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label, say=say)
+            except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
+                notes.append(f"{label} is left out: {error}")
+                continue
             made[region] = tuned
             calls[region] = _writer(tuned, region)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()
@@ -177,7 +187,8 @@ def rewrite(
     coverage = parts.coverage(placed, "not tuned")
     tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
     reasons = dict(captured.reasons)
-    _note(CompiledGraph(counts, running, captured.nodes, reasons, note, held, coverage, tuned_us))
+    told = "; ".join(each for each in notes if each)
+    _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us))
     return [tuned for region, tuned in made.items() if region in placed]
 
 

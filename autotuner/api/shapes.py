@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from autotuner.runtime.fallbacks import warn
 
@@ -59,7 +59,7 @@ class ShapeDispatch:
         shape = tuple(each.shape if isinstance(each, Tensor) else int(each) for each in given)
         found = self._by_shape.get(shape)
         if found is None:
-            if len(self._by_shape) == SHAPES:
+            if len(self._by_shape) >= SHAPES:
                 self._tell()
                 return self._dynamic(*arguments)
             found = self._by_shape[shape] = torch.compile(
@@ -67,7 +67,7 @@ class ShapeDispatch:
             )
         try:
             return found(*arguments)
-        except TorchDynamoException as error:  # before anything ran
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # before anything ran
             if found is self._dynamic:
                 raise
             if not isinstance(getattr(error, "inner_exception", None), UntunedError):

@@ -140,7 +140,7 @@ def tune_calls(
 
 @dataclass(frozen=True)
 class Effort:
-    """How and where something is tuned; each as in `tune`."""
+    """Options of a tuning, each as in `tune`."""
 
     database: str | Path | None = None
     device: str | None = None

@@ -126,7 +126,7 @@ class CompiledGraph:
 
     @property
     def headline(self) -> str:
-        """How many regions run tuned, and what share of the flop that is."""
+        """Count of regions that run tuned, and their share of the flop."""
         places = sum(self.regions.values())
         if not places:
             return f"none of {self.nodes} calls make a region that can be tuned{': ' if self.note else ''}{self.note}"

@@ -26,7 +26,7 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
-from autotuner.runtime.shown_tensors import shown_geometry
+from autotuner.runtime.shown_tensors import shown_geometry, steps_that_make
 from autotuner.runtime.state_memory import StateMemory
 
 SLOW_S = 2.0
@@ -75,8 +75,8 @@ class RegionPlan:
         """Plan memory; `apart`: so that regions which run one after the other can share a scratch.
 
         Raises:
-            ConfigurationError: the ports are not those of the configuration's model, or no strides show its tensors as
-                they want them.
+            ConfigurationError: the ports are not those of the configuration's model, no strides show its tensors as
+                they want them, or a kernel keeps what is shown to itself.
         """
         self.configuration, self.ports = configuration, ports
         self.memory: MemoryPlan = make_plan(configuration, apart=apart)
@@ -86,6 +86,12 @@ class RegionPlan:
         count = len(configuration.model.graph().outputs)
         outputs, shown = ports.outputs[:count], ports.outputs[count:]
         self.boundary = Ports(ports.inputs, outputs, outputs, (*reached, *ports.parameters), shown)
+        for port in shown:
+            self._check_shown(port)
+        self.us = {
+            phase: sum(step.predicted_us for step in configuration.steps if step.phase == phase)
+            for phase in ("forward", "backward")
+        }
         self.expected = [
             (port.name, getattr(torch, self._dtype(port)), self.memory.geometry(port).shape)
             for port in (*ports.inputs, *ports.parameters)
@@ -154,6 +160,13 @@ class RegionPlan:
             for port in given:
                 if len(port.members) != 1:
                     raise ConfigurationError(f"{port.name}: a region's port has one member, and not {port.members}")
+
+    def _check_shown(self, port: Port) -> None:
+        """Check that a caller can see a tensor, and that its gradient can be added to before anything reads the sum."""
+        _, (number, (gradient, *_)) = steps_that_make(self.memory, port)
+        members = self.configuration.steps[number].operators
+        if any(gradient in operator.inputs for operator in self.memory.graph.operators if operator.name in members):
+            raise ConfigurationError(f"{port.name} cannot be shown: the kernel that makes {gradient} reads it as well")
 
     def _dtype(self, port: Port) -> str:
         return self.memory.graph.tensors[port.members[0]].dtype
@@ -238,7 +251,7 @@ class TunedRegion:
         pool = self._bound.found(parameters, device)
         self.plan.check(inputs, () if pool else parameters, self.label, device)
         self.calls += 1
-        TALLY.region_us += self.plan.configuration.certificate.predicted_us
+        TALLY.region_us += self.plan.us["forward"]
         pool = pool or self._bound.bind(parameters, device)
         in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         if self.calls == 1 and self._say is not None:
@@ -250,6 +263,7 @@ class TunedRegion:
 
     def going_back(self) -> AbstractContextManager[None]:
         """Return what a backward runs in: the first one builds kernels, and says so where that takes a while."""
+        TALLY.region_us += self.plan.us["backward"]
         if self._went_back or self._say is None:
             return nullcontext()
         self._went_back = True

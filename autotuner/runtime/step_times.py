@@ -46,7 +46,7 @@ class StepTimes:
     """A clock of training steps: of the host on the CPU, of the device's stream on CUDA, where nothing waits for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_cuda = device.type == "cuda"
+        self._on_cuda, self._device = device.type == "cuda", device
         self._steps = 0
         self._kept: deque[tuple[Any, Any, float]] = deque(maxlen=KEPT)
 
@@ -54,8 +54,9 @@ class StepTimes:
         """Return a mark of this moment."""
         if not self._on_cuda:
             return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        with torch.cuda.device(self._device):
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
         return event
 
     def keep(self, began: Any, tuned_us: float) -> None:
@@ -78,7 +79,7 @@ class StepTimes:
         if not kept:
             return None
         if self._on_cuda:
-            kept[-1][1].synchronize()
+            torch.cuda.synchronize(self._device)
         times = sorted((self._between(began, ended), tuned_us) for began, ended, tuned_us in kept)
         return StepShare(*times[len(times) // 2])
 

@@ -17,7 +17,7 @@ def finite(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 Layout = tuple[list[int], list[int], list[int]]
-"""How a tensor becomes a mask: split into axes of these extents, in this order, and then of this shape."""
+"""Steps from a tensor to a mask: split into axes of these extents, in this order, and then of this shape."""
 
 
 def added_to_scores(mask: Tensor, layout: Layout, given_as: str, written_out: bool, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,6 @@
 """The calls of a graph of dynamo's: the module that each is of, and its floating-point operations."""
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
+
+log = logging.getLogger("autotuner.capture")
 
 EXAMPLE = "example_value"
 _ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
@@ -56,7 +59,15 @@ class _Counting:
                 continue
             made = pytree.tree_leaves(node.meta.get(EXAMPLE))
             floating = any(isinstance(each, Tensor) and each.is_floating_point() for each in made)
-            yield CountedCall(outer or node, module_of(node), self._flop(node) if floating else 0, floating)
+            yield CountedCall(outer or node, module_of(node), self._flop_or_none(node) if floating else 0, floating)
+
+    def _flop_or_none(self, node: fx.Node) -> int:
+        """Return the flop of a call, 0 where it cannot be counted: no count is worth a compilation."""
+        try:
+            return self._flop(node)
+        except Exception:
+            log.debug("the flop of %s were not counted", node, exc_info=True)
+            return 0
 
     def _flop(self, node: fx.Node) -> int:
         examples = [each.meta.get(EXAMPLE) for each in node.all_input_nodes]

@@ -41,7 +41,7 @@ CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks"
 """Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 FAULTS_RAISE = False
-"""Whether an error in a rule is raised, as in tests; otherwise it is logged, and the call stays torch's."""
+"""Raise errors of rules, as in tests; otherwise they are logged, and the call stays torch's."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -263,15 +263,15 @@ class _Rules(fx.Interpreter):
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is operator.getitem:
-            return args[0][args[1]]
-        if target not in RULES:
-            raise UnknownError(f"no rule for {target}")
-        args = tuple(self._resolved(each, target) for each in args)
-        rule = RULES[target]
-        if not fits(rule, (self._reader, *args), kwargs):
-            raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}")
         try:
+            if target is operator.getitem:
+                return args[0][args[1]]
+            if target not in RULES:
+                raise UnknownError(f"no rule for {target}")
+            args = tuple(self._resolved(each, target) for each in args)
+            rule = RULES[target]
+            if not fits(rule, (self._reader, *args), kwargs):
+                raise UnknownError(f"{target} of {', '.join(type(each).__name__ for each in args)}")
             return rule(self._reader, *args, **kwargs)
         except UnknownError:
             raise

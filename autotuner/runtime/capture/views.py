@@ -159,18 +159,20 @@ RULES[aten.split.Tensor] = split
 
 
 @rule(aten.split_with_sizes.default)
-def _split_with_sizes(reader: Reader, x: View, sizes: Sequence[int], dim: int = 0) -> tuple[View, ...]:
+def _split_with_sizes(reader: Reader, x: View, sizes: Sequence[int], dim: int = 0) -> tuple[View | Expression, ...]:
     place = dim % len(x.dims)
     firsts = [sum(sizes[:number]) for number in range(len(sizes))]
     return tuple(_taken(reader, x, place, first, size) for first, size in zip(firsts, sizes, strict=True))
 
 
-def _taken(reader: Reader, x: View, place: int, first: int, size: int) -> View:
+def _taken(reader: Reader, x: View, place: int, first: int, size: int) -> View | Expression:
     """Return a slice of a dimension; of a tensor from outside, also one that is no multiple of its own length away.
 
     Attention's packed weights are split so where keys and values come from another tensor than queries.
     """
     elements = extent(whole(x.dims[place]))
+    if not size:
+        return Expression("empty")
     if elements % size == 0 and first % size == 0:
         return sliced(reader, x, place, first, size)
     tensor = x.tensor

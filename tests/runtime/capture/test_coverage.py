@@ -223,3 +223,13 @@ def test_attention_of_a_tensor_with_itself_or_of_tensors_by_name_is_counted() ->
     torch._dynamo.reset()
     torch.compile(attention, backend=look, dynamic=False)(torch.randn(2, 3, 5, 4))
     assert counted == [2 * 2 * (2 * 3 * 5 * 5 * 4) * 2]
+
+
+def test_a_call_whose_flop_cannot_be_counted_ends_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise ValueError("no strides")
+
+    monkeypatch.setattr("autotuner.runtime.capture.calls._Counting._counted", fails)
+    model = Layered(unknown=False)
+    compiled(model)
+    assert autotuner.summary(model).coverage.flop == 0
