@@ -151,7 +151,7 @@ def page(about: dict[str, Any], cases: list[dict[str, Any]]) -> str:
         "",
         "One training step (forward, backward, all gradients), milliseconds, all sides interleaved in one run; all "
         "drop their gradients before each step. Captured: the whole step as one CUDA graph. Ratio: the fastest peer "
-        "over the fastest form of the tuned layer; above 1, the tuned layer is faster. Sides of JAX's are timed by the "
+        "over the tuned layer, captured; above 1, the tuned layer is faster. Sides of JAX's are timed by the "
         "host's clock, from idle to idle; their peak is XLA's plan of results and temporaries.",
         "",
         *table(

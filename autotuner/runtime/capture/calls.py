@@ -75,8 +75,8 @@ class _Counting:
         if not any(tensor.is_floating_point() for tensor in tensors):
             return 0
         shapes = [(tuple(map(_size, each.shape)), each.dtype, each.stride()) for each in tensors]
-        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
-        constants = [None if _is_node(part) else part for part in flat]
+        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=is_node)
+        constants = [None if is_node(part) else part for part in flat]
         key = repr((node.op, str(node.target), shapes, constants, tree))
         if key not in self._known:
             self._known[key] = self._counted(node, tensors)
@@ -92,7 +92,7 @@ class _Counting:
                 for mode in modes:
                     if mode.shape_env is not None:  # to count is no reason to compile anew for another size
                         entered.enter_context(mode.shape_env.suppress_guards())
-                args, kwargs = pytree.tree_map(_copy, (node.args, node.kwargs), is_leaf=_is_node)
+                args, kwargs = pytree.tree_map(_copy, (node.args, node.kwargs), is_leaf=is_node)
                 if node.op == "call_method":
                     getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
@@ -136,12 +136,13 @@ def _attention_flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[i
 
 def _copy(part: Any) -> Any:
     """Return an example in place of a node: a copy, so that a call that works in place changes nothing."""
-    if not _is_node(part):
+    if not is_node(part):
         return part
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), part.meta.get(EXAMPLE))
 
 
-def _is_node(part: Any) -> bool:
+def is_node(part: Any) -> bool:
+    """Say whether a part of a call's arguments is a node of the graph."""
     return isinstance(part, fx.Node)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from autotuner.runtime.capture.calls import EXAMPLE
+
 _MAKERS = (torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full)
-_EXAMPLE = "example_value"
 
 
 def fill_out_of_place(graph: fx.Graph) -> None:
@@ -25,5 +26,5 @@ def fill_out_of_place(graph: fx.Graph) -> None:
         ):
             node.target = "masked_fill"
             for each in (source, node):  # whose examples are one tensor, changed
-                if isinstance(each.meta.get(_EXAMPLE), Tensor):
-                    each.meta[_EXAMPLE] = torch.empty_like(each.meta[_EXAMPLE])
+                if isinstance(each.meta.get(EXAMPLE), Tensor):
+                    each.meta[EXAMPLE] = torch.empty_like(each.meta[EXAMPLE])

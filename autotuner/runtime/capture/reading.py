@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.out_of_place import fill_out_of_place
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
@@ -27,7 +28,6 @@ from autotuner.runtime.capture.written_out import is_named
 
 log = logging.getLogger("autotuner.capture")
 
-EXAMPLE = "example_value"
 OF_SLICES = (torch.ops.aten.neg.default, torch.ops.aten.cat.default)
 """Calls whose rules know slices; others get a slice as a view."""
 OF_CASTS = (
@@ -131,7 +131,7 @@ class GraphReading:
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
         if any(_storages(each) & self._changed for each in node.all_input_nodes):
             raise UnknownError("it reads what is changed in place")
-        given = [each for each in pytree.tree_leaves((node.args, node.kwargs), is_leaf=_is_node) if _is_node(each)]
+        given = [each for each in pytree.tree_leaves((node.args, node.kwargs), is_leaf=is_node) if is_node(each)]
         if not any(self._is_of_ours(each) for each in given):
             raise UnknownError("it computes neither numbers of ours nor a mask")
         if len(_devices([node, *given])) > 1:
@@ -217,7 +217,7 @@ class GraphReading:
         """
         examples = [each.meta.get(EXAMPLE) for each in given]
         places = iter(range(len(examples)))
-        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)
+        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=is_node)
         numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
         contexts = [(each.device, each.fast_dtype, each._enabled) for each in self._autocast.values()]
         given_as = [_signature(example) for example in examples]
@@ -340,10 +340,6 @@ def _signature(example: Any) -> Any:
     if not isinstance(example, Tensor):
         return type(example).__name__
     return tuple(example.shape), example.dtype, example.device, example.stride(), example.requires_grad
-
-
-def _is_node(part: Any) -> bool:
-    return isinstance(part, fx.Node)
 
 
 def _devices(nodes: Iterable[fx.Node]) -> set[torch.device]:

@@ -8,9 +8,10 @@ from torch import Tensor, fx
 
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import Block, blocks_of
+from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
-from autotuner.runtime.capture.reading import EXAMPLE, GraphReading
+from autotuner.runtime.capture.reading import GraphReading
 from autotuner.runtime.capture.region_model import Region, dims_left, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
