@@ -1,6 +1,8 @@
 """Training steps of whole models: compiled, tuned, and on CUDA captured as one CUDA graph."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
@@ -58,7 +60,9 @@ def training_step(
             compiled with this package's backend.
         optimizer: on CUDA one of torch's with an option `capturable`, which is switched on, or SGD.
         loss: returns the loss of a model and a batch. By default, the model is called with the batch (a mapping as
-            keyword arguments, a tuple or list as positional ones), and returns the loss, alone or as `.loss`.
+            keyword arguments, a tuple or list as positional ones), and returns the loss, alone or as `.loss`. Nothing
+            else of what it returns is read, so a model of transformers is called with `use_cache=False`, unless the
+            batch says otherwise: keys and values for a cache would be copied, and get gradients of zeros.
         example_inputs: a batch; the regions in its step are tuned here and now, unless the database knows them.
         max_norm: gradients are scaled down where the norm of all of them is larger.
         capture: whether steps become CUDA graphs.
@@ -71,7 +75,7 @@ def training_step(
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
     options = chosen(database, server, compiler) | {"quiet": watch is not show}
-    objective = _objective(model, loss or called)
+    objective = _objective(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
     if example_inputs is not None:
@@ -96,20 +100,30 @@ def training_step(
     return step
 
 
-def called(model: Any, batch: Any) -> Tensor:
+def called(model: Any, batch: Any, **keywords: Any) -> Tensor:
     """Call a model with a batch, and return the loss that it computes.
+
+    Args:
+        keywords: beside those of a batch that is a mapping, which win.
 
     Raises:
         InputError: it computes none.
     """
     if isinstance(batch, Mapping):
-        found = model(**batch)
+        found = model(**keywords | dict(batch))
     else:
         found = model(*batch) if isinstance(batch, list | tuple) else model(batch)
     loss = found if isinstance(found, Tensor) else getattr(found, "loss", None)
     if not isinstance(loss, Tensor):
         raise InputError(f"the model returns a {type(found).__name__} without a loss: give training_step a loss")
     return loss
+
+
+def without_cache(model: Any) -> dict[str, bool]:
+    """Return what tells a model not to return keys and values, where its configuration has it do so."""
+    own = getattr(model, "_orig_mod", model)
+    is_on = getattr(getattr(own, "config", None), "use_cache", None) is True
+    return {"use_cache": False} if is_on and "use_cache" in signature(own.forward).parameters else {}
 
 
 def _objective(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:

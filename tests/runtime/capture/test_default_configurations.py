@@ -1,6 +1,7 @@
 """Models of transformers as their configurations make them, caches of keys and values among it: whole layers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from autotuner.api.survey import region_calls
+from autotuner.api.training import called, without_cache
 from autotuner.ir.models import Model
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
@@ -139,3 +141,23 @@ def test_sums_of_embeddings_are_no_regions() -> None:
     config = transformers.RobertaConfig(**(SMALL | {"max_position_embeddings": 64}))
     calls = region_calls(transformers.RobertaForMaskedLM(config), [tokens()])
     assert [(calls.runs[key], len(kinds(model))) for key, model in calls.models.items()] == [(LAYERS, 27)]
+
+
+def test_a_training_step_asks_for_no_cache_since_nobody_reads_it_unless_the_batch_does() -> None:
+    asked: list[bool | None] = []
+
+    class Watched(transformers.GPT2LMHeadModel):
+        def forward(self, *args: Any, use_cache: bool | None = None, **given: Any) -> Any:
+            asked.append(use_cache)
+            return super().forward(*args, use_cache=use_cache, **given)
+
+    model = Watched(transformers.GPT2Config(**GPT2))
+    assert model.config.use_cache
+    objective = partial(called, **without_cache(model))
+    objective(model, tokens())
+    objective(model, {**tokens(), "use_cache": True})
+    model.config.use_cache = False
+    partial(called, **without_cache(model))(model, tokens())
+    assert asked == [False, True, None]
+    assert without_cache(torch.compile(made("llama"))) == {"use_cache": False}
+    assert without_cache(nn.Linear(2, 2)) == {}
