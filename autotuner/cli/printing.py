@@ -218,11 +218,14 @@ def print_check(report: "CheckReport") -> None:
     """Print how far each result and each mask is from the framework's."""
     table = Table("result", "largest relative error", "allowed", "", title="against the framework, in float64")
     for name, error in report.errors.items():
-        table.add_row(name, f"{error:.1e}", f"{report.tolerance:.1e}", _verdict(error <= report.tolerance))
+        own = " *" if name in report.own_bounds else ""
+        table.add_row(name, f"{error:.1e}", f"{report.allowed[name]:.1e}{own}", _verdict(report.allows(name)))
     for name, mask in report.masks.items():
         kept = f"keeps {mask.share:.4f}"
         table.add_row(name, kept, f"{mask.expected:.4f} +- {mask.allowed:.4f}", _verdict(mask.ok))
     out.print(table)
+    for reason in report.reasons:
+        out.print(f"* {reason}", soft_wrap=True)
 
 
 def _verdict(ok: bool) -> Text:
