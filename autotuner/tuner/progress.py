@@ -173,6 +173,7 @@ class Progress:
         eta_s: until this stage is over, at its pace so far; None while that is not known.
         spent_s, spent_measurements: of the job's limits, by every worker that ran it.
         default_us: predicted time of every operator alone, with every tensor as declared; None while that is not known.
+        default_is_marked: some of those times were taken while the device was busy or changed its speed.
         note: the holder of a device that is waited for; "" while none is.
     """
 
@@ -190,6 +191,7 @@ class Progress:
     spent_measurements: int = 0
     note: str = ""
     default_us: float | None = None
+    default_is_marked: bool = False
 
     @property
     def gap(self) -> float | None:

@@ -12,6 +12,7 @@ from autotuner.settings import TuneOptions
 from autotuner.solve.baselines import default_us
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds
+from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
@@ -58,6 +59,7 @@ class TuningState:
         self._told = Progress("space", 0, 0)
         self._answer_us: tuple[float, float] | None = None
         self._default_us: float | None = None
+        self._default_is_marked = False
 
     def settle(self, predicted_us: float, lower_bound_us: float) -> None:
         """Report the answer's own figures: confirming may have changed them since the last solution."""
@@ -121,6 +123,7 @@ class TuningState:
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
                 default_us=self._default_us,
+                default_is_marked=self._default_is_marked,
                 eta_s=None if pace_s is None else pace_s * left,
                 spent_s=self.spent_s,
                 spent_measurements=self.spent.measurements + self.measured,
@@ -146,6 +149,7 @@ class TuningState:
             self._default_us = default_us(
                 self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
             )
+            self._default_is_marked = is_default_marked(self.space, known)
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
