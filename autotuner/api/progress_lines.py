@@ -137,9 +137,8 @@ def line_of(progress: Progress) -> str:
     parts += [f"{count:,} {name}" for name, count in counts if count]
     parts += [progress.note] if progress.note else []
     parts += [plan_of(progress)] if progress.best_us is not None else []
-    if progress.eta_s:
-        parts.append(f"{duration(progress.eta_s)} left of this stage")
-    return ", ".join(parts)
+    left = time_left(progress.eta_s, progress.left_s)
+    return ", ".join([*parts, left] if left else parts)
 
 
 def plan_of(progress: Progress) -> str:
@@ -162,6 +161,17 @@ def gain_of(configuration: Configuration) -> str:
         name, ratio = min(configuration.measured.ratios.items(), key=lambda pair: pair[1])
         parts.append(f"{ratio:.2f}x as fast as {name} end to end, measured")
     return ", ".join(parts)
+
+
+def time_left(eta_s: float | None, left_s: float | None) -> str:
+    """Return how long tuning takes yet, or else its stage; nothing where neither is known.
+
+    Args:
+        eta_s, left_s: as those of `Progress`.
+    """
+    if left_s:
+        return f"{duration(left_s)} left until the plan is chosen"
+    return f"{duration(eta_s)} left of this stage" if eta_s else ""
 
 
 def duration(seconds: float) -> str:

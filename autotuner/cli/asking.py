@@ -313,12 +313,14 @@ def _print_job(job: "JobView") -> None:
 
 
 def _progress_rows(job: "JobView") -> list[tuple[str, str]]:
+    from autotuner.api.progress_lines import time_left
+
     progress = job.progress
     if progress is None or job.ended:
         return []
-    eta = "" if progress.eta_s is None else f", {progress.eta_s:,.0f} s left"
+    left = time_left(progress.eta_s, progress.left_s)
     return [
-        ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}{eta}"),
+        ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}" + (f", {left}" if left else "")),
         ("calls", f"{progress.measured:,} measured, {progress.reused:,} reused, {progress.failed:,} failed"),
         ("best so far", _best(progress)),
     ]

@@ -64,7 +64,7 @@ class Shown:
         self.context.__exit__(*error)
 
     def __call__(self, progress: "TuningProgress") -> None:
-        from autotuner.api.progress_lines import line_of, plan_of
+        from autotuner.api.progress_lines import line_of, plan_of, time_left
         from autotuner.server.wire import STAGES
 
         if self._lines is not None:
@@ -75,6 +75,8 @@ class Shown:
         notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
         notes += [progress.note] if progress.note else []
         notes += [plan_of(progress)] if progress.best_us is not None else []
+        left = time_left(progress.eta_s, progress.left_s)
+        notes += [left] if left else []
         self.bars.update(
             self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
             completed=progress.done if progress.total else 1,
@@ -136,6 +138,8 @@ def stage_of(job: "JobView") -> str:
 
 def note_of(progress: "ProgressView") -> str:
     """Say how far a job is: calls, the best plan so far, its gap, and how long it may take."""
+    from autotuner.api.progress_lines import time_left
+
     counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
     parts = [", ".join(f"{count:,} {name}" for name, count in counts if count)]
     if progress.best_us is not None:
@@ -144,6 +148,5 @@ def note_of(progress: "ProgressView") -> str:
         parts.append(f"best {progress.best_us:,.1f} us{gap}{expected}")
     if progress.note:
         parts.append(progress.note)
-    if progress.eta_s:
-        parts.append(f"{progress.eta_s:,.0f} s left")
+    parts.append(time_left(progress.eta_s, progress.left_s))
     return "; ".join(part for part in parts if part)

@@ -210,8 +210,8 @@ STAGES = {
 
 class ProgressView(ResponseBody):
     """Progress of a job: `done` of `total` calls of this stage; the best plan so far, and by what share it may take
-    longer than the best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `note` says what is
-    waited for.
+    longer than the best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `eta_s` is until
+    this stage is over, `left_s` until the plan is chosen. `note` says what is waited for.
     """
 
     stage: str
@@ -225,6 +225,7 @@ class ProgressView(ResponseBody):
     gap: float | None
     estimated_gap: float | None = None
     eta_s: float | None
+    left_s: float | None = None
     note: str = ""
 
 

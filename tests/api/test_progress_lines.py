@@ -57,6 +57,7 @@ def test_a_line_says_what_is_gained_how_far_that_is_proven_and_how_long_it_takes
         "measuring 120 of 300, 120 measured, 4 failed, best 1,000.0 us (1.32x as fast as each operator alone, as "
         "declared), gap 25.0%, 4 min left of this stage"
     )
+    assert line_of(replace(progress, left_s=400.0)).endswith("gap 25.0%, 7 min left until the plan is chosen")
     assert [duration(seconds) for seconds in (0.4, 99, 600, 7200)] == ["0 s", "99 s", "10 min", "2.0 h"]
 
 
