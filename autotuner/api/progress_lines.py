@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any, TextIO
 
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.phrases import over_default
-from autotuner.server.wire import STAGES
+from autotuner.plan.phrases import over_default, time_left
+from autotuner.server.wire.responses import STAGES
 from autotuner.settings import Settings
 from autotuner.tuner import Progress, Watch
 
@@ -161,24 +161,6 @@ def gain_of(configuration: Configuration) -> str:
         name, ratio = min(configuration.measured.ratios.items(), key=lambda pair: pair[1])
         parts.append(f"{ratio:.2f}x as fast as {name} end to end, measured")
     return ", ".join(parts)
-
-
-def time_left(eta_s: float | None, left_s: float | None) -> str:
-    """Return how long tuning takes yet, or else its stage; nothing where neither is known.
-
-    Args:
-        eta_s, left_s: as those of `Progress`.
-    """
-    if left_s:
-        return f"{duration(left_s)} left until the plan is chosen"
-    return f"{duration(eta_s)} left of this stage" if eta_s else ""
-
-
-def duration(seconds: float) -> str:
-    """Return a time to wait, rounded."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _in_brackets(words: str) -> str:

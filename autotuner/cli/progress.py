@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from autotuner.cli.console import err, plain
 
 if TYPE_CHECKING:
-    from autotuner.server.wire import JobView, ProgressView
+    from autotuner.server.wire.responses import JobView, ProgressView
     from autotuner.tuner import Progress as TuningProgress
 
 LINE_S = 5.0
@@ -64,8 +64,9 @@ class Shown:
         self.context.__exit__(*error)
 
     def __call__(self, progress: "TuningProgress") -> None:
-        from autotuner.api.progress_lines import line_of, plan_of, time_left
-        from autotuner.server.wire import STAGES
+        from autotuner.api.progress_lines import line_of, plan_of
+        from autotuner.plan.phrases import time_left
+        from autotuner.server.wire.responses import STAGES
 
         if self._lines is not None:
             self._lines(progress.stage, line_of(progress), waits=bool(progress.note))
@@ -122,7 +123,7 @@ class Followed:
 
 def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
-    from autotuner.server.wire import STAGES
+    from autotuner.server.wire.responses import STAGES
 
     if job.state == "queued" and job.waits_for is not None:
         return f"job {job.id} waits for job {job.waits_for}, which has the same request"
@@ -138,7 +139,7 @@ def stage_of(job: "JobView") -> str:
 
 def note_of(progress: "ProgressView") -> str:
     """Say how far a job is: calls, the best plan so far, its gap, and how long it may take."""
-    from autotuner.api.progress_lines import time_left
+    from autotuner.plan.phrases import time_left
 
     counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
     parts = [", ".join(f"{count:,} {name}" for name, count in counts if count)]

@@ -58,6 +58,24 @@ def ratio(value: float | None) -> str:
     return MISSING if value is None else f"{_digits(value)}{TIMES}"
 
 
+def time_left(eta_s: float | None, left_s: float | None) -> str:
+    """Write how long tuning takes yet, or else its stage; "" where neither is known.
+
+    Args:
+        eta_s, left_s: as those of `tuner.Progress`.
+    """
+    if left_s:
+        return f"{wait(left_s)} left until the plan is chosen"
+    return f"{wait(eta_s)} left of this stage" if eta_s else ""
+
+
+def wait(seconds: float) -> str:
+    """Write a time to wait, rounded: "99 s", "10 min"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def times_default(default_us: float | None, own_us: float | None, *, is_marked: bool) -> float | None:
     """Return how many times as fast as each operator alone, as declared: None where that is not known, or where its
     times were taken on a busy device, as `is_marked` says."""

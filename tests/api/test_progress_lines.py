@@ -13,9 +13,10 @@ from torch import nn
 
 import autotuner
 from autotuner.api import progress_lines, tuning
-from autotuner.api.progress_lines import ProgressPrinter, duration, gain_of, line_of
+from autotuner.api.progress_lines import ProgressPrinter, gain_of, line_of
 from autotuner.database import open_database
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import wait
 from autotuner.plan.report import render
 from autotuner.plan.request import Request
 from autotuner.runtime import region
@@ -58,7 +59,7 @@ def test_a_line_says_what_is_gained_how_far_that_is_proven_and_how_long_it_takes
         "declared), gap 25.0%, 4 min left of this stage"
     )
     assert line_of(replace(progress, left_s=400.0)).endswith("gap 25.0%, 7 min left until the plan is chosen")
-    assert [duration(seconds) for seconds in (0.4, 99, 600, 7200)] == ["0 s", "99 s", "10 min", "2.0 h"]
+    assert [wait(seconds) for seconds in (0.4, 99, 600, 7200)] == ["0 s", "99 s", "10 min", "2.0 h"]
 
 
 def test_no_gain_is_told_against_times_of_a_busy_device(tmp_path: Path) -> None:

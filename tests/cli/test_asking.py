@@ -11,7 +11,7 @@ import pytest
 from autotuner.cli.progress import Followed, note_of, stage_of
 from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.server.client import Client
-from autotuner.server.wire import JobView
+from autotuner.server.wire.responses import JobView
 from tests.cli.running import Run
 from tests.server.client.pretended import PROGRESS, Pretended, events, job, problem
 
