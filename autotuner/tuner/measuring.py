@@ -16,7 +16,8 @@ from autotuner.solve.baselines import is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
 from autotuner.tuner.progress import MeasurerProtocol, Progress
-from autotuner.tuner.runner import Known, RaceRunner, openers, races
+from autotuner.tuner.races import openers, races
+from autotuner.tuner.runner import Known, RaceRunner
 from autotuner.tuner.solving import must_be_computable, solved
 from autotuner.tuner.state import TuningState
 
