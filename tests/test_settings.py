@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from autotuner.errors import InputError, SettingsError
-from autotuner.server.wire import SubmittedJob
+from autotuner.server.wire.requests import SubmittedJob
 from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, database_url, server_url
 
 

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any, TextIO
 
 from autotuner.plan.configuration import Configuration
-from autotuner.server.wire import STAGES
+from autotuner.plan.phrases import over_default, time_left
+from autotuner.server.wire.responses import STAGES
 from autotuner.settings import Settings
 from autotuner.tuner import Progress, Watch
 
@@ -136,14 +137,14 @@ def line_of(progress: Progress) -> str:
     parts += [f"{count:,} {name}" for name, count in counts if count]
     parts += [progress.note] if progress.note else []
     parts += [plan_of(progress)] if progress.best_us is not None else []
-    if progress.eta_s:
-        parts.append(f"{duration(progress.eta_s)} left of this stage")
-    return ", ".join(parts)
+    left = time_left(progress.eta_s, progress.left_s)
+    return ", ".join([*parts, left] if left else parts)
 
 
 def plan_of(progress: Progress) -> str:
     """Return the best plan so far: its time, what it gains, and its gap."""
-    parts = [f"best {progress.best_us:,.1f} us{_against(progress.default_us, progress.best_us)}"]
+    against = over_default(progress.default_us, progress.best_us, is_marked=progress.default_is_marked)
+    parts = [f"best {progress.best_us:,.1f} us{_in_brackets(against)}"]
     parts += [f"gap {progress.gap:.1%}"] if progress.gap is not None else []
     if progress.estimated_gap is not None:
         parts.append(f"{progress.estimated_gap:.1%} by estimate")
@@ -153,7 +154,8 @@ def plan_of(progress: Progress) -> str:
 def gain_of(configuration: Configuration) -> str:
     """Return what a configuration is expected to gain, and what it was measured to gain."""
     known = configuration.certificate
-    parts = [f"{known.predicted_us:,.1f} us predicted{_against(known.default_us, known.predicted_us)}"]
+    against = over_default(known.default_us, known.predicted_us, is_marked=known.default_is_marked)
+    parts = [f"{known.predicted_us:,.1f} us predicted{_in_brackets(against)}"]
     parts += [f"gap {known.proven_gap:.1%}"] if known.proven_gap is not None else []
     if configuration.measured is not None and configuration.measured.ratios:
         name, ratio = min(configuration.measured.ratios.items(), key=lambda pair: pair[1])
@@ -161,17 +163,8 @@ def gain_of(configuration: Configuration) -> str:
     return ", ".join(parts)
 
 
-def duration(seconds: float) -> str:
-    """Return a time to wait, rounded."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _against(default_us: float | None, own_us: float | None) -> str:
-    if not default_us or not own_us:
-        return ""
-    return f" ({default_us / own_us:.2f}x as fast as each operator alone, as declared)"
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
 
 
 def _nothing(_: object) -> None:

@@ -29,7 +29,8 @@ from autotuner.settings import TuneKeywords
 
 if TYPE_CHECKING:
     from autotuner.server.client import Client
-    from autotuner.server.wire import BestView, JobStateName, JobView, ProgressView
+    from autotuner.server.wire.responses import BestView, JobView, ProgressView
+    from autotuner.server.wire.values import JobStateName
 
 commands = typer.Typer()
 
@@ -171,7 +172,7 @@ def _state(text: str | None) -> "JobStateName | None":
     from typing import cast, get_args
 
     from autotuner.errors import InputError
-    from autotuner.server.wire import JobStateName
+    from autotuner.server.wire.values import JobStateName
 
     if text is not None and text not in get_args(JobStateName):
         raise InputError(f"--state {text!r}: write one of {', '.join(get_args(JobStateName))}")
@@ -313,12 +314,14 @@ def _print_job(job: "JobView") -> None:
 
 
 def _progress_rows(job: "JobView") -> list[tuple[str, str]]:
+    from autotuner.plan.phrases import time_left
+
     progress = job.progress
     if progress is None or job.ended:
         return []
-    eta = "" if progress.eta_s is None else f", {progress.eta_s:,.0f} s left"
+    left = time_left(progress.eta_s, progress.left_s)
     return [
-        ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}{eta}"),
+        ("stage", f"{progress.stage}, {progress.done:,} of {progress.total:,}" + (f", {left}" if left else "")),
         ("calls", f"{progress.measured:,} measured, {progress.reused:,} reused, {progress.failed:,} failed"),
         ("best so far", _best(progress)),
     ]

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from autotuner.cli.console import err, plain
 
 if TYPE_CHECKING:
-    from autotuner.server.wire import JobView, ProgressView
+    from autotuner.server.wire.responses import JobView, ProgressView
     from autotuner.tuner import Progress as TuningProgress
 
 LINE_S = 5.0
@@ -65,7 +65,8 @@ class Shown:
 
     def __call__(self, progress: "TuningProgress") -> None:
         from autotuner.api.progress_lines import line_of, plan_of
-        from autotuner.server.wire import STAGES
+        from autotuner.plan.phrases import time_left
+        from autotuner.server.wire.responses import STAGES
 
         if self._lines is not None:
             self._lines(progress.stage, line_of(progress), waits=bool(progress.note))
@@ -75,6 +76,8 @@ class Shown:
         notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
         notes += [progress.note] if progress.note else []
         notes += [plan_of(progress)] if progress.best_us is not None else []
+        left = time_left(progress.eta_s, progress.left_s)
+        notes += [left] if left else []
         self.bars.update(
             self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
             completed=progress.done if progress.total else 1,
@@ -120,7 +123,7 @@ class Followed:
 
 def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
-    from autotuner.server.wire import STAGES
+    from autotuner.server.wire.responses import STAGES
 
     if job.state == "queued" and job.waits_for is not None:
         return f"job {job.id} waits for job {job.waits_for}, which has the same request"
@@ -136,6 +139,8 @@ def stage_of(job: "JobView") -> str:
 
 def note_of(progress: "ProgressView") -> str:
     """Say how far a job is: calls, the best plan so far, its gap, and how long it may take."""
+    from autotuner.plan.phrases import time_left
+
     counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
     parts = [", ".join(f"{count:,} {name}" for name, count in counts if count)]
     if progress.best_us is not None:
@@ -144,6 +149,5 @@ def note_of(progress: "ProgressView") -> str:
         parts.append(f"best {progress.best_us:,.1f} us{gap}{expected}")
     if progress.note:
         parts.append(progress.note)
-    if progress.eta_s:
-        parts.append(f"{progress.eta_s:,.0f} s left")
+    parts.append(time_left(progress.eta_s, progress.left_s))
     return "; ".join(part for part in parts if part)

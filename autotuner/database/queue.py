@@ -1,61 +1,30 @@
 """The queue in SQL: jobs and workers in the tables of the database."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Connection,
-    Row,
-    and_,
-    case,
-    delete,
-    func,
-    or_,
-    select,
-    text,
-    type_coerce,
-    update,
-)
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from autotuner.database.contract import ATTEMPTS, Device, Queue
-from autotuner.database.engine import json_text
-from autotuner.database.locks import Locks, number_of
+from autotuner.database.job_rows import BRIEF, KEYED, LOST_CANCELLED, RUNS, JobRows, ending, given_up, held, written
+from autotuner.database.locks import Locks
 from autotuner.database.retrying import retried
 from autotuner.database.tables import JobRow, WorkerRow, insert_into
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import ENDED, Answer, Job, JobState, Worker
-from autotuner.errors import JobStateError, KeyReusedError, NotFoundError
+from autotuner.errors import JobStateError, KeyReusedError
 
-COMPUTED = ("is_lost", "is_new", "waits_for")
-NAMES = [field.name for field in fields(Job) if field.name not in COMPUTED]
-KEYED = [*(getattr(JobRow, name) for name in NAMES), JobRow.request_key]
-BRIEF = [
-    type_coerce(case((JobRow.summary.is_(None), JobRow.request), else_=None), JSON).label("request")
-    if column is JobRow.request else column for column in KEYED
-]  # fmt: skip
-"""As `KEYED`, without the requests of jobs that have a summary."""
-
-RUNS = (JobRow.state == "running") & JobRow.attended.is_(False)
-TAKES = text("SELECT pg_try_advisory_xact_lock(:number)")
 ASKED = ("model", "request", "device_type", "device_name", "priority")
-KEPT_BYTES = 2**14
-"""Of a job that has ended, a larger request is dropped where there is a summary: nobody runs it again."""
-
+WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
+WAITING: tuple[JobState, ...] = ("queued", "running")
 ROW_BYTES = 2**10
 """Size of a job beside its request, about."""
 
 SIZE = JobRow.request_bytes + ROW_BYTES
-WORKER = [getattr(WorkerRow, field.name) for field in fields(Worker)]
-
-LOST_CANCELLED = "it was cancelled, and its worker was lost"
-WAITING: tuple[JobState, ...] = ("queued", "running")
 
 
 class SqlQueue(Queue):
@@ -63,6 +32,7 @@ class SqlQueue(Queue):
 
     def __init__(self, transactions: Transactions, locks: Locks) -> None:
         self._transactions, self._locks = transactions, locks
+        self._rows = JobRows(locks, transactions.shown)
 
     @retried
     def enqueue(
@@ -82,16 +52,18 @@ class SqlQueue(Queue):
             "priority": priority,
         }  # fmt: skip
         with self._transactions.writing() as connection:
-            job_id = self._insert(connection, idempotency_key=idempotency_key, client=client, summary=summary, **asked)
+            job_id = self._rows.insert(
+                connection, idempotency_key=idempotency_key, client=client, summary=summary, **asked
+            )
             if job_id is not None:
-                return replace(self._job(connection, job_id), is_new=True)
+                return replace(self._rows.job(connection, job_id), is_new=True)
             columns = (JobRow.id, JobRow.request_key)
             there = select(*columns).where(JobRow.client == client, JobRow.idempotency_key == idempotency_key)
             found = connection.execute(there).one()
-            job = self._job(connection, found.id)
+            job = self._rows.job(connection, found.id)
         asked["request"] = json.loads(json.dumps(asked["request"]))
         differs = [name for name in ASKED if getattr(job, name) != asked[name]]
-        if found.request_key == _written(request)[0]:
+        if found.request_key == written(request)[0]:
             differs = [name for name in differs if name != "request"]
         if differs:
             raise KeyReusedError(
@@ -126,12 +98,12 @@ class SqlQueue(Queue):
     def _begin(self, runner: str, key: str, asked: Mapping[str, Any]) -> Job:
         """Store a job and take it, once under this key: of a transaction that took effect, the answer may be lost."""
         with self._transactions.writing() as connection:
-            self._settle(connection)
-            job_id = self._insert(connection, idempotency_key=key, attended=True, **asked)
+            self._rows.settle(connection)
+            job_id = self._rows.insert(connection, idempotency_key=key, attended=True, **asked)
             if job_id is not None:
-                return self._take(connection, job_id, runner)
+                return self._rows.take(connection, job_id, runner)
             there = select(JobRow.id).where(JobRow.client == "", JobRow.idempotency_key == key)
-            return self._job(connection, connection.execute(there).scalar_one())
+            return self._rows.job(connection, connection.execute(there).scalar_one())
 
     @retried
     def claim(
@@ -142,7 +114,7 @@ class SqlQueue(Queue):
             for kind, name in devices
         ]
         with self._transactions.writing() as connection:
-            left_behind = self._settle(connection, runner, in_hand)
+            left_behind = self._rows.settle(connection, runner, in_hand)
             busy = list(connection.execute(select(JobRow.request_key).where(RUNS)).scalars())
             taken: list[Job] = []
             while len(taken) < limit:
@@ -158,8 +130,8 @@ class SqlQueue(Queue):
                 if found is None:
                     break
                 lost = found.id in left_behind
-                if lost or self._is_alone(connection, found.request_key):
-                    taken.append(self._take(connection, found.id, runner, lost=lost))
+                if lost or self._rows.is_alone(connection, found.request_key):
+                    taken.append(self._rows.take(connection, found.id, runner, lost=lost))
                 left_behind = [job_id for job_id in left_behind if job_id != found.id]
                 busy.append(found.request_key)
             return taken
@@ -168,7 +140,7 @@ class SqlQueue(Queue):
     def running(self, runner: str) -> list[Job]:
         query = select(*KEYED).where(JobRow.state == "running", JobRow.worker == runner).order_by(JobRow.id)
         with self._transactions.reading() as connection:
-            return self._jobs(connection, connection.execute(query).all())
+            return self._rows.jobs(connection, connection.execute(query).all())
 
     @retried
     def report(
@@ -179,14 +151,14 @@ class SqlQueue(Queue):
             values |= {"progress": dict(progress), "revision": JobRow.revision + 1}
         if advanced:
             values["losses"] = 0
-        held = _held(job_id, attempt)
+        of_attempt = held(job_id, attempt)
         if values:
-            statement = update(JobRow).where(held).values(values).returning(JobRow.cancelling)
+            statement = update(JobRow).where(of_attempt).values(values).returning(JobRow.cancelling)
             with self._transactions.writing() as connection:
                 cancelling = connection.execute(statement).scalar_one_or_none()
         else:
             with self._transactions.reading() as connection:
-                cancelling = connection.execute(select(JobRow.cancelling).where(held)).scalar_one_or_none()
+                cancelling = connection.execute(select(JobRow.cancelling).where(of_attempt)).scalar_one_or_none()
         if cancelling is None:
             return "lost"
         return "cancel" if cancelling else "go on"
@@ -204,13 +176,13 @@ class SqlQueue(Queue):
     ) -> Job:
         if state not in ENDED:
             raise JobStateError(f"job {job_id} cannot end as {state!r}: give one of {', '.join(ENDED)}")
-        values = _ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
-        statement = update(JobRow).where(_held(job_id, attempt)).values(values)
+        values = ending(state, message) | {"counts": dict(counts or {}), "configuration_id": configuration_id}
+        statement = update(JobRow).where(held(job_id, attempt)).values(values)
         with self._transactions.writing() as connection:
             ended = connection.execute(statement).rowcount > 0
             if ended:
-                self._drop_request(connection, job_id)
-            found = self._job(connection, job_id)
+                self._rows.drop_request(connection, job_id)
+            found = self._rows.job(connection, job_id)
         if ended or (found.attempt, found.state, found.configuration_id) == (attempt, state, configuration_id):
             return found  # if it was stored before, the answer was lost on its way
         now = f"at attempt {found.attempt}" if found.attempt else "with no worker"
@@ -222,15 +194,15 @@ class SqlQueue(Queue):
     @retried
     def release(self, job_id: int, attempt: int, *, lost: bool = False) -> None:
         with self._transactions.writing() as connection:
-            query = select(JobRow.cancelling, JobRow.losses).where(_held(job_id, attempt)).with_for_update()
+            query = select(JobRow.cancelling, JobRow.losses).where(held(job_id, attempt)).with_for_update()
             found = connection.execute(query).one_or_none()
             if found is None:
                 return
             losses = found.losses + 1 if lost else 0
             if found.cancelling:
-                self._end(connection, job_id, "cancelled", "it was cancelled; what was measured is kept")
+                self._rows.end(connection, job_id, "cancelled", "it was cancelled; what was measured is kept")
             elif losses >= ATTEMPTS:
-                self._end(connection, job_id, "failed", given_up(losses))
+                self._rows.end(connection, job_id, "failed", given_up(losses))
             else:
                 put_back = {"state": "queued", "worker": None, "losses": losses, "revision": JobRow.revision + 1}
                 connection.execute(update(JobRow).where(JobRow.id == job_id).values(put_back))
@@ -238,16 +210,16 @@ class SqlQueue(Queue):
     @retried
     def cancel(self, job_id: int) -> Job:
         with self._transactions.writing() as connection:
-            left_behind = self._settle(connection)
-            found = self._job(connection, job_id, alone=True)
+            left_behind = self._rows.settle(connection)
+            found = self._rows.job(connection, job_id, alone=True)
             if found.state == "queued":
-                self._end(connection, job_id, "cancelled", "it was cancelled while it waited")
+                self._rows.end(connection, job_id, "cancelled", "it was cancelled while it waited")
             elif job_id in left_behind:
-                self._end(connection, job_id, "cancelled", LOST_CANCELLED)
+                self._rows.end(connection, job_id, "cancelled", LOST_CANCELLED)
             elif found.state == "running" and not found.cancelling:
                 values = {"cancelling": True, "revision": JobRow.revision + 1}
                 connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
-            job = self._job(connection, job_id)
+            job = self._rows.job(connection, job_id)
         if job.ended and job.state != "cancelled":
             raise JobStateError(f"job {job_id} is {job.state} already: only one that waits or runs is cancelled")
         return job
@@ -255,7 +227,7 @@ class SqlQueue(Queue):
     @retried
     def job(self, job_id: int) -> Job:
         with self._transactions.reading() as connection:
-            return self._job(connection, job_id)
+            return self._rows.job(connection, job_id)
 
     @retried
     def jobs(
@@ -272,7 +244,7 @@ class SqlQueue(Queue):
         if before is not None:
             query = query.where(JobRow.id < before)
         with self._transactions.reading() as connection:
-            return self._jobs(connection, connection.execute(query).all())
+            return self._rows.jobs(connection, connection.execute(query).all())
 
     @retried
     def revisions(self, job_ids: Iterable[int]) -> dict[int, tuple[int, bool]]:
@@ -280,7 +252,7 @@ class SqlQueue(Queue):
         query = select(*columns).where(JobRow.id.in_(list(job_ids)))
         with self._transactions.reading() as connection:
             rows = connection.execute(query).all()
-            gone = self._gone(connection, rows)
+            gone = self._rows.gone(connection, rows)
         return {row.id: (row.revision, row.state == "running" and row.worker in gone) for row in rows}
 
     @retried
@@ -345,135 +317,7 @@ class SqlQueue(Queue):
 
     # Inside a transaction
 
-    def _insert(self, connection: Connection, **asked: Any) -> int | None:
-        """Store a job and return its id; None where its idempotency key is that of another."""
-        key, number_of_bytes = _written(asked["request"])
-        started = {
-            "attended": False, "state": "queued", "cancelling": False, "attempt": 0, "losses": 0, "priority": 0,
-            "progress": {}, "revision": 1, "counts": {}, "created_at": datetime.now(UTC), "message": "",
-            "client": "", "request_key": key, "request_bytes": number_of_bytes,
-        }  # fmt: skip
-        statement = insert_into(connection, JobRow).on_conflict_do_nothing(index_elements=["client", "idempotency_key"])
-        return connection.execute(statement.values(started | asked).returning(JobRow.id)).scalar_one_or_none()
-
-    def _take(self, connection: Connection, job_id: int, runner: str, *, lost: bool = False) -> Job:
-        values = {
-            "state": "running",
-            "worker": runner,
-            "started_at": func.coalesce(JobRow.started_at, datetime.now(UTC)),
-            "attempt": JobRow.attempt + 1,
-            "losses": JobRow.losses + (1 if lost else 0),
-            "revision": JobRow.revision + 1,
-        }
-        connection.execute(update(JobRow).where(JobRow.id == job_id).values(values))
-        return self._job(connection, job_id)
-
-    @staticmethod
-    def _is_alone(connection: Connection, request_key: str) -> bool:
-        """Say whether no other transaction takes an equal job in this moment, or has just taken one.
-
-        On SQLite a transaction that writes is alone anyway.
-        """
-        if connection.dialect.name != "postgresql":
-            return True
-        schema = connection.execute(text("SELECT coalesce(current_schema(), '')")).scalar_one()
-        if not connection.execute(TAKES, {"number": number_of(schema, "request", request_key)}).scalar_one():
-            return False
-        runs = select(JobRow.id).where(RUNS, JobRow.request_key == request_key).limit(1)
-        return connection.execute(runs).one_or_none() is None
-
-    def _settle(self, connection: Connection, claiming: str | None = None, in_hand: Collection[int] = ()) -> list[int]:
-        """End what lost its runner and is not to go on, and return the ids of what is.
-
-        On PostgreSQL the jobs are locked as they were seen here; one that another transaction has in hand is left to
-        that.
-        """
-        query = select(
-            JobRow.id, JobRow.state, JobRow.worker, JobRow.attempt, JobRow.attended, JobRow.cancelling, JobRow.losses
-        )
-        rows = connection.execute(query.where(JobRow.state == "running").order_by(JobRow.id)).all()
-        gone = self._gone(connection, rows)
-        left_behind = []
-        for row in rows:
-            given_up_on = row.worker == claiming and not row.attended and row.id not in in_hand
-            if not given_up_on and (row.worker not in gone or row.worker == claiming):
-                continue
-            lock = select(JobRow.id).where(_held(row.id, row.attempt)).with_for_update(skip_locked=True)
-            if connection.execute(lock).one_or_none() is None:
-                continue
-            if row.cancelling:
-                self._end(connection, row.id, "cancelled", LOST_CANCELLED)
-            elif row.attended:
-                self._end(connection, row.id, "interrupted", "its process ended; what it measured is kept")
-            elif row.losses + 1 >= ATTEMPTS:
-                self._end(connection, row.id, "failed", given_up(row.losses + 1))
-            else:
-                left_behind.append(row.id)
-        return left_behind
-
-    def _gone(self, connection: Connection, rows: Iterable[Row[*tuple[Any, ...]]]) -> set[str]:
-        """Return the names of runners that are gone, of those that have a job in these rows."""
-        return self._locks.gone({row.worker for row in rows if row.state == "running"}, connection)
-
-    def _jobs(self, connection: Connection, rows: Collection[Row[*tuple[Any, ...]]]) -> list[Job]:
-        gone = self._gone(connection, rows)
-        ahead: Sequence[Row[*tuple[Any, ...]]] = ()
-        if any(row.state == "queued" for row in rows):
-            ahead = connection.execute(select(JobRow.id, JobRow.request_key).where(RUNS).order_by(JobRow.id)).all()
-        first = {row.request_key: row.id for row in reversed(ahead)}
-        return [
-            Job(
-                **{name: row._mapping[name] for name in NAMES} | {"request": row.request or {}},
-                is_lost=row.state == "running" and row.worker in gone,
-                waits_for=first.get(row.request_key) if row.state == "queued" else None,
-            )
-            for row in rows
-        ]
-
-    def _end(self, connection: Connection, job_id: int, state: JobState, message: str) -> None:
-        connection.execute(update(JobRow).where(JobRow.id == job_id).values(_ending(state, message)))
-        self._drop_request(connection, job_id)
-
-    @staticmethod
-    def _drop_request(connection: Connection, job_id: int) -> None:
-        """Drop the request of a job that has ended, if it is large and there is a summary."""
-        large = (JobRow.id == job_id) & (JobRow.request_bytes > KEPT_BYTES) & JobRow.summary.is_not(None)
-        connection.execute(update(JobRow).where(large).values(request={}))
-
-    def _job(self, connection: Connection, job_id: int, *, alone: bool = False) -> Job:
-        """Return a job; with `alone`, PostgreSQL keeps others from changing it until the transaction ends."""
-        query = select(*KEYED).where(JobRow.id == job_id)
-        row = connection.execute(query.with_for_update() if alone else query).one_or_none()
-        if row is None:
-            raise NotFoundError(f"{self._transactions.shown} has no job {job_id}: `jobs` lists those that exist")
-        return self._jobs(connection, [row])[0]
-
     @staticmethod
     def _workers(connection: Connection) -> list[Worker]:
         query = select(*WORKER).order_by(WorkerRow.started_at, WorkerRow.name)
         return [Worker(**row._mapping) for row in connection.execute(query)]
-
-
-def _written(request: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the key of a request, and the bytes that it takes: equal requests are written alike."""
-    text = json_text(request).encode()
-    return sha256(text).hexdigest(), len(text)
-
-
-def _held(job_id: int, attempt: int) -> ColumnElement[bool]:
-    return (JobRow.id == job_id) & (JobRow.attempt == attempt) & (JobRow.state == "running")
-
-
-def given_up(losses: int) -> str:
-    return f"its worker was lost {losses} times in a row; what was measured is kept"
-
-
-def _ending(state: JobState, message: str) -> dict[str, Any]:
-    """Return the changes of a job that ends now."""
-    return {
-        "state": state,
-        "cancelling": False,
-        "finished_at": datetime.now(UTC),
-        "message": message,
-        "revision": JobRow.revision + 1,
-    }

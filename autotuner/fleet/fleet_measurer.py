@@ -88,6 +88,8 @@ class FleetMeasurer:
         self._told: Callable[[str], None] = lambda _words: None
         self._await_gpus(gpus)
         self._claims, self._claimed_at = claims(self.environment), self._clock()
+        self._answered: set[str] = set()
+        """Keys of calls in this job's hand that have results. While there is no other job, these are not stored yet."""
 
     def __enter__(self) -> "FleetMeasurer":
         return self
@@ -134,7 +136,17 @@ class FleetMeasurer:
         try:
             yield from self._measured(handout, run)
         finally:
-            self._claims.leave()
+            try:
+                self._give_back(run)
+            finally:
+                self._claims.leave()
+
+    def _give_back(self, run: Shared) -> None:
+        """Release the calls that have results, which are stored by then: another job looks them up once it has them."""
+        if self._answered:
+            run.flush()
+            self._claims.release(self._answered)
+            self._answered.clear()
 
     def _gate(self, run: Shared, calls: Sequence[Call]) -> tuple[Sequence[Call], Sequence[Call]]:
         """Take what is under way of a batch into this job's hand; return what is its own, and what another one has.
@@ -170,14 +182,14 @@ class FleetMeasurer:
                     self._claims.claim(())
                     self._claimed_at = self._clock()
                 for event in self._events():
-                    done = {call.key for call in handout.calls(event.ticket)} if isinstance(event, Answered) else set()
-                    for call, measurement in self._taken(handout, event):
-                        done.add(call.key)
-                        yield call, measurement
-                    if run is not None and done:
-                        if self._claims.has_others:
-                            run.flush()
-                        self._claims.release(done)
+                    if run is not None and isinstance(event, Answered):
+                        self._answered.update(call.key for call in handout.calls(event.ticket))
+                    results = self._taken(handout, event)
+                    if run is not None:
+                        self._answered.update(call.key for call, _ in results)
+                    yield from results
+                if run is not None and self._claims.has_others:
+                    self._give_back(run)
         finally:
             for ticket in handout.out:
                 self._pool.forget(ticket)

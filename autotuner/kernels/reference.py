@@ -18,7 +18,11 @@ Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 def evaluate(
-    subgraph: Subgraph, inputs: Sequence[Tensor | None], given: Mapping[int, Tensor] | None = None
+    subgraph: Subgraph,
+    inputs: Sequence[Tensor | None],
+    given: Mapping[int, Tensor] | None = None,
+    *,
+    rounded: bool = False,
 ) -> list[Tensor | None]:
     """Run a subgraph node by node and return its boundary outputs in order.
 
@@ -26,6 +30,8 @@ def evaluate(
         subgraph: what to run.
         inputs: one per boundary input, axes in declared order; None where an optional one is absent.
         given: tensors by number that stand in for what a node would make (a mask that a kernel drew, say).
+        rounded: each node computes in float32, and its results are rounded to their declared types: so do kernels of
+            the framework that run operator by operator.
 
     Raises:
         GraphError: an operator kind without a reference.
@@ -40,9 +46,12 @@ def evaluate(
         if all(number in given for number in node.outputs):
             continue
         operands = [known.get(number) for number in node.inputs] or [_blank(subgraph.tensors[node.outputs[0]], known)]
+        if rounded:
+            operands = [x.float() if x is not None and x.is_floating_point() else x for x in operands]
         made = REFERENCE[node.kind](_without_unread(node, read), operands)  # type: ignore[arg-type]
         for number, tensor in zip(node.outputs, made, strict=False):
-            known.setdefault(number, tensor)
+            stored = tensor.to(getattr(torch, subgraph.tensors[number].dtype)) if rounded else tensor
+            known.setdefault(number, stored)
     return [known[number] for number in subgraph.outputs]
 
 

@@ -64,6 +64,7 @@ class Certificate:
     where it is 0; `estimated_gap` is a second figure, from learned costs, None where nothing is estimated. `low_us` to
     `high_us` is what the total is if the steps' own intervals hold. `baseline_us` is the paper's strategy on the same
     costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
+    `default_is_marked` says that some of its times were taken while the device was busy or changed its speed.
     `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
     `statistics` is what solving took, by names that are the solver's own.
     """
@@ -77,6 +78,7 @@ class Certificate:
     estimated_gap: float | None = None
     baseline_us: float | None = None
     default_us: float | None = None
+    default_is_marked: bool = False
     noise_floor: float | None = None
     statistics: Mapping[str, float] = field(default_factory=dict)
 
@@ -219,7 +221,7 @@ class Configuration:
         value |= {
             "model": self.model.to_json(),
             "steps": [asdict(step) for step in self.steps],
-            "certificate": asdict(self.certificate),
+            "certificate": _only_if_true(asdict(self.certificate), "default_is_marked"),
             "fusions": [asdict(fusion) for fusion in self.fusions],
             "measured": asdict(self.measured) if self.measured else None,
             "memory": asdict(self.memory) if self.memory else None,
@@ -276,6 +278,11 @@ class Configuration:
             if reason is not None:
                 raise ConfigurationError(f"{origin}: $.steps[{number}]: {reason}")
         return found
+
+
+def _only_if_true(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a document without a field that is false: then it reads as those of before that field."""
+    return value if value[name] else {key: kept for key, kept in value.items() if key != name}
 
 
 def json_schema() -> dict[str, Any]:

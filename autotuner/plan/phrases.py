@@ -9,6 +9,7 @@ SHOWN = 4
 NEAR = 6
 TOLD = 5
 MISSING, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
+ON_A_BUSY_DEVICE = "each operator alone was timed on a busy device"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -55,6 +56,39 @@ def microseconds(us: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Write how many times: "1.91×"."""
     return MISSING if value is None else f"{_digits(value)}{TIMES}"
+
+
+def time_left(eta_s: float | None, left_s: float | None) -> str:
+    """Write how long tuning takes yet, or else its stage; "" where neither is known.
+
+    Args:
+        eta_s, left_s: as those of `tuner.Progress`.
+    """
+    if left_s:
+        return f"{wait(left_s)} left until the plan is chosen"
+    return f"{wait(eta_s)} left of this stage" if eta_s else ""
+
+
+def wait(seconds: float) -> str:
+    """Write a time to wait, rounded: "99 s", "10 min"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def times_default(default_us: float | None, own_us: float | None, *, is_marked: bool) -> float | None:
+    """Return how many times as fast as each operator alone, as declared: None where that is not known, or where its
+    times were taken on a busy device, as `is_marked` says."""
+    return default_us / own_us if default_us and own_us and not is_marked else None
+
+
+def over_default(default_us: float | None, own_us: float | None, *, is_marked: bool) -> str:
+    """Write the same: "1.32x as fast as each operator alone, as declared", or why there is no such figure; "" where
+    nothing is known."""
+    times = times_default(default_us, own_us, is_marked=is_marked)
+    if times is not None:
+        return f"{times:.2f}x as fast as each operator alone, as declared"
+    return ON_A_BUSY_DEVICE if default_us and own_us else ""
 
 
 def change(us: float) -> str:

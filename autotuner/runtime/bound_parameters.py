@@ -10,8 +10,8 @@ from torch import Tensor
 from autotuner.ir.device import alignment_bytes
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports
 from autotuner.runtime.cuda import Switch
+from autotuner.runtime.parameter_memory import ParameterMemory, where
 from autotuner.runtime.pool import Pool
-from autotuner.runtime.workspace import ParameterMemory, where
 
 # Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
 # to where they are. FSDP moves them every step, and a workspace over other memory takes milliseconds to build.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autotuner.plan.memory_planner import Geometry
-from autotuner.runtime.workspace import copy_of
+from autotuner.runtime.output_set import copy_of
 
 
 def stacks_of(gradients: Sequence[Geometry]) -> list[int]:

@@ -23,9 +23,10 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
+from autotuner.runtime.output_set import copy_of
+from autotuner.runtime.parameter_memory import where
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.ticket import Ticket, like_ticket, new_number
-from autotuner.runtime.workspace import copy_of, where
 
 TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
 """It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it

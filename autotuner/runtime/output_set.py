@@ -1,6 +1,6 @@
 """Storages for what one phase of a workspace hands out, and the phase's calls built on them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -22,8 +22,10 @@ class Builder(Protocol):
     views: dict[Place, Tensor]
     held: dict[int, Tensor]
     inside: dict[int, Run]
-    copying: list[Run]
     cuda: Cuda | None
+
+    @property
+    def copying(self) -> list[Run]: ...
 
     def base(self, number: int) -> Tensor: ...
     def show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None: ...
@@ -101,3 +103,9 @@ class OutputSet:
             calls = {number: run for number, run in self.calls.items() if number in needed}
             self._chosen[wanted] = CallSequence([*self._over_streams(calls)], replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]
+
+
+def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+    """Return a copy with these strides, or else with the tensor's own."""
+    strides = tensor.stride() if strides is None else strides
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -10,8 +10,9 @@ from torch import Tensor
 from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Ports
 from autotuner.runtime.cuda import Cuda, Switch
+from autotuner.runtime.parameter_memory import ParameterMemory, where
 from autotuner.runtime.scratch import Scratch, shared_scratch
-from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace, where
+from autotuner.runtime.workspace import CPU, Workspace
 
 IDLE_WORKSPACES = 2
 

@@ -10,7 +10,8 @@ from autotuner.ir.graph import Graph
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.cuda import Switch
-from autotuner.runtime.workspace import CPU, ParameterMemory, Workspace
+from autotuner.runtime.parameter_memory import ParameterMemory
+from autotuner.runtime.workspace import CPU, Workspace
 
 
 class TrainingStep:

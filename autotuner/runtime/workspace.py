@@ -16,18 +16,19 @@ so a workspace that was used in it is never used again.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from autotuner.ir.device import alignment_bytes, has_graphs
+from autotuner.ir.device import has_graphs
 from autotuner.kernels import KERNELS
-from autotuner.plan.memory_planner import Geometry, MemoryPlan, Place, Port, Ports
+from autotuner.plan.memory_planner import MemoryPlan, Place, Ports
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
-from autotuner.runtime.output_set import OutputSet
+from autotuner.runtime.output_set import OutputSet, copy_of
+from autotuner.runtime.parameter_memory import ParameterCopies, ParameterMemory
 from autotuner.runtime.scratch import Scratch
 from autotuner.runtime.shown_tensors import ShownTensors
+from autotuner.runtime.stages import Stages
 from autotuner.runtime.state_memory import StateMemory
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
@@ -35,30 +36,6 @@ from autotuner.runtime.state_memory import StateMemory
 SETS = 2
 
 CPU = torch.device("cpu")
-
-
-def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype]:
-    """Return what a tensor's elements are found by: address, strides, shape and type."""
-    return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterMemory:
-    """The caller's parameters: those that are read in their own memory, and those that are copied.
-
-    Args:
-        views: of each of the plan's that is read where it is, declared axes in order, strides as the plan says.
-        lying: for each of the caller's parameters, where it lies in the plan's buffers.
-        apart: the buffers of parameters that have no views: they are copied there before each forward.
-        current: the caller's parameters, in the order of `lying`.
-        moving: whether those that are copied may have other memory at each forward.
-    """
-
-    views: Mapping[str, Tensor]
-    lying: Sequence[Geometry] = ()
-    apart: frozenset[int] = frozenset()
-    current: Sequence[Tensor] = ()
-    moving: bool = False
 
 
 class Workspace:
@@ -70,7 +47,7 @@ class Workspace:
         views: memory of each place of the plan, but for what is handed out of sets.
         held: buffers that are handed out as copies, since backward reads them.
         inside: calls of the steps that touch nothing which is handed out.
-        copying: calls that copy parameters, at the start of each forward.
+        parameters: copies of those that are not read in the caller's memory.
         scratch: as given.
         state: the bytes that forward leaves for backward, as one tensor.
         in_capture: whether a caller's graph writes here whenever it is replayed.
@@ -117,15 +94,11 @@ class Workspace:
                 self.show(number, base, self.views)
             self._shown = ShownTensors(plan, ports.shown, device)
             self._lying = parameters.lying
-            self._copies: list[tuple[int, Tensor]] = []
-            self._where: list[tuple[int, int]] = []
-            self.copying: list[Run] = []
-            self._bases: list[Tensor] = []
-            self._hold(parameters.apart, parameters.current, parameters.moving)
+            self.parameters = self._copied(parameters.apart, parameters.current, moving=parameters.moving)
             self.inside = self._built_inside()
             self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
-            self._inputs = [self._port_view(port, "") for port in ports.inputs]
-            self._given = [self._port_view(port, "grad_") for port in ports.given]
+            self._inputs = Stages(plan, ports.inputs, "", self.views, device)
+            self._given = Stages(plan, ports.given, "grad_", self.views, device)
         self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
         self._spare: dict[str, OutputSet] = {}
         self._in_place: set[Place] = set()
@@ -133,6 +106,11 @@ class Workspace:
         self.copies = 0
         self._consumed = True
         self.skips_kernels = False
+
+    @property
+    def copying(self) -> list[Run]:
+        """Calls that copy parameters, at the start of each forward."""
+        return self.parameters.copying
 
     @property
     def has_graphs(self) -> bool:
@@ -156,11 +134,8 @@ class Workspace:
         self._back_to_copies(self._in_place)
         if in_place:  # what is handed out has to lie where a capture keeps its memory
             self._forget_sets()
-        self._take(self.ports.inputs, "", self._inputs, inputs, in_place)
-        if self._have_moved(current):
-            self._copy_from_now_on(current)
-        elif self._copies:
-            self._copy(current)
+        self._read_in_place(self._inputs.take(inputs, in_place=in_place))
+        self._copy_parameters(current)
         made = self._set("forward")
         self._run(made.sequence, self.copying)
         return [*self._handed(made, range(len(made.handed))), *self._shown.handed()]
@@ -193,8 +168,8 @@ class Workspace:
                 "it saved: retain_graph=True, or keeps=True in the earlier backward"
             )
         with self._turn():
-            if self._have_moved(current):
-                self._copy_from_now_on(current)
+            if self.parameters.have_others_moved(current):
+                self._copy_parameters(current)
             copies = [tensor.clone() for tensor in self._saved] if keeps else None
             try:
                 return self._backward(given, wanted, in_place)
@@ -219,10 +194,7 @@ class Workspace:
         with self._turn():
             self._consumed = False
             self._back_to_copies(self._in_place)
-            if self._have_moved(current):
-                self._copy_from_now_on(current)
-            elif self._copies:
-                self._copy(current)
+            self._copy_parameters(current)
             for copy in self.copying:
                 copy()
             self.state.copy_(state)
@@ -231,41 +203,19 @@ class Workspace:
         self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
     ) -> list[Tensor | None]:
         self._back_to_copies(self._in_place & set(self.plan.given.values()))
-        count = len(self._given)
-        self._take(self.ports.given, "grad_", self._given, given[:count], in_place)
+        count = len(self._given.tensors)
+        self._read_in_place(self._given.take(given[:count], in_place=in_place))
         self._shown.take(given[count:])
         made = self._set("backward")
         self._run(made.sequence_for(wanted))
         handed = iter(self._handed(made, [number for number, want in enumerate(wanted) if want]))
         return [next(handed) if want else None for want in wanted]
 
-    def _take(
-        self, ports: Sequence[Port], of: str, stages: Sequence[Tensor], tensors: Sequence[Tensor | None], in_place: bool
-    ) -> None:
-        """Copy tensors in, or have the steps read them where they are."""
-        found: dict[Place, Tensor] = {}
-        for port, stage, tensor in zip(ports, stages, tensors, strict=True):
-            if tensor is None:
-                stage.zero_()
-            elif in_place and self._lies_like(tensor, stage):
-                (member,) = port.members
-                place = (self.plan.given if of else self.plan.inputs)[of + member]
-                found[place] = tensor.detach().as_strided(
-                    self.plan.shape(place), self.plan.strides(place), tensor.storage_offset()
-                )
-            else:
-                stage.copy_(tensor)
-        if found:
-            self._in_place |= found.keys()
-            self._look_at(found)
-
-    def _lies_like(self, tensor: Tensor, stage: Tensor) -> bool:
-        """Say whether kernels that were chosen for a stage can read a tensor in its place."""
-        return (
-            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            == (stage.shape, stage.stride(), stage.dtype, stage.device)
-            and tensor.data_ptr() % alignment_bytes(self.device.type) == 0
-        )  # fmt: skip
+    def _read_in_place(self, views: Mapping[Place, Tensor]) -> None:
+        """Have the steps read the caller's memory, where there is some."""
+        if views:
+            self._in_place |= views.keys()
+            self._look_at(views)
 
     def _look_at(self, views: Mapping[Place, Tensor]) -> None:
         """Build the steps that read these places anew on other memory, and forget the calls on outputs."""
@@ -332,7 +282,7 @@ class Workspace:
         yield self._arena
         if self._beyond is not None:
             yield self._beyond
-        yield from self._bases
+        yield from self.parameters.bases.values()
         yield from self._shown.memory()
         yield from self.held.values()
         for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
@@ -386,13 +336,6 @@ class Workspace:
         buffer = self.plan.buffers[number]
         return torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
 
-    def _port_view(self, port: Port, of: str) -> Tensor:
-        lies = self.plan.geometry(port, of)
-        buffer = self.plan.buffers[lies.buffer]
-        first = self.views[next(iter(buffer.offsets))]
-        start = first.storage_offset() - next(iter(buffer.offsets.values()))
-        return first.as_strided(lies.shape, lies.strides, start + lies.offset)
-
     def show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None:
         """Add a view of each place of a buffer that begins where `base` begins."""
         for place, offset in self.plan.buffers[number].offsets.items():
@@ -400,47 +343,25 @@ class Workspace:
                 self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
             )
 
-    def _hold(self, apart: Iterable[int], current: Sequence[Tensor], moving: bool) -> None:
-        """Allocate these buffers for copies of parameters, and note where all others are."""
-        held: set[int] = set(apart)
-        for number in sorted(held):
-            base = self.base(number)
-            self._bases.append(base)
+    def _copied(self, apart: Iterable[int], current: Sequence[Tensor], *, moving: bool) -> ParameterCopies:
+        """Allocate these buffers for copies of parameters, and show what lies in them."""
+        copies = ParameterCopies(self._lying, apart, current, moving=moving, allocate=self.base)
+        for number, base in copies.bases.items():
             self.show(number, base, self.views)
-            members = [
-                (index, base.as_strided(lies.shape, lies.strides, lies.offset))
-                for index, lies in enumerate(self._lying)
-                if lies.buffer == number
-            ]
-            if moving:
-                self._copies += members
-            else:
-                self.copying.append(_copying(base, members, current))
-        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if self._lying[i].buffer not in held]
+        return copies
 
-    def _have_moved(self, current: Sequence[Tensor]) -> bool:
-        """Say whether a parameter that is read where it was has other memory by now."""
-        return any(current[index].data_ptr() != pointer for index, pointer in self._where)
-
-    def _copy_from_now_on(self, current: Sequence[Tensor]) -> None:
-        """Take parameters as copies from now on, and build all calls anew on these."""
-        with torch.inference_mode(False), torch.no_grad():
-            self.copying, self._copies, self._bases = [], [], []
-            self._hold({lies.buffer for lies in self._lying}, current, moving=True)
-            self.inside = self._built_inside()
-        self._sets = {"forward": [], "backward": []}
-        self._spare = {}
-        if self._graphs is not None:
-            self._graphs.forget()
-        self._copy(current)
-
-    def _copy(self, current: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_([copy for _, copy in self._copies], [current[index] for index, _ in self._copies])
+    def _copy_parameters(self, current: Sequence[Tensor]) -> None:
+        """Copy parameters that may have other memory each time; where another one has moved, all from now on."""
+        if self.parameters.have_others_moved(current):
+            with torch.inference_mode(False), torch.no_grad():
+                self.parameters = self._copied({lies.buffer for lies in self._lying}, current, moving=True)
+                self.inside = self._built_inside()
+            self._forget_sets()
+        self.parameters.take(current)
 
     def stages(self) -> list[Tensor]:
         """Return the memory that inputs and gradients of the outputs are copied to."""
-        return [*self._inputs, *self._given]
+        return [*self._inputs.tensors, *self._given.tensors]
 
     def calls(self, phase: str) -> Mapping[int, Run]:
         """Return a call for each step of a phase, by number; none of them gets what is handed in or out."""
@@ -472,23 +393,3 @@ class Workspace:
         count = len(step.inputs)
         run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
         return self._shown.with_step(number, run, views)
-
-
-def _copying(base: Tensor, members: Sequence[tuple[int, Tensor]], current: Sequence[Tensor]) -> Run:
-    """Return the call that copies parameters into their buffer: one kernel where they fill it one behind the other."""
-    copies = [copy for _, copy in members]
-    sources = [current[index].detach() for index, _ in members]
-    ends = [0]
-    for copy in copies:
-        ends.append(ends[-1] + copy.numel())
-    starts = [copy.storage_offset() for copy in copies]
-    if starts == ends[:-1] and ends[-1] == base.numel() and all(t.is_contiguous() for t in (*copies, *sources)):
-        flat = [source.view(-1) for source in sources]
-        return lambda: torch.cat(flat, out=base)
-    return lambda: torch._foreach_copy_(copies, sources)
-
-
-def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
-    """Return a copy with these strides, or else with the tensor's own."""
-    strides = tensor.stride() if strides is None else strides
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -110,12 +110,18 @@ def default_us(space: Space, costs_us: Mapping[str, float]) -> float | None:
 
 def alone_as_declared_us(space: Space, costs_us: Mapping[str, float]) -> dict[str, float]:
     """Return the least cost of each operator alone with its tensors as declared; those without a time are left out."""
-    found: dict[str, float] = {}
+    return {name: costs_us[key] for name, key in alone_as_declared(space, costs_us).items()}
+
+
+def alone_as_declared(space: Space, costs_us: Mapping[str, float]) -> dict[str, str]:
+    """Return the key of the call that does so for each operator, the cheapest one."""
+    found: dict[str, str] = {}
     for choice in space.choices:
-        cost = costs_us.get(choice.call.key)
-        if cost is not None and len(choice.cover.operators) == 1 and is_declared(space.graph, choice):
+        key = choice.call.key
+        if key in costs_us and len(choice.cover.operators) == 1 and is_declared(space.graph, choice):
             (name,) = choice.cover.operators
-            found[name] = min(cost, found.get(name, cost))
+            if name not in found or costs_us[key] < costs_us[found[name]]:
+                found[name] = key
     return found
 
 

@@ -17,7 +17,7 @@ from autotuner.solve.baselines import default_us
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.space import Space
-from autotuner.tuner.doubts import doubts_of
+from autotuner.tuner.doubts import doubts_of, is_default_marked
 from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
@@ -89,6 +89,7 @@ def build_configuration(
             high_us=sum(step.high_us for step in steps),
             baseline_us=_baseline_us(problem, ends_at),
             default_us=default_us(space, costs),
+            default_is_marked=is_default_marked(space, known),
             noise_floor=noise_floor,
             statistics=dict(solution.statistics),
         ),

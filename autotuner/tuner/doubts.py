@@ -8,6 +8,8 @@ from statistics import median
 from autotuner.ir.records import NO_COMPILER, Call, Doubt, Environment, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.step import Step
+from autotuner.solve.baselines import alone_as_declared
+from autotuner.space import Space
 from autotuner.tuner.learned import traits_of
 
 OUTLIER_FACTOR = 4.0
@@ -62,6 +64,13 @@ def unbuilt(calls: Mapping[str, Call], known: Mapping[str, Measurement]) -> set[
     compiled = {key for key in known if key in calls and KERNELS[calls[key].candidate.kernel].compiles}
     failed = {key for key in compiled if known[key].status == "error"}
     return failed if failed and not any(known[key].status == "ok" for key in compiled) else set()
+
+
+def is_default_marked(space: Space, known: Mapping[str, Measurement]) -> bool:
+    """Say whether a time of some operator alone, as declared, was taken under bad conditions: then their sum is no
+    baseline."""
+    costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    return any(known[key].is_doubtful for key in alone_as_declared(space, costs_us).values())
 
 
 def distrusted(

@@ -16,7 +16,8 @@ from autotuner.solve.baselines import is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
 from autotuner.tuner.progress import MeasurerProtocol, Progress
-from autotuner.tuner.runner import Known, RaceRunner, openers, races
+from autotuner.tuner.races import openers, races
+from autotuner.tuner.runner import Known, RaceRunner
 from autotuner.tuner.solving import must_be_computable, solved
 from autotuner.tuner.state import TuningState
 
@@ -241,6 +242,9 @@ class _Strategy:
         others = list(races(self._space, keys - {race[0].key for race in first}))
         if self._measurer.devices > 1:
             others = self._shared(others)
+        ends_early = state.options.gap, state.options.estimated_gap, state.options.limits.measurements
+        if ends_early == (None, None, None):
+            state.expect({"measure": len(keys), "confirm": len(self._space.graph.operators)})
         runner.compile(call for race in (*first, *others) for call in race)
         runner.total = runner.done + sum(key in runner.missing and key not in runner.known for key in keys)
         state.tell(Progress("measure", runner.done, runner.total))
@@ -259,6 +263,7 @@ class _Strategy:
     def _what_matters(self) -> None:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""
         runner, state = self._runner, self._state
+        state.expect(None)  # with each solution, less may matter
         first = list(openers(self._space, set(runner.missing) - runner.known.keys()))
         runner.total = runner.done + len(first)
         runner.measure(first)
@@ -306,6 +311,7 @@ class _Strategy:
                 if not keys:
                     break
                 runner.unconfirmed -= keys.keys()
+                state.expect({})
                 runner.confirm([self._space.calls[key] for key in keys])
                 runner.is_news = confirmed = True
         return confirmed

@@ -171,8 +171,11 @@ class Progress:
         bound_us: proven: no plan takes less, however long the calls take that are not measured yet.
         estimated_us: by learned costs of those calls, no plan takes less.
         eta_s: until this stage is over, at its pace so far; None while that is not known.
+        left_s: until the plan is chosen, at the pace of each stage so far; None while the calls of some stage, or how
+            long they take, are not known. Timing the plan end to end comes on top.
         spent_s, spent_measurements: of the job's limits, by every worker that ran it.
         default_us: predicted time of every operator alone, with every tensor as declared; None while that is not known.
+        default_is_marked: some of those times were taken while the device was busy or changed its speed.
         note: the holder of a device that is waited for; "" while none is.
     """
 
@@ -190,6 +193,8 @@ class Progress:
     spent_measurements: int = 0
     note: str = ""
     default_us: float | None = None
+    default_is_marked: bool = False
+    left_s: float | None = None
 
     @property
     def gap(self) -> float | None:

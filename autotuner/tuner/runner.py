@@ -1,8 +1,8 @@
 """Race runner: looks up, compiles, races and stores the calls of a space."""
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +12,12 @@ from math import inf
 from autotuner.checkpoint import OverError, until
 from autotuner.database import Database
 from autotuner.ir.records import Call, Measurement
-from autotuner.solve.baselines import is_declared
 from autotuner.space import Space
 from autotuner.tuner.batches import CALLS_MAX
 from autotuner.tuner.compiling import Compilation
 from autotuner.tuner.doubts import distrusted, outliers
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result, SharingMeasurer
+from autotuner.tuner.races import Competitors, races
 from autotuner.tuner.state import TuningState
 
 RIVAL_FACTOR = 1.05
@@ -328,24 +328,11 @@ class RaceRunner:
 
     def _alike(self, call: Call) -> set[str]:
         """Return the keys of known calls that work and compute the same thing as a call."""
-        alike = {key for group in self._groups[call.key] for key in self._computed[group]}
-        return {key for key in alike & self.known.keys() if self.known[key].status == "ok"}
+        return {key for key in self._competitors.of(call) & self.known.keys() if self.known[key].status == "ok"}
 
     @cached_property
-    def _computed(self) -> Mapping[Hashable, set[str]]:
-        """The keys of calls, by what they compute."""
-        found: dict[Hashable, set[str]] = defaultdict(set)
-        for computation, call in computations(self.space):
-            found[computation].add(call.key)
-        return found
-
-    @cached_property
-    def _groups(self) -> Mapping[str, set[Hashable]]:
-        """Computations of each call, by its key: the same call may stand for several operators."""
-        found: dict[str, set[Hashable]] = defaultdict(set)
-        for computation, call in computations(self.space):
-            found[call.key].add(computation)
-        return found
+    def _competitors(self) -> Competitors:
+        return Competitors(self.space)
 
     def renew(self, call: Call, measurement: Measurement) -> None:
         """Take a newer timing of a call; it is stored in place of the older one later."""
@@ -405,38 +392,3 @@ class RaceRunner:
         statuses = Counter(measurement.status for measurement in known.values())
         counts |= {f"status_{status}": count for status, count in sorted(statuses.items())}
         return Known(known, frozenset(self.fresh), counts)
-
-
-def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
-    """Yield one call for each operator alone, in declared layouts: together they are a first plan."""
-    opened: set[tuple[str, ...]] = set()
-    yielded: set[str] = set()
-    for choice in space.choices:
-        operators = choice.cover.operators
-        if len(operators) == 1 and operators not in opened and is_declared(space.graph, choice):
-            opened.add(operators)
-            if choice.call.key in keys - yielded:
-                yielded.add(choice.call.key)
-                yield [choice.call]
-
-
-def races(space: Space, keys: set[str]) -> Iterator[list[Call]]:
-    """Yield calls that compute the same thing, declared layouts first, so that the incumbent is good early."""
-    found: dict[Hashable, dict[str, Call]] = defaultdict(dict)
-    for computation, call in computations(space):
-        if call.key in keys:
-            found[computation].setdefault(call.key, call)
-    seen: set[str] = set()
-    for race in found.values():
-        fresh = [call for key, call in race.items() if key not in seen]
-        seen |= race.keys()
-        if fresh:
-            yield fresh
-
-
-def computations(space: Space) -> Iterator[tuple[Hashable, Call]]:
-    """Yield what competes: each call with what it computes, as often as it may stand for something else."""
-    for choice in space.choices:
-        yield (choice.call.subgraph.kinds, choice.cover.operators), choice.call
-    for conversion in space.conversions:
-        yield ("conversion", space.graph.shape(conversion.tensor)), conversion.call

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import get_args
 
 from autotuner.checkpoint import OverError, until
 from autotuner.ir.records import Measurement
@@ -12,9 +13,14 @@ from autotuner.settings import TuneOptions
 from autotuner.solve.baselines import default_us
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds
+from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
-from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Watch
+from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Stage, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
+
+ORDER: tuple[Stage, ...] = get_args(Stage)
+LIKE: Mapping[str, Stage] = {"confirm": "measure"}
+"""A stage whose calls take as long as those of another one, until some of its own were timed."""
 
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
@@ -54,10 +60,13 @@ class TuningState:
         self._solving_s = 0.0
         self._stage = ""
         self._done_before = 0
+        self._paces_s: dict[str, float] = {}
+        self._to_come: Mapping[Stage, int] | None = None
         self._relaxation: Relaxation | None = None
         self._told = Progress("space", 0, 0)
         self._answer_us: tuple[float, float] | None = None
         self._default_us: float | None = None
+        self._default_is_marked = False
 
     def settle(self, predicted_us: float, lower_bound_us: float) -> None:
         """Report the answer's own figures: confirming may have changed them since the last solution."""
@@ -110,6 +119,9 @@ class TuningState:
             self._stage, self._stage_began, self._done_before = progress.stage, now, progress.done
         left, done = progress.total - progress.done, progress.done - self._done_before
         pace_s = (now - self._stage_began) / done if done else None
+        if pace_s is not None:
+            self._paces_s[progress.stage] = pace_s
+        eta_s = None if pace_s is None else pace_s * left
         self._told = progress
         self.watch(
             replace(
@@ -121,11 +133,30 @@ class TuningState:
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
                 default_us=self._default_us,
-                eta_s=None if pace_s is None else pace_s * left,
+                default_is_marked=self._default_is_marked,
+                eta_s=eta_s,
+                left_s=self._left_s(progress.stage, eta_s),
                 spent_s=self.spent_s,
                 spent_measurements=self.spent.measurements + self.measured,
             )
         )
+
+    def expect(self, calls: Mapping[Stage, int] | None) -> None:
+        """Say how many calls each stage has that is still to come; None where that is not known."""
+        self._to_come = calls
+
+    def _left_s(self, stage: Stage, eta_s: float | None) -> float | None:
+        """Return the seconds until a plan is chosen, where the calls to come are known, and how long such take."""
+        if self._to_come is None or eta_s is None:
+            return None
+        following = {name: count for name, count in self._to_come.items() if ORDER.index(name) > ORDER.index(stage)}
+        paces = {name: self._paces_s.get(name, self._paces_s.get(LIKE.get(name, ""))) for name in following}
+        times = [None if pace is None else pace * following[name] for name, pace in paces.items()]
+        known = [time for time in times if time is not None]
+        if len(known) < len(times):
+            return None
+        together_s = eta_s + sum(known) + self._solving_s
+        return together_s if self.left_s is None else min(together_s, self.left_s)
 
     def wait(self, note: str) -> None:
         """Report what is waited for, with the progress unchanged."""
@@ -146,6 +177,7 @@ class TuningState:
             self._default_us = default_us(
                 self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
             )
+            self._default_is_marked = is_default_marked(self.space, known)
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began

@@ -43,7 +43,7 @@ def case_row(
     """
     with stages("check"):
         comparison = compare(found)
-        report = comparison.report(found.model.dtype)
+        report = comparison.report()
     if not report.ok:
         raise ValueError(f"results differ from the framework's: {report}")
     timed = time_all_peers(case.make, found, samples, max_autotune=max_autotune, jax=jax, stages=stages)

@@ -9,8 +9,8 @@ from autotuner.measure.roofline import Work, work_of
 from autotuner.space import Space
 from autotuner.tuner.bounds import CheapestPlan
 from autotuner.tuner.learned import Costs, Traits, traits_of
+from autotuner.tuner.races import openers
 from autotuner.tuner.relaxation import RelaxedProblem
-from autotuner.tuner.runner import openers
 from scripts.bench.plain_problem import PlainProblem
 from scripts.bench.synthetic import synthetic_problem
 from scripts.recorded import Recording

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,18 @@ from torch import nn
 
 import autotuner
 from autotuner.api import progress_lines, tuning
-from autotuner.api.progress_lines import ProgressPrinter, duration, line_of
+from autotuner.api.progress_lines import ProgressPrinter, gain_of, line_of
+from autotuner.database import open_database
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import wait
+from autotuner.plan.report import render
 from autotuner.plan.request import Request
 from autotuner.runtime import region
 from autotuner.settings import Settings
-from autotuner.tuner import Progress
+from autotuner.solve.baselines import alone_as_declared
+from autotuner.space import space_file
+from autotuner.tuner import Progress, Replay, tune
+from tests.made_up import HERE, small_model, space_of, times
 from tests.runtime.capture.known import Known, planned
 from tests.runtime.capture.test_backend import blocks, inputs
 
@@ -27,6 +34,7 @@ device_type: cpu
 kernels: {torch_matmul: {layouts: declared}}
 conversions: [torch_copy]
 """
+DEFAULT_RATIO = re.compile("against the default(<[^>]*>)*[0-9.,]+\u00d7")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -50,7 +58,39 @@ def test_a_line_says_what_is_gained_how_far_that_is_proven_and_how_long_it_takes
         "measuring 120 of 300, 120 measured, 4 failed, best 1,000.0 us (1.32x as fast as each operator alone, as "
         "declared), gap 25.0%, 4 min left of this stage"
     )
-    assert [duration(seconds) for seconds in (0.4, 99, 600, 7200)] == ["0 s", "99 s", "10 min", "2.0 h"]
+    assert line_of(replace(progress, left_s=400.0)).endswith("gap 25.0%, 7 min left until the plan is chosen")
+    assert [wait(seconds) for seconds in (0.4, 99, 600, 7200)] == ["0 s", "99 s", "10 min", "2.0 h"]
+
+
+def test_no_gain_is_told_against_times_of_a_busy_device(tmp_path: Path) -> None:
+    """A tuning in which one operator alone was timed while the speed of the device changed, once and again."""
+    model = small_model(tmp_path)
+    space = space_of(model)
+    known = times(space.calls)
+    alone = alone_as_declared(space, {key: m.median_us or 0.0 for key, m in known.items()})
+    known[alone["y"]] = replace(known[alone["y"]], marks=("drifted",))
+    seen: list[Progress] = []
+    with open_database(tmp_path / "busy.sqlite") as database:
+        found = tune(
+            Request(model, "cpu"), space_file("cpu", None), database, Replay(HERE, known), watch=seen.append
+        ).configuration
+    certificate = found.certificate
+    assert certificate.default_us is not None
+    busy = "(each operator alone was timed on a busy device)"
+    assert gain_of(found).startswith(f"{certificate.predicted_us:,.1f} us predicted {busy}")
+    (last,) = (line_of(progress) for progress in seen if progress.stage == "solve")
+    assert busy in last
+    assert not any("as fast as" in text for text in (gain_of(found), *map(line_of, seen)))
+    summary = render(found)
+    assert "each operator alone was timed on a busy device" in summary
+    assert DEFAULT_RATIO.search(summary) is None
+    quiet = replace(found, certificate=replace(certificate, default_is_marked=False))
+    assert f"({certificate.default_us / certificate.predicted_us:.2f}x as fast as each operator alone" in gain_of(quiet)
+    assert DEFAULT_RATIO.search(render(quiet)) is not None
+    older = found.to_json()
+    del older["certificate"]["default_is_marked"]
+    assert Configuration.from_json(older).certificate.default_is_marked is False
+    assert Configuration.from_json(found.to_json()) == found
 
 
 def test_off_a_terminal_there_is_a_line_for_each_stage_and_one_every_ten_seconds() -> None:

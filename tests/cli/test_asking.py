@@ -11,7 +11,7 @@ import pytest
 from autotuner.cli.progress import Followed, note_of, stage_of
 from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.server.client import Client
-from autotuner.server.wire import JobView
+from autotuner.server.wire.responses import JobView
 from tests.cli.running import Run
 from tests.server.client.pretended import PROGRESS, Pretended, events, job, problem
 
@@ -83,7 +83,7 @@ def test_waiting_shows_each_stage_and_ends_with_the_result(run: Run, service: Pr
     assert ran.code == 0
     assert ran.err.splitlines() == [
         "job 3 waits for a worker",
-        "job 3 measuring 5 of 20; 4 measured, 1 reused, 2 failed; best 1,500.0 us, gap 50.0%; 30 s left",
+        "job 3 measuring 5 of 20; 4 measured, 1 reused, 2 failed; best 1,500.0 us, gap 50.0%; 30 s left of this stage",
         "job 3 finished",
     ]
     for text in ("small:wide", "made up", "predicted, kernels of one training step"):
@@ -131,6 +131,12 @@ def test_progress_on_a_terminal_is_one_line_that_changes(monkeypatch: pytest.Mon
     assert line.fields["note"] == note_of(JobView.model_validate(job(progress=PROGRESS)).progress)  # type: ignore[arg-type]
 
 
+def test_what_is_left_of_a_job_altogether_is_told_where_that_is_known() -> None:
+    told = JobView.model_validate(job(state="running", progress=PROGRESS | {"left_s": 90.0}))
+    assert told.progress is not None
+    assert note_of(told.progress).endswith("; 90 s left until the plan is chosen")
+
+
 def test_what_is_not_known_of_a_job_yet_is_not_told() -> None:
     bare = PROGRESS | {"best_us": None, "gap": None, "eta_s": None, "reused": 0, "failed": 0}
     told = JobView.model_validate(job(state="running", progress=bare | {"stage": "one of a newer service"}))
@@ -174,7 +180,8 @@ def test_one_job_is_shown_with_all_that_is_known_of_it(run: Run, service: Preten
     ran = run("jobs", "3")
     assert ran.code == 0
     for text in ("job 3", "running", "b=4", "activation=relu", "cpu, any", "gap 0.1, 60 s, 9 measurements", "host:1",
-                 "measure, 5 of 20, 30 s left", "4 measured, 1 reused, 2 failed", "1,500.0 us, gap 50.0%"):  # fmt: skip
+                 "measure, 5 of 20, 30 s left of this stage",
+                 "4 measured, 1 reused, 2 failed", "1,500.0 us, gap 50.0%"):  # fmt: skip
         assert text in ran.out
     assert run("jobs", "3", "--json").json["limits"] == limits
 

@@ -18,7 +18,7 @@ from autotuner.cli.program import app
 from autotuner.cli.progress import Followed
 from autotuner.plan.configuration import Configuration
 from autotuner.server.client import Client
-from autotuner.server.wire import JobView
+from autotuner.server.wire.responses import JobView
 from tests.cli.running import Run
 from tests.cli.test_asking import view
 from tests.server.client.pretended import PROGRESS, Pretended, events, job, problem

@@ -10,7 +10,7 @@ from autotuner.cli import console, printing, progress
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt
 from autotuner.plan.configuration import Configuration, Measured
-from autotuner.server.wire import STAGES
+from autotuner.server.wire.responses import STAGES
 from autotuner.solve.problem import Solution
 from autotuner.tuner import Progress
 from tests.plan.explained import TURNED, explained_configuration

@@ -16,6 +16,7 @@ from autotuner.solve.problem import Factor, Problem
 from tests.cli.running import Run
 from tests.made_up import HERE, small_model, space_of, times
 from tests.plan.explained import explained_configuration
+from tests.runtime.plans import in_bfloat16
 
 
 @pytest.fixture
@@ -369,3 +370,17 @@ def test_a_check_ends_with_7_where_results_differ(
     ran = run("check", "found.json")
     assert ran.code == code
     assert ("results differ" in ran.err) is not right
+
+
+@pytest.mark.slow
+def test_a_check_says_which_errors_the_frameworks_own_layer_has_as_well(run: Run, tmp_path: Path) -> None:
+    save_configuration(in_bfloat16("relu"), tmp_path / "relu.json")
+    printed = run("check", "relu.json")
+    assert printed.code == 0
+    (reason,) = (line for line in printed.out.splitlines() if line.startswith("* linear1.weight "))
+    assert reason.endswith("so that it is right")
+    told = run("check", "relu.json", "--json").json
+    assert told["ok"]
+    bound = told["own_bounds"]["linear1.weight"]
+    assert bound["found"]["largest"] == told["errors"]["linear1.weight"] > told["tolerance"] == told["allowed"]["y"]
+    assert bound["allowed"]["largest"] == told["allowed"]["linear1.weight"] == 2 * bound["own"]["largest"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotuner.database import Database, Job, open_database
-from autotuner.database.queue import SqlQueue
+from autotuner.database.job_rows import JobRows
 from autotuner.errors import DatabaseError
 
 
@@ -74,7 +74,7 @@ def test_who_reopens_goes_on_with_a_file_that_took_the_place_and_makes_its_table
 def test_what_is_written_while_the_file_is_replaced_is_not_said_to_be_kept(
     file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = SqlQueue._insert
+    real = JobRows.insert
 
     def meanwhile(*arguments: object, **named: object) -> int | None:
         copy = file.with_name("copy")
@@ -82,6 +82,6 @@ def test_what_is_written_while_the_file_is_replaced_is_not_said_to_be_kept(
         copy.replace(file)
         return real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SqlQueue, "_insert", meanwhile)
+    monkeypatch.setattr(JobRows, "insert", meanwhile)
     with pytest.raises(DatabaseError, match="was replaced"):
         enqueue(database)

@@ -14,6 +14,7 @@ from tests.made_up import UNEXPLAINED
 
 TINY = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4, "f": 12}
 ODD = {"b": 3, "l": 5, "h": 21, "n": 3, "p": 7, "f": 11}
+WIDER = {"b": 2, "l": 64, "h": 64, "n": 2, "p": 32, "f": 128}
 WITH_DROPOUT = 0.3
 KEPT_SHARE = 0.35
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
@@ -69,6 +70,15 @@ def configuration(of: Model, seed: int = 0, device_type: str = "cpu") -> Configu
     if key not in _CONFIGURATIONS:
         _CONFIGURATIONS[key] = solved(of, seed, device_type=device_type)
     return _CONFIGURATIONS[key]
+
+
+def in_bfloat16(activation: str, *, p: float = 0.0, extents: Mapping[str, int] = WIDER) -> Configuration:
+    """Return a layer in bfloat16: compiled norms, since torch's are none in bfloat16, and torch's own kernels else."""
+
+    def cost(choice: Choice) -> float | None:
+        return 1e4 * len(choice.cover.operators) if choice.candidate.kernel == "inductor" else None
+
+    return solved(model(extents, dtype="bfloat16", activation=activation, p=p), 0, cost=cost, also=("inductor",))
 
 
 def solved(

@@ -1,13 +1,21 @@
+import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from autotuner.errors import ConfigurationError, DeviceError, InputError
+from autotuner.ir.records import Call
+from autotuner.kernels import KERNELS
+from autotuner.kernels.torch.contraction import Run
 from autotuner.runtime import TrainingStep, check, time_peers
-from autotuner.runtime.check import Kept
-from tests.runtime.plans import TINY, configuration, model
+from autotuner.runtime.check import TOLERANCES, Kept, compare
+from tests.runtime.plans import TINY, WIDER, configuration, in_bfloat16, model
+
+FEW_TOKENS = {"b": 8, "l": 4, "h": 16, "n": 2, "p": 8, "f": 64}
 
 
 def test_a_wrong_plan_does_not_pass() -> None:
@@ -24,6 +32,70 @@ def test_float32_is_within_its_tolerance() -> None:
     report = check(configuration(model(dtype="float32"), 0))
     assert report.ok, report.worst
     assert report.worst[1] > 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_layer_with_relu_may_err_as_much_as_the_frameworks_own_in_bfloat16(p: float) -> None:
+    report = check(in_bfloat16("relu", p=p))
+    beyond = {name for name, error in report.errors.items() if error > report.tolerance}
+    assert "linear1.weight" in beyond
+    assert report.ok, report.reasons
+    assert {*report.own_bounds} == beyond
+    assert all(report.own_bounds[name].own.largest > report.tolerance / 2 for name in beyond)
+    (reason,) = (reason for reason in report.reasons if reason.startswith("linear1.weight "))
+    assert "where 4.0e-02 is allowed; the framework's own layer in this type is off by" in reason
+    assert report.allowed["linear1.weight"] == 2 * report.own_bounds["linear1.weight"].own.largest
+    assert report.allowed["y"] == TOLERANCES["bfloat16"]
+
+
+@pytest.mark.slow
+def test_what_the_framework_does_with_other_values_is_allowed_where_few_elements_are_near_zero() -> None:
+    step = compare(in_bfloat16("relu", extents=FEW_TOKENS))
+    first = step.own_errors(0, step.wanted)["linear1.weight"]
+    report = step.report()
+    assert report.errors["linear1.weight"] > max(report.tolerance, 2 * first.largest)
+    assert report.ok, report.reasons
+
+
+@pytest.mark.slow
+def test_a_layer_without_relu_takes_no_step_of_the_framework_beside_the_reference() -> None:
+    report = check(in_bfloat16("gelu_erf"))
+    assert report.ok
+    assert not report.own_bounds
+    assert not report.reasons
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operator, wrong",
+    [("grad_linear1_weight", {"linear1.weight"}), ("grad_linear1_biased", {"linear1.weight", "linear1.bias"})],
+)
+def test_a_kernel_whose_gradients_are_off_by_a_tenth_is_wrong_beside_relu_too(
+    monkeypatch: pytest.MonkeyPatch, operator: str, wrong: set[str]
+) -> None:
+    found = in_bfloat16("relu")
+    (step,) = (step for step in found.steps if operator in step.operators)
+    path, _, name = KERNELS[step.kernel].runs.partition(":")
+    builder = getattr(importlib.import_module(path), name)
+
+    def off_by_a_tenth(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+        run = builder(call, inputs, outputs)
+        shapes = [tuple(made.shape) for made in outputs]
+        if "relu_grad" not in call.subgraph.kinds and (WIDER["f"], WIDER["h"]) not in shapes:
+            return run  # type: ignore[no-any-return]
+
+        def run_off() -> None:
+            run()
+            for made in outputs:
+                made.mul_(1.1)
+
+        return run_off
+
+    monkeypatch.setattr(f"{path}.{name}", off_by_a_tenth)
+    report = check(found)
+    assert not report.ok
+    assert wrong <= {name for name in report.errors if not report.allows(name)}
 
 
 def test_a_mask_that_keeps_too_much_is_not_plausible() -> None:

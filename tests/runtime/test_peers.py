@@ -119,7 +119,7 @@ def test_without_kernels_parameters_are_copied_and_every_workspace_of_the_pool_l
     with torch.no_grad():
         layer.get_parameter("attention.self.query.weight").fill_(7.0)
     again = workspace_of(made(batch()))
-    assert any((base == 7.0).any() for base in again._bases)
+    assert any((base == 7.0).any() for base in again.parameters.bases.values())
 
 
 def _copies(layer: nn.Module) -> bool:

@@ -13,7 +13,8 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.plan.configuration import Configuration
 from autotuner.settings import Limits
 from autotuner.tuner import Progress, TuningPolicy
-from autotuner.tuner.runner import FINALISTS_MAX, RIVAL_FACTOR, RaceRunner, races
+from autotuner.tuner.races import races
+from autotuner.tuner.runner import FINALISTS_MAX, RIVAL_FACTOR, RaceRunner
 from autotuner.tuner.state import TuningState
 from scripts.bench.simulated_fleet import Device, Durations, SimulatedFleet, Simulation
 from tests.made_up import CPU, HERE, space_of, times

@@ -17,7 +17,7 @@ from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Progress, Replay, TuningPolicy
-from autotuner.tuner.runner import openers
+from autotuner.tuner.races import openers
 from tests.made_up import CPU, HERE, space_of, times
 from tests.tuner import asking as tuning
 from tests.tuner.asking import Asking

@@ -164,3 +164,74 @@ def test_a_request_comes_back_from_json_as_it_was(small: Model) -> None:
         Request.from_json({"model": small.to_json()})
     with pytest.raises(InputError, match="gap is -1: give a share of 0 or more"):
         Request(small, options=TuneOptions(gap=-1))
+
+
+class Clocked(Asking):
+    """A measurer whose calls take a second each, and three to compile, by a clock of its own."""
+
+    now_s = 0.0
+
+    def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
+        for each in super().prepare(calls):
+            self.now_s += 3.0
+            yield each
+
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        for each in super().measure(races):
+            self.now_s += 1.0
+            yield each
+
+
+@pytest.mark.slow
+def test_the_time_left_is_that_of_all_stages_whose_calls_are_known(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = times(space_of(small).calls)
+    measurer = Clocked(known)
+    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    told: list[tuple[float, Progress]] = []
+    tune(small, CPU, database, measurer, watch=lambda progress: told.append((measurer.now_s, progress)))
+    ended_s = next(at_s for at_s, progress in told if progress.stage == "solve")
+    operators = len(space_of(small).graph.operators)
+    measuring = [(at_s, p) for at_s, p in told if p.stage == "measure" and p.done]
+    assert len(measuring) == len(known)
+    for at_s, progress in measuring:
+        assert progress.eta_s == pytest.approx(progress.total - progress.done)
+        assert progress.eta_s is not None
+        assert progress.left_s == pytest.approx(progress.eta_s + operators)
+        assert progress.left_s is not None
+        assert 0 <= progress.left_s - (ended_s - at_s) < operators, "fewer calls are chosen than there are operators"
+    confirming = [(at_s, p) for at_s, p in told if p.stage == "confirm"]
+    assert [p.left_s for _, p in confirming[1:]] == [p.eta_s for _, p in confirming[1:]]
+    assert {p.left_s for _, p in told if p.stage == "compile"} == {None}, "nothing says yet how long calls take"
+
+
+@pytest.mark.slow
+def test_the_time_left_is_no_more_than_the_limit(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = times(space_of(small).calls)
+    measurer = Clocked(known)
+    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    seen: list[Progress] = []
+    limits = Limits(seconds=40.0)
+    assert len(known) > 40
+    tune(small, CPU, database, measurer, watch=seen.append, limits=limits, exhaustive=True)
+    told = [progress for progress in seen if progress.stage == "measure" and progress.left_s is not None]
+    assert told
+    assert all(progress.left_s <= 40.0 - progress.spent_s for progress in told if progress.left_s)
+
+
+@pytest.mark.slow
+def test_the_time_left_is_not_told_where_each_solution_may_end_the_run(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends at a gap, and one that asks after each solution what matters yet."""
+    known = times(space_of(small).calls)
+    measurer = Clocked(known)
+    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    seen: list[Progress] = []
+    tune(small, CPU, database, measurer, watch=seen.append, estimated_gap=0.0, exhaustive=False)
+    measuring = [progress for progress in seen if progress.stage == "measure"]
+    assert any(progress.eta_s for progress in measuring)
+    assert all(progress.left_s is None for progress in measuring)

@@ -5,10 +5,22 @@ from dataclasses import dataclass
 
 from autotuner.ir.cost import reduction
 from autotuner.ir.records import STATUSES
-from autotuner.plan.configuration import Configuration, Fusion, Measured
+from autotuner.plan.configuration import Certificate, Configuration, Fusion, Measured
 from autotuner.plan.explanation import PlanExplanation, Weighed
-from autotuner.plan.phrases import MISSING, TIMES, binary, duration, moment, percent, ratio, span
+from autotuner.plan.phrases import (
+    MISSING,
+    ON_A_BUSY_DEVICE,
+    TIMES,
+    binary,
+    duration,
+    moment,
+    percent,
+    ratio,
+    span,
+    times_default,
+)
 
+DEFAULT = "default"
 OVERTAKING_MAX = 10
 Pairs = tuple[tuple[str, str], ...]
 
@@ -104,7 +116,9 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
         yield Figure("estimated gap", percent(certificate.estimated_gap), "by learned costs: not proven")
     if certificate.default_us is not None and certificate.predicted_us:
         words = f"every operator alone, as declared: {duration(certificate.default_us)}"
-        yield Figure("against the default", ratio(certificate.default_us / certificate.predicted_us), words)
+        if certificate.default_is_marked:
+            words += f"; {ON_A_BUSY_DEVICE}"
+        yield Figure("against the default", ratio(_times_default(certificate)), words)
     unfused, chosen = moved.get("unfused"), moved.get("chosen")
     if unfused and chosen is not None:
         less = reduction(unfused, chosen) / 100
@@ -150,11 +164,21 @@ def kernel_totals(configuration: Configuration) -> Iterator[Total]:
             certificate.baseline_us,
             "the strategy of Ivanov et al. (MLSys 2021), same times",
         ),
-        ("default", certificate.default_us, "every operator alone, with every tensor as declared"),
+        (
+            DEFAULT,
+            certificate.default_us,
+            "every operator alone, with every tensor as declared"
+            + (f"; {ON_A_BUSY_DEVICE}" if certificate.default_is_marked else ""),
+        ),
     )
     for name, us, words in others:
         if us is not None:
-            yield Total(name, us, us / plan_us if plan_us else None, words)
+            against = us / plan_us if plan_us else None
+            yield Total(name, us, _times_default(certificate) if name == DEFAULT else against, words)
+
+
+def _times_default(certificate: Certificate) -> float | None:
+    return times_default(certificate.default_us, certificate.predicted_us, is_marked=certificate.default_is_marked)
 
 
 def needs(configuration: Configuration) -> Iterator[Need]:

@@ -15,24 +15,20 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
 from autotuner.server.client.submitting import GivenModel, best_query, checked, checked_key, given_model, params
 from autotuner.server.client.transport import LONGEST_PAUSE_S, Clock, Transport
-from autotuner.server.wire import (
-    PAGE_MAX,
+from autotuner.server.wire.requests import JobsQuery, MeasurementsQuery, Query, SubmittedJob
+from autotuner.server.wire.responses import (
     BestView,
     ConfigurationView,
     DeviceView,
     Health,
     JobPage,
-    JobsQuery,
-    JobStateName,
     JobView,
     MeasurementPage,
-    MeasurementsQuery,
     MeasurementView,
     ModelView,
-    Query,
     StatisticsView,
-    SubmittedJob,
 )
+from autotuner.server.wire.values import PAGE_MAX, JobStateName
 from autotuner.settings import TuneKeywords, checked_token, client_token
 
 PATIENCE_S = 60.0

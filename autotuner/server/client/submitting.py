@@ -11,7 +11,8 @@ from autotuner.errors import InputError, ModelError
 from autotuner.ir.models import ModelFile, load_model, parse_reference
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import Scalar, canonical_json
-from autotuner.server.wire import KEY_PATTERN, BestQuery, Query
+from autotuner.server.wire.requests import BestQuery, Query
+from autotuner.server.wire.values import KEY_PATTERN
 
 GivenModel = str | Path | Mapping[str, Any]
 T = TypeVar("T", bound=BaseModel)

@@ -12,7 +12,7 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
-from autotuner.server.wire import ProblemDetails
+from autotuner.server.wire.responses import ProblemDetails
 from autotuner.settings import server_url
 
 FIRST_PAUSE_S = 0.25

@@ -27,7 +27,9 @@ from autotuner.server.http.documentation import refusals
 from autotuner.server.http.lookups import Lookups
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, given_extents
-from autotuner.server.wire import BestQuery, BestView, ConfigurationView, Id, Identifier
+from autotuner.server.wire.requests import BestQuery
+from autotuner.server.wire.responses import BestView, ConfigurationView
+from autotuner.server.wire.values import Id, Identifier
 
 NEVER_CHANGES = "public, max-age=31536000, immutable"
 

@@ -14,7 +14,8 @@ from autotuner.server.http.access import Access
 from autotuner.server.http.examples import ANSWERS, PROBLEMS
 from autotuner.server.http.problems import PROBLEM_JSON
 from autotuner.server.http.submissions import Submission
-from autotuner.server.wire import TEXT_MAX, ProblemDetails
+from autotuner.server.wire.responses import ProblemDetails
+from autotuner.server.wire.values import TEXT_MAX
 
 TEMPLATE = "#/components/schemas/{model}"
 DESCRIPTION = """\

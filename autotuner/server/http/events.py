@@ -22,7 +22,7 @@ from autotuner.server.http.examples import EVENTS
 from autotuner.server.http.jobs import JobId, find_job, job_view
 from autotuner.server.http.problems import RETRY_AFTER_S, Refusal
 from autotuner.server.http.strict import StrictRoute
-from autotuner.server.wire import Cursor
+from autotuner.server.wire.values import Cursor
 
 State = tuple[int, bool]
 """Revision of a job, and whether it is lost: what followers are told of."""

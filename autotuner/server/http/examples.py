@@ -56,7 +56,7 @@ QUEUED: dict[str, Any] = {
 }  # fmt: skip
 _PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 420, "total": 1733, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4,
-    "bound_us": 3990.1, "gap": 0.283, "estimated_gap": 0.041, "eta_s": 95.0,
+    "bound_us": 3990.1, "gap": 0.283, "estimated_gap": 0.041, "eta_s": 95.0, "left_s": 130.0,
 }  # fmt: skip
 RUNNING = QUEUED | {
     "state": "running",
@@ -68,7 +68,8 @@ RUNNING = QUEUED | {
 }
 CANCELLING = RUNNING | {"cancelling": True, "revision": 10}
 FINISHED = RUNNING | {
-    "state": "finished", "progress": _PROGRESS | {"stage": "done", "done": 1733, "gap": 0.04, "eta_s": 0.0},
+    "state": "finished",
+    "progress": _PROGRESS | {"stage": "done", "done": 1733, "gap": 0.04, "eta_s": 0.0, "left_s": 0.0},
     "counts": {"calls": 1733, "measured": 1693, "reused": 40, "failed": 3}, "configuration_id": 3,
     "finished_at": _LATER, "revision": 61,
 }  # fmt: skip

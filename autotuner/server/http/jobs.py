@@ -25,15 +25,9 @@ from autotuner.server.http.paging import page_of
 from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
-from autotuner.server.wire import (
-    KEY_PATTERN,
-    PRIORITY_MAX,
-    Id,
-    JobPage,
-    JobsQuery,
-    JobView,
-    SubmittedLimits,
-)
+from autotuner.server.wire.requests import JobsQuery, SubmittedLimits
+from autotuner.server.wire.responses import JobPage, JobView
+from autotuner.server.wire.values import KEY_PATTERN, PRIORITY_MAX, Id
 from autotuner.settings import TuneOptions
 
 QUEUED_RETRY_AFTER_S = 30

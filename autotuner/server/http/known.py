@@ -12,12 +12,12 @@ from autotuner.server.http.documentation import refusals
 from autotuner.server.http.paging import page_of
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles
-from autotuner.server.wire import (
+from autotuner.server.wire.requests import MeasurementsQuery
+from autotuner.server.wire.responses import (
     DeviceView,
     EnvironmentView,
     GpuView,
     MeasurementPage,
-    MeasurementsQuery,
     MeasurementView,
     ModelView,
     StatisticsView,

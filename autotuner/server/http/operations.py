@@ -13,7 +13,7 @@ from autotuner.server.http.examples import METRICS
 from autotuner.server.http.metrics import CONTENT_TYPE, Metrics
 from autotuner.server.http.problems import RETRY_AFTER_S, Refusal
 from autotuner.server.http.strict import OpenRoute, StrictRoute
-from autotuner.server.wire import Health, Liveness, Readiness
+from autotuner.server.wire.responses import Health, Liveness, Readiness
 
 
 def operation_routes(database: Database, version: str, metrics: Metrics, watch: Watch) -> APIRouter:

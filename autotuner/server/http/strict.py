@@ -22,7 +22,8 @@ from autotuner.database import Role
 from autotuner.server.http.connections import CHECKERS
 from autotuner.server.http.guard import SAFE
 from autotuner.server.http.problems import Refusal, not_valid, problem
-from autotuner.server.wire import INTEGER_MAX, TEXT_MAX, Query
+from autotuner.server.wire.requests import Query
+from autotuner.server.wire.values import INTEGER_MAX, TEXT_MAX
 
 BODY_MAX_BYTES = 2**20
 """A hundred times a model file of an encoder layer."""

@@ -16,7 +16,8 @@ from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.models.schema import Axes, Definition, Input, Name, OperatorEntry, Option, Parameter
 from autotuner.ir.records import Scalar
 from autotuner.plan.request import Request
-from autotuner.server.wire import OPTIONS_MAX, Axis, Extent, Integer, SubmittedJob, Text
+from autotuner.server.wire.requests import SubmittedJob
+from autotuner.server.wire.values import OPTIONS_MAX, Axis, Extent, Integer, Text
 
 KEPT_MODELS = 1024
 OPERATORS_MAX = 256

@@ -5,7 +5,7 @@ import socket
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -139,7 +139,7 @@ def run_job(
         try:
             with watched(reporter.look), database.writing_behind():
                 spent = Spent.of(job.progress)
-                tuned = _tuned(request, database, file, reporter, spent, policy, measuring, timing)
+                tuned = _tuned(_Run(request, database, file, reporter, policy, measuring, timing), spent)
             beat.flush()
         except CancelledError:
             _end(database, job, log, "cancelled", "it was cancelled; what was measured is kept")
@@ -202,27 +202,37 @@ def doubts_words(found: Configuration) -> str:
     return " ".join(doubt.sentence for doubt in found.doubts)
 
 
-def _tuned(
-    request: Request,
-    database: Database,
-    file: SpaceFile,
-    reporter: Reporter,
-    spent: Spent,
-    policy: TuningPolicy,
-    measuring: Measuring,
-    timing: Timing,
-) -> Tuned:
+@dataclass(frozen=True)
+class _Run:
+    """One attempt at a job: what it answers, of what, with whose means, and who hears of it; see `run_job`."""
+
+    request: Request
+    database: Database
+    file: SpaceFile
+    reporter: Reporter
+    policy: TuningPolicy
+    measuring: Measuring
+    timing: Timing
+
+    @property
+    def limit_s(self) -> float:
+        """The seconds that the job may take; infinite without a limit."""
+        seconds = self.request.options.limits.seconds
+        return inf if seconds is None else seconds
+
+    def save(self, found: Configuration, *, complete: bool) -> int:
+        return tuner.save(self.database, found, tuner.request_key(self.request, self.file), complete=complete)
+
+
+def _tuned(run: _Run, spent: Spent) -> Tuned:
     """Tune and time the answer end to end; do both again where the device had another speed in each."""
     began = monotonic()
-    tuned, timed_now = _tuned_once(request, database, file, reporter, spent, policy, measuring, timing)
-    limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
-    for _ in range(policy.settle_rounds if request.device_type == CPU else 0):
+    tuned, timed_now = _tuned_once(run, spent)
+    for _ in range(run.policy.settle_rounds if run.request.device_type == CPU else 0):
         spent_now = spent.and_since(began)
-        if not timed_now or _is_settled(tuned.configuration, policy) or spent_now.seconds > limit_s:
+        if not timed_now or _is_settled(tuned.configuration, run.policy) or spent_now.seconds > run.limit_s:
             break
-        tuned, timed_now = _tuned_once(
-            request, database, file, reporter, spent_now, policy, measuring, timing, tuned.configuration
-        )
+        tuned, timed_now = _tuned_once(run, spent_now, tuned.configuration)
     return tuned
 
 
@@ -234,55 +244,43 @@ def _is_settled(found: Configuration, policy: TuningPolicy) -> bool:
     return abs(off) <= policy.settled_share
 
 
-def _tuned_once(
-    request: Request,
-    database: Database,
-    file: SpaceFile,
-    reporter: Reporter,
-    spent: Spent,
-    policy: TuningPolicy,
-    measuring: Measuring,
-    timing: Timing,
-    unsettled: Configuration | None = None,
-) -> tuple[Tuned, bool]:
+def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None) -> tuple[Tuned, bool]:
     """Return an answer, and whether it was timed end to end now.
 
     Args:
+        spent: of the request's limits, before.
         unsettled: the answer so far, as for `autotuner.tuner.tune`.
     """
-    began = monotonic()
-    with measuring(request) as measurer:
+    began, request = monotonic(), run.request
+    with run.measuring(request) as measurer:
         samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
         timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
         tuned = tuner.tune(
-            request, file, database, measurer, watch=reporter, spent=spent, provisional=timed, unsettled=unsettled,
-            policy=policy,
+            request, run.file, run.database, measurer, watch=run.reporter, spent=spent, provisional=timed,
+            unsettled=unsettled, policy=run.policy,
         )  # fmt: skip
     found = tuned.configuration
-    is_known = found.measured is not None if samples else database.configurations.get(tuned.id).complete
+    is_known = found.measured is not None if samples else run.database.configurations.get(tuned.id).complete
     if not timed or is_known:
         return tuned, False
-    reporter.stage("end_to_end", samples or 1)
-    limit_s = inf if request.options.limits.seconds is None else request.options.limits.seconds
+    run.reporter.stage("end_to_end", samples or 1)
     waited_s = 0.0
 
     def waiting(seconds: float, words: str) -> None:
         nonlocal waited_s
         waited_s = seconds
-        reporter.wait(words)
+        run.reporter.wait(words)
 
     try:
-        with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > limit_s):
-            found = timing(found, samples, waiting)
+        with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > run.limit_s):
+            found = run.timing(found, samples, waiting)
     except OverError:
         warnings.warn(
-            f"the answer was not timed end to end: the limit of {limit_s:g} s was reached", stacklevel=stacklevel()
+            f"the answer was not timed end to end: the limit of {run.limit_s:g} s was reached", stacklevel=stacklevel()
         )
-        number = tuner.save(database, found, tuner.request_key(request, file), complete=tuned.complete)
-        return replace(tuned, id=number), False
+        return replace(tuned, id=run.save(found, complete=tuned.complete)), False
     complete = tuned.complete and not found.doubts
-    number = tuner.save(database, found, tuner.request_key(request, file), complete=complete)
-    return Tuned(found, number, complete), True
+    return Tuned(found, run.save(found, complete=complete), complete), True
 
 
 def _measurer(request: Request, settings: Settings) -> Measurer:

@@ -117,7 +117,7 @@ class Reporter:
     def stage(self, name: Stage, total: int) -> None:
         """Go on to a stage after the tuning run; what the run found stays."""
         last = self._last or Progress(name, 0, total)
-        self(replace(last, stage=name, done=0, total=total, eta_s=None))
+        self(replace(last, stage=name, done=0, total=total, eta_s=None, left_s=None))
 
     def wait(self, note: str) -> None:
         """Say what is waited for, at the progress of before."""

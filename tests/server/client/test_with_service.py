@@ -11,7 +11,7 @@ from autotuner.database import Database, open_database
 from autotuner.errors import InputError, JobStateError, ModelError, NotFoundError
 from autotuner.ir.models import Model
 from autotuner.server.client import Client
-from autotuner.server.wire import JobView
+from autotuner.server.wire.responses import JobView
 from autotuner.server.worker import attending, loop, run
 from tests.made_up import HERE, LAYER, small_model, space_of, times
 from tests.server.client.served import PATIENCE_S, Served

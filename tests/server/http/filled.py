@@ -18,7 +18,7 @@ ELSEWHERE = Environment("cpu", "EPYC", (("cores", 64),))
 TINY = named_model("bert-encoder:tiny")
 PROGRESS: dict[str, Any] = {
     "stage": "measure", "done": 5, "total": 20, "measured": 4, "reused": 1, "failed": 2, "best_us": 15.0,
-    "bound_us": 10.0, "eta_s": 3.0, "gap": 0.5, "estimated_gap": 0.1,
+    "bound_us": 10.0, "eta_s": 3.0, "left_s": 4.0, "gap": 0.5, "estimated_gap": 0.1,
 }  # fmt: skip
 
 

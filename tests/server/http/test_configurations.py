@@ -14,7 +14,7 @@ from autotuner.ir.records import Doubt, Scalar
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
 from autotuner.server.http import create_app
-from autotuner.server.wire import BestView, ConfigurationView
+from autotuner.server.wire.responses import BestView, ConfigurationView
 from tests.plan.explained import explained_configuration
 from tests.server.http.filled import HERE, TINY, answer, fill
 

@@ -13,11 +13,10 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
 from autotuner.server.http import examples
 from autotuner.server.http.problems import PROBLEM_JSON
-from autotuner.server.wire import (
+from autotuner.server.wire.responses import (
     BestView,
     ConfigurationView,
     DeviceView,
-    Dtype,
     Health,
     JobPage,
     JobView,
@@ -25,6 +24,7 @@ from autotuner.server.wire import (
     ModelView,
     ProblemDetails,
 )
+from autotuner.server.wire.values import Dtype
 
 
 @pytest.fixture

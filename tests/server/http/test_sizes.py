@@ -15,7 +15,8 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from autotuner.database import Database, open_database
-from autotuner.database.queue import KEPT_BYTES, ROW_BYTES
+from autotuner.database.job_rows import KEPT_BYTES
+from autotuner.database.queue import ROW_BYTES
 from autotuner.database.tables import JobRow
 from autotuner.ir.models import load_model, named_model
 from autotuner.plan.request import Request

@@ -1,0 +1,98 @@
+"""Memory of a caller's parameters: what is read where it is, and what is copied into a plan's buffers."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autotuner.plan.memory_planner import Geometry
+from autotuner.runtime.cuda import Run
+
+
+def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype]:
+    """Return what a tensor's elements are found by: address, strides, shape and type."""
+    return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterMemory:
+    """The caller's parameters: those that are read in their own memory, and those that are copied.
+
+    Args:
+        views: of each of the plan's that is read where it is, declared axes in order, strides as the plan says.
+        lying: for each of the caller's parameters, where it lies in the plan's buffers.
+        apart: the buffers of parameters that have no views: they are copied there before each forward.
+        current: the caller's parameters, in the order of `lying`.
+        moving: whether those that are copied may have other memory at each forward.
+    """
+
+    views: Mapping[str, Tensor]
+    lying: Sequence[Geometry] = ()
+    apart: frozenset[int] = frozenset()
+    current: Sequence[Tensor] = ()
+    moving: bool = False
+
+
+class ParameterCopies:
+    """Buffers for copies of some parameters, and where all others are.
+
+    Attributes:
+        bases: these buffers, by number.
+        copying: calls that copy parameters whose memory stays, at the start of each forward.
+    """
+
+    def __init__(
+        self,
+        lying: Sequence[Geometry],
+        apart: Iterable[int],
+        current: Sequence[Tensor],
+        *,
+        allocate: Callable[[int], Tensor],
+        moving: bool,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            lying, apart, current, moving: as those of `ParameterMemory`.
+            allocate: makes a buffer, given its number.
+        """
+        self.bases: dict[int, Tensor] = {}
+        self.copying: list[Run] = []
+        self._copies: list[tuple[int, Tensor]] = []
+        for number in sorted(set(apart)):
+            base = self.bases[number] = allocate(number)
+            members = [
+                (index, base.as_strided(lies.shape, lies.strides, lies.offset))
+                for index, lies in enumerate(lying)
+                if lies.buffer == number
+            ]
+            if moving:
+                self._copies += members
+            else:
+                self.copying.append(_copying(base, members, current))
+        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if lying[i].buffer not in self.bases]
+
+    def have_others_moved(self, current: Sequence[Tensor]) -> bool:
+        """Say whether a parameter that is read where it was has other memory by now."""
+        return any(current[index].data_ptr() != pointer for index, pointer in self._where)
+
+    def take(self, current: Sequence[Tensor]) -> None:
+        """Copy those that may have other memory each time."""
+        if self._copies:
+            with torch.no_grad():
+                torch._foreach_copy_([copy for _, copy in self._copies], [current[index] for index, _ in self._copies])
+
+
+def _copying(base: Tensor, members: Sequence[tuple[int, Tensor]], current: Sequence[Tensor]) -> Run:
+    """Return the call that copies parameters into their buffer: one kernel where they fill it one behind the other."""
+    copies = [copy for _, copy in members]
+    sources = [current[index].detach() for index, _ in members]
+    ends = [0]
+    for copy in copies:
+        ends.append(ends[-1] + copy.numel())
+    starts = [copy.storage_offset() for copy in copies]
+    if starts == ends[:-1] and ends[-1] == base.numel() and all(t.is_contiguous() for t in (*copies, *sources)):
+        flat = [source.view(-1) for source in sources]
+        return lambda: torch.cat(flat, out=base)
+    return lambda: torch._foreach_copy_(copies, sources)
