@@ -20,6 +20,12 @@ def operand_letters(node: Node) -> tuple[str, ...]:
     return inputs + (tuple(right.split(",")) if node.outputs else ())
 
 
+def letter_sides(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the letters that a spec binds to the inputs, and those that it binds to the outputs."""
+    letters = operand_letters(node)
+    return letters[: len(node.inputs)], letters[len(node.inputs) :]
+
+
 def operand_numbers(node: Node) -> tuple[int, ...]:
     return node.inputs + node.outputs
 
