@@ -61,6 +61,35 @@ def programmed(kind: str, attributes: Attributes) -> Programmed:
     return Programmed(program, wrt, reads, tuple(inputs[place] for place in wrt))
 
 
+FLAG = (0.0, 1.0)
+"""Ends of what stands for true or false."""
+_POSITIVE = (0.5, 1.5)
+_MOVES = "_to_copy alias clone expand permute reshape select slice squeeze t transpose unsqueeze view".split()
+_TESTED = ("ne.Scalar", "eq.Scalar")
+_POSITIVE_IN = "log log10 log1p log2 pow reciprocal rsqrt sqrt xlogy".split()
+
+
+def ranges(found: Programmed) -> dict[int, tuple[float, float]]:
+    """Return ends of the values that make sense for operands read, by place; other values may be anything.
+
+    Those of a logarithm, a root, a power or a divisor are above 0; what is compared with 0 stands for true or false.
+    """
+    program, inputs = found.program, range(len(found.program.inputs))
+    stands = {value: value for value in inputs}
+    known: dict[int, tuple[float, float]] = {}
+    for value, call in enumerate(program.calls, start=len(inputs)):
+        name, reads = call.name.partition(".")[0], [stands.get(each) for each in call.reads]
+        if name in _MOVES and reads[:1] != [None]:
+            stands[value] = cast(int, reads[0])
+        divisor = reads[1:2] if name == "div" else reads[:1] if name in _POSITIVE_IN else []
+        known |= {each: _POSITIVE for each in divisor if each is not None}
+        if call.name in _TESTED and call.arguments[1] == 0:
+            known |= {each: FLAG for each in reads if each is not None}
+    if not found.wrt:
+        return known
+    return {place: known[number] for place, number in enumerate(program.saved, start=1) if number in known}
+
+
 def of_operator(operator: Operator) -> Programmed:
     """Return what an operator does with its program.
 

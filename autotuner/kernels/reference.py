@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import GraphError
-from autotuner.ir.programmed import Programmed, programmed
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
-from autotuner.kernels.torch.programs import function_of, gradients
+from autotuner.kernels.torch.programmed import PROGRAMMED
+from autotuner.kernels.torch.programmed import onto as _onto
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -81,12 +81,6 @@ def _attribute(node: Node, name: str) -> Scalar:
 def _places(part: str, whole: str) -> list[int]:
     """Return the place in `whole` of each axis of `part`."""
     return [whole.index(axis) for axis in part]
-
-
-def _onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
-    """Return a view of a tensor that broadcasts onto a tensor with the axes `whole`."""
-    ordered = tensor.permute([axes.index(axis) for axis in whole if axis in axes])
-    return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
 
 
 def _sum_onto(tensor: Tensor, whole: str, axes: str) -> Tensor:
@@ -292,65 +286,6 @@ def _rms_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Te
     return (_sum_onto(grad * x * _onto(reciprocal_root, rest, whole), whole, normalised),)
 
 
-def _is_wide(found: Programmed, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether float64 is given for a narrower type, so that all types inside are read as float64."""
-    return any(tensor.dtype == torch.float64 and dtype != "float64"
-               for tensor, (dtype, _) in zip(tensors, found.reads, strict=True))  # fmt: skip
-
-
-def _program(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    found = programmed(node.kind, node.attributes)
-    operands = [tensor.reshape(shape) for tensor, (_, shape) in zip(tensors, found.reads, strict=True)]
-    return (function_of(found.program, _is_wide(found, tensors))(*operands),)
-
-
-def _program_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Differentiate a program; inputs that are not saved are zeros, since the gradient does not read them."""
-    found = programmed(node.kind, node.attributes)
-    wide, (grad, *saved) = _is_wide(found, tensors), tensors
-    known = dict(zip(found.program.saved, saved, strict=True))
-    inputs = [
-        known[place].reshape(each.shape) if place in known else
-        torch.zeros(each.shape, dtype=torch.float64 if wide else getattr(torch, each.dtype), device=grad.device)
-        for place, each in enumerate(found.program.inputs)
-    ]  # fmt: skip
-    return gradients(found.program, found.wrt, grad, inputs, function_of(found.program, wide))
-
-
-def _pointwise(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    found, (letters, (whole,)) = programmed(node.kind, node.attributes), _axes(node)
-    operands = [_onto(tensor, axes, whole) for tensor, axes in zip(tensors, letters, strict=True)]
-    return (function_of(found.program, _is_wide(found, tensors))(*operands),)
-
-
-def _pointwise_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Differentiate an expression; the gradient of an operand with fewer axes is summed onto these."""
-    found, ((whole, *letters), (axes,)) = programmed(node.kind, node.attributes), _axes(node)
-    wide, (grad, *saved), (place,) = _is_wide(found, tensors), tensors, found.wrt
-    known = dict(zip(found.program.saved, zip(saved, letters, strict=True), strict=True))
-
-    def zeros(dtype: str, shape: Sequence[int]) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64 if wide else getattr(torch, dtype), device=grad.device)
-
-    inputs = [
-        _onto(*known[number], whole) if number in known else zeros(each.dtype, [1] * len(whole))
-        for number, each in enumerate(found.program.inputs)
-    ]
-    function = function_of(found.program, wide)
-    if place not in known:
-        shape = [grad.shape[whole.index(axis)] if axis in axes else 1 for axis in whole]
-        inputs[place] = zeros(found.program.inputs[place].dtype, shape)
-
-    def spread(*operands: Tensor) -> Tensor:
-        return function(*operands).expand(grad.shape)
-
-    (made,) = gradients(found.program, found.wrt, grad, inputs, spread)
-    kept = [each for each, axis in enumerate(whole) if axis in axes]
-    rest = "".join(axis for axis in whole if axis in axes)
-    narrow = made.reshape([made.shape[each] for each in kept])
-    return (narrow.permute([rest.index(axis) for axis in axes]),)
-
-
 REFERENCE: Mapping[str, Function] = {
     "contraction": _contraction,
     "bias": _bias,
@@ -383,9 +318,5 @@ REFERENCE: Mapping[str, Function] = {
     "layer_norm": _layer_norm,
     "layer_norm_grad_input": _layer_norm_grad_input,
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,
-    "pointwise": _pointwise,
-    "pointwise_grad": _pointwise_grad,
-    "pointwise_sum": _pointwise_grad,
-    "program": _program,
-    "program_grad": _program_grad,
+    **PROGRAMMED,
 }
