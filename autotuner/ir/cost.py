@@ -21,8 +21,11 @@ class Cost:
 
 
 def operator_flop(graph: Graph, operator: Operator) -> int:
-    """Return the flop of an operator: two per element of the iteration space of a contraction, else per element of
-    its largest operand as its kind states, or one for each call of its program. A transcendental function counts as one; random numbers count as none."""
+    """Return the flop of an operator.
+
+    It is two per element of the iteration space of a contraction, else per element of its largest operand as its kind
+    states, or one for each call of its program. A transcendental function counts as one; random numbers count as none.
+    """
     kind = kind_of(operator)
     if kind.operator_class == "contraction":
         return kind.flop_per_element * prod(graph.letters(operator).values())

@@ -54,6 +54,15 @@ class Kind:
         ranges: from and to, of the values that are made up for an input when kernels are measured; others are normal.
             Inputs are counted as in `pattern`; shorter patterns lack none behind these.
         even: the extent of the attribute `axis` must be even, since the kind tells its two halves apart.
+        placewise: one place along an axis of the result follows from the same place of the operands, so that a part of
+            the result can be made alone.
+        shown: its result is in memory wherever only products read it, since what fuses with these reads it from there.
+        computed_wide: kernels compute it in float32 whatever the type, and round the result once; casts around it that
+            say so are left out when a model is read.
+        by_rows: the row kernels of CUDA devices have an expression of it.
+        stem: what its results are called in a model that is read from a module; its own name where this is "".
+        statistics: what its further results are called there.
+        roles: what its operands are called there, by place; the others are inputs.
     """
 
     name: str
@@ -69,6 +78,13 @@ class Kind:
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     even: bool = False
     shorter: tuple[str, ...] = ()
+    placewise: bool = False
+    shown: bool = False
+    computed_wide: bool = False
+    by_rows: bool = False
+    stem: str = ""
+    statistics: tuple[str, ...] = ()
+    roles: Mapping[int, str] = field(default_factory=dict)
 
     def sides(self, inputs: Sequence[str], outputs: Sequence[str]) -> Sides:
         """Return the symbols of the inputs and of the outputs of an operator whose operands have these axes."""
@@ -118,35 +134,49 @@ _ANGLES = {1: _WAVE, 2: _WAVE}
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=derivatives.contraction, fusible=False),
-        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=derivatives.bias),
-        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=derivatives.scale),
-        Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=derivatives.cast),
-        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=derivatives.mask),
+        Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=derivatives.contraction, fusible=False,
+             placewise=True, shown=True, stem="product", roles={1: "weight"}),
+        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=derivatives.bias, placewise=True,
+             shown=True, by_rows=True, roles={1: "vector"}),
+        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=derivatives.scale,
+             placewise=True, by_rows=True),
+        Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=derivatives.cast,
+             placewise=True, shown=True, by_rows=True),
+        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=derivatives.mask, placewise=True,
+             stem="masked", roles={1: "over"}),
         Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
-             gradient=derivatives.mask),
+             gradient=derivatives.mask, stem="masked"),
         Kind("row_mask", "bqnp,bq->bqnp", "X,S->X", "element-wise", 1, gradient=derivatives.row_mask,
              ranges={1: (0.0, 1.0)}),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
-             gradient=derivatives.softmax),
-        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input),
-        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=derivatives.of_input),
-        Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=derivatives.relu),
-        Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=derivatives.of_input),
+             gradient=derivatives.softmax, computed_wide=True, stem="attention", statistics=("logsumexp",)),
+        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input, placewise=True,
+             computed_wide=True, by_rows=True),
+        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=derivatives.of_input, placewise=True,
+             computed_wide=True, by_rows=True),
+        Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=derivatives.relu, placewise=True,
+             computed_wide=True, by_rows=True),
+        Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=derivatives.of_input, placewise=True,
+             computed_wide=True, by_rows=True),
         Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",),
-             gradient=derivatives.dropout_mask, fusible=False),
-        Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=derivatives.dropout),
-        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=derivatives.add),
-        Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=derivatives.multiply),
+             gradient=derivatives.dropout_mask, fusible=False, stem="mask"),
+        Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=derivatives.dropout,
+             by_rows=True),
+        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=derivatives.add, placewise=True,
+             by_rows=True),
+        Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=derivatives.multiply, placewise=True,
+             by_rows=True),
         Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=derivatives.rotary,
-             fused_alone=True, ranges=_ANGLES, even=True),
+             fused_alone=True, ranges=_ANGLES, even=True, shown=True, roles={1: "cosine", 2: "sine"}),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
              ("value", "statistic", "statistic"), gradient=derivatives.layer_norm, fused_alone=True,
-             shorter=("X,H->X,R,R", "X->X,R,R")),
+             shorter=("X,H->X,R,R", "X->X,R,R"), shown=True, by_rows=True, stem="norm",
+             statistics=("mean", "reciprocal_deviation"), roles={1: "scale", 2: "bias"}),
         Kind("rms_norm", "blh,h->blh,bl", "X,H->X,R", "normalisation", 4, {"epsilon": float}, ("value", "statistic"),
-             gradient=derivatives.rms_norm, fused_alone=True, shorter=("X->X,R",)),
+             gradient=derivatives.rms_norm, fused_alone=True, shorter=("X->X,R",), shown=True, by_rows=True,
+             statistics=("reciprocal_root",), roles={1: "scale"}),
         Kind("pointwise", "blnp,np->blnp", "*->X", "element-wise", 1, {"program": str}, gradient=derivatives.pointwise,
-             fused_alone=True),
+             fused_alone=True, placewise=True),
         Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
              fused_alone=True),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
@@ -154,22 +184,23 @@ KINDS: Mapping[str, Kind] = {
         Kind("pointwise_sum", "blnp,blnp,np->np", "*->S", "normalisation", 2, {"program": str, "wrt": int},
              fused_alone=True),
         Kind("program_grad", "bnf,blf->blf", "D*->D*", "normalisation", 2, {"program": str}, fused_alone=True),
-        Kind("bias_grad", "blf->f", "X->S", "normalisation", 1),
+        Kind("bias_grad", "blf->f", "X->S", "normalisation", 1, by_rows=True),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
-        Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11),
-        Kind("gelu_tanh_grad", "blf,blf->blf", "X,X->X", "element-wise", 18),
-        Kind("relu_grad", "blf,blf->blf", "X,X->X", "element-wise", 1),
-        Kind("silu_grad", "blf,blf->blf", "X,X->X", "element-wise", 8),
+        Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11, by_rows=True),
+        Kind("gelu_tanh_grad", "blf,blf->blf", "X,X->X", "element-wise", 18, by_rows=True),
+        Kind("relu_grad", "blf,blf->blf", "X,X->X", "element-wise", 1, by_rows=True),
+        Kind("silu_grad", "blf,blf->blf", "X,X->X", "element-wise", 8, by_rows=True),
         Kind("rotary_grad", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str},
              fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm_grad_input", "blh,blh,h,bl,bl->blh", "X,X,H,R,R->X", "normalisation", 10,
-             fused_alone=True, ranges={4: _POSITIVE}, shorter=("X,X,R,R->X",)),
+             fused_alone=True, ranges={4: _POSITIVE}, shorter=("X,X,R,R->X",), by_rows=True),
         Kind("layer_norm_grad_parameters", "blh,blh,bl,bl->h,h", "X,X,R,R->H,H", "normalisation", 5,
-             makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R,R->H",)),
+             makes=("value", "value"), fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R,R->H",),
+             by_rows=True),
         Kind("rms_norm_grad_input", "blh,blh,h,bl->blh", "X,X,H,R->X", "normalisation", 7,
-             fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R->X",)),
+             fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,X,R->X",), by_rows=True),
         Kind("rms_norm_grad_parameters", "blh,blh,bl->h", "X,X,R->H", "normalisation", 3,
-             fused_alone=True, ranges={2: _POSITIVE}),
+             fused_alone=True, ranges={2: _POSITIVE}, by_rows=True),
     )
 }  # fmt: skip
 

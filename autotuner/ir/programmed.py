@@ -64,9 +64,23 @@ def programmed(kind: str, attributes: Attributes) -> Programmed:
 FLAG = (0.0, 1.0)
 """Ends of what stands for true or false."""
 _POSITIVE = (0.5, 1.5)
-_MOVES = "_to_copy alias clone expand permute reshape select slice squeeze t transpose unsqueeze view".split()
+_MOVES = [
+    "_to_copy",
+    "alias",
+    "clone",
+    "expand",
+    "permute",
+    "reshape",
+    "select",
+    "slice",
+    "squeeze",
+    "t",
+    "transpose",
+    "unsqueeze",
+    "view",
+]
 _TESTED = ("ne.Scalar", "eq.Scalar")
-_POSITIVE_IN = "log log10 log1p log2 pow reciprocal rsqrt sqrt xlogy".split()
+_POSITIVE_IN = ["log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy"]
 
 
 def ranges(found: Programmed) -> dict[int, tuple[float, float]]:

@@ -79,8 +79,13 @@ def _inside_order(
     for number, own in axes.items():
         if number in memory:
             continue
-        like = None if has_programs(subgraph) else next(
-            ([x for x in order if x != STACK_AXIS] for order in ranked if set(own) == set(order) - {STACK_AXIS}), None
+        like = (
+            None
+            if has_programs(subgraph)
+            else next(
+                ([x for x in order if x != STACK_AXIS] for order in ranked if set(own) == set(order) - {STACK_AXIS}),
+                None,
+            )
         )
         found[number] = like if like is not None else list(own)
     return found

@@ -156,3 +156,13 @@ def test_operands_of_a_program_have_the_elements_and_types_of_its_text() -> None
     assert types_made(turned, ["float32"]) == ("float32",)
     with pytest.raises(GraphError, match="operator 'op': its program reads 'in0' in float32, not in bfloat16"):
         types_made(turned, ["bfloat16"])
+
+
+def test_a_kind_says_what_it_is_when_a_model_is_read() -> None:
+    assert {name for name, kind in KINDS.items() if kind.computed_wide} == {
+        "softmax", "gelu_erf", "gelu_tanh", "silu", "relu",
+    }  # fmt: skip
+    assert all(len(kind.statistics) == len(kind.makes) - 1 for kind in KINDS.values() if kind.gradient)
+    for kind in KINDS.values():
+        assert all(place < len(kind.example.partition("->")[0].split(",")) for place in kind.roles), kind.name
+        assert kind.name == "contraction" or not kind.placewise or kind.keeps_axes

@@ -21,11 +21,7 @@ from autotuner.kernels.rules.elementwise import dropout_masks
 from autotuner.kernels.rules.fused import global_letters, kept_as_declared
 from autotuner.kernels.rules.stacked import stacked_vector_layouts
 
-FUSED = frozenset({
-    "bias", "scale", "add", "multiply", "cast", "dropout", "gelu_erf", "gelu_tanh", "relu", "silu", "gelu_erf_grad",
-    "gelu_tanh_grad", "relu_grad", "silu_grad", "layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters",
-    "rms_norm", "rms_norm_grad_input", "rms_norm_grad_parameters", "bias_grad",
-})  # fmt: skip
+FUSED = frozenset(kind.name for kind in KINDS.values() if kind.by_rows)
 SUMS = frozenset(name for name in FUSED if not KINDS[name].keeps_axes)
 """Kinds whose results are sums over rows."""
 NORMS = frozenset({"layer_norm", "layer_norm_grad_input", "rms_norm", "rms_norm_grad_input"})
