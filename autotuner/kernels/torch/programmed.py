@@ -84,7 +84,7 @@ def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> C
     by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
     made = dict(zip(call.subgraph.outputs, outputs, strict=True))
     operands = [by_number[number] for number in node.inputs]
-    steps = _steps(node, operands)
+    steps = _steps(call, operands)
     targets = [(place, made[number]) for place, number in enumerate(node.outputs) if number in made]
 
     def run() -> None:
@@ -95,14 +95,21 @@ def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> C
     return run
 
 
-def _steps(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
-    mode = FakeTensorMode()
-    with torch.no_grad(), mode:
-        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
-        found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
-    found.graph.eliminate_dead_code()
-    found.recompile()
-    return found
+_TRACED: dict[tuple[str, torch.device], fx.GraphModule] = {}
+
+
+def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
+    """Return the traced calls; they are traced once for each call key and process."""
+    key, (node,) = (call.key, operands[0].device), call.subgraph.nodes
+    if key not in _TRACED:
+        mode = FakeTensorMode()
+        with torch.no_grad(), mode:
+            fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
+            found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
+        found.graph.eliminate_dead_code()
+        found.recompile()
+        _TRACED[key] = found
+    return _TRACED[key]
 
 
 def onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
