@@ -66,7 +66,7 @@ def test_a_model_with_programs_is_tuned_and_trains_as_float64_does(tmp_path: Pat
     """With made-up times; every candidate is verified, and the training step runs for real."""
     of, file = model(tmp_path, "float32"), load_space(without_compilers(tmp_path))
     calls = build_space(training_graph(of.graph()), file).calls
-    assert faults(calls.values()) == {}
+    assert faults(list(calls.values())) == {}
     with open_database(tmp_path / "tuned.sqlite") as database:
         found = tune(of, file, database, Asking(times(calls)), policy=TuningPolicy(explaining_s=0.1))
     kernels = {operator: step.kernel for step in found.steps for operator in step.operators}

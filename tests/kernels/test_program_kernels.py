@@ -5,16 +5,19 @@ from collections.abc import Sequence
 import pytest
 
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.cost import operator_flop
 from autotuner.ir.graph import Graph, Operator, Role, Tensor
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.measure.operands import Buffers, Values
+from autotuner.measure.tolerance import allowed
 from autotuner.measure.verification import References, fault
 from autotuner.space.fusion import covers
 from tests.programs import expression, graph_of, written
 
 EXTENTS = {"b": 2, "l": 5, "n": 3, "p": 4, "h": 12}
+CAP = [("div.Tensor", ["%0", 5.0]), ("tanh.default", ["%1"]), ("mul.Tensor", ["%2", 5.0])]
 GATED = [("mul.Tensor", ["%0", 0.5]), ("tanh.default", ["%3"]), ("mul.Tensor", ["%4", "%1"]),
          ("add.Tensor", ["%5", "%2"])]  # fmt: skip
 WINDOW = [("roll.default", ["%0", [1], [1]]), ("view.default", ["%2", [2, 5, 3, 4]]),
@@ -70,7 +73,7 @@ def test_a_program_is_right_as_it_is_declared(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_compiler_takes_expressions_alone_and_with_their_neighbours(dtype: str) -> None:
-    calls = [call for call in calls_of(chain(dtype), "inductor") if call.subgraph.tensors]
+    calls = calls_of(chain(dtype), "inductor")
     sets = {"+".join(call.subgraph.kinds) for call in calls}
     assert "scale+pointwise+program+gelu_erf" in sets
     assert {"pointwise", "pointwise_grad", "pointwise_sum", "program", "program_grad"} <= sets
@@ -97,3 +100,31 @@ def declared(call: Call) -> bool:
     """Tell whether all tensors of a call lie as they are declared."""
     forms = zip(call.subgraph.boundary, call.candidate.forms, strict=True)
     return all(form == call.subgraph.tensors[number].axes for number, form in forms)
+
+
+def test_made_up_operands_stand_for_what_a_program_reads() -> None:
+    """A flag is 0 or 1, what a root or a quotient is taken of is above 0; the rest is normal."""
+    calls = [("ne.Scalar", ["%0", 0]), ("_to_copy.default", ["%1"], {"dtype": "dtype:float32"}),
+             ("rsqrt.default", ["%5"]), ("div.Tensor", ["%6", "%2"]), ("where.self", ["%4", "%7", "%3"])]  # fmt: skip
+    text = expression(calls, *["float32"] * 4, wanted=[1, 2, 3])
+    graph = training_graph(graph_of("pointwise", "bl,bl,bl,bl->bl", text, {"b": 30, "l": 20}))
+    for operator in graph.operators:
+        subgraph = graph.subgraph([operator], operator.inputs, operator.outputs)
+        values = dict(zip(operator.inputs, Values(subgraph).inputs.values(), strict=True))
+        assert sorted(values["x0"].unique().tolist()) == [0.0, 1.0]
+        for name in ("x1", "x2"):
+            assert name not in values or 0.5 <= float(values[name].min()) <= float(values[name].max()) <= 1.5
+        assert all(float(values[name].min()) < 0 for name in ("x3", "grad_y") if name in values)
+    assert faults(calls_of(graph_of("pointwise", "bl,bl,bl,bl->bl", text, {"b": 3, "l": 2}), "torch_pointwise")) == []
+
+
+def test_tolerances_and_flop_grow_with_the_calls() -> None:
+    short, long = (expression(calls, "float32") for calls in (CAP[:1], CAP))
+    found = []
+    for text in (short, long):
+        graph = graph_of("pointwise", "bl->bl", text, EXTENTS)
+        (operator,) = graph.operators
+        subgraph = graph.subgraph([operator], operator.inputs, operator.outputs)
+        found.append((operator_flop(graph, operator), allowed(subgraph, "float32")[0]))
+    assert [flop for flop, _ in found] == [10, 30]
+    assert found[1][1] == 3 * found[0][1]
