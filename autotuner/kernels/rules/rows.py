@@ -14,18 +14,14 @@ from typing import Literal
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
-from autotuner.kernels.geometry import forms_by_number, merge, operand_numbers
+from autotuner.kernels.geometry import forms_by_number, letter_sides, merge, operand_numbers
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import dropout_masks
 from autotuner.kernels.rules.fused import global_letters, kept_as_declared
 from autotuner.kernels.rules.stacked import stacked_vector_layouts
 
-FUSED = frozenset({
-    "bias", "scale", "add", "multiply", "cast", "dropout", "gelu_erf", "gelu_tanh", "relu", "silu", "gelu_erf_grad",
-    "gelu_tanh_grad", "relu_grad", "silu_grad", "layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters",
-    "rms_norm", "rms_norm_grad_input", "rms_norm_grad_parameters", "bias_grad",
-})  # fmt: skip
+FUSED = frozenset(kind.name for kind in KINDS.values() if kind.by_rows)
 SUMS = frozenset(name for name in FUSED if not KINDS[name].keeps_axes)
 """Kinds whose results are sums over rows."""
 NORMS = frozenset({"layer_norm", "layer_norm_grad_input", "rms_norm", "rms_norm_grad_input"})
@@ -141,7 +137,7 @@ def places_of(nodes: Sequence[Node]) -> dict[int, Place]:
     """Return whether tensors have rows and columns or one of them; a cast changes nothing about that."""
     places: dict[int, Place] = {}
     for node in nodes:
-        sides = KINDS[node.kind].sides(len(node.inputs), len(node.outputs))
+        sides = KINDS[node.kind].sides(*letter_sides(node))
         for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
             if node.kind != "cast":
                 places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
@@ -28,10 +29,6 @@ READS_MAX = 6
 FAR_SHARE, FAR_MAX = 8, 4
 """Tensors that all layers may read: those whose first and last readers are an eighth of the program apart, and how many
 of them are tried."""
-
-
-SHOWN = frozenset(("contraction", "bias", "rotary", "rms_norm", "layer_norm", "cast"))
-"""Kinds whose results are in memory wherever only products read them: what fuses with these reads them from there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +93,7 @@ class Uses:
             reader.kind for reader in readers for operand in reader.inputs
             if operand.view.tensor is tensor and taken_by(operand.view) == taken
         }  # fmt: skip
-        is_made = tensor.made_by is not None and tensor.made_by.kind in SHOWN
+        is_made = tensor.made_by is not None and KINDS[tensor.made_by.kind].shown
         return is_made and of_taken == {"contraction"} and inside.issuperset(readers)
 
 

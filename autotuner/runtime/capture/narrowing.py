@@ -7,11 +7,10 @@ does. Models write such casts out, and autocast has them.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autotuner.ir.kinds import KINDS
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.blocks import Uses
 from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View
-
-COMPUTED_WIDE = ("softmax", "gelu_erf", "gelu_tanh", "silu", "relu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ def renamed(view: View, stands_for: dict[TensorValue, TensorValue]) -> View:
 
 def _chain(first: Operation, uses: Uses) -> _Chain | None:
     """Return the casts around an operator, or None where it has to be computed in float32 as it stands."""
-    if first.kind not in COMPUTED_WIDE:
+    if not KINDS[first.kind].computed_wide:
         return None
     up = first.inputs[0].view.tensor.made_by
     if up is None or not _is_plain_cast(up):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotuner.errors import AutotunerError
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import Model, ModelFile
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.records import digest
@@ -15,24 +16,6 @@ from autotuner.runtime.capture.blocks import Block
 from autotuner.runtime.capture.program import BoundView, Operation, Taken, TensorValue, fixed_of, source_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
-NAMES = {
-    "contraction": "product",
-    "layer_norm": "norm",
-    "softmax": "attention",
-    "dropout_mask": "mask",
-    "causal_mask": "masked",
-    "mask": "masked",
-}
-STATISTICS = {
-    "layer_norm": ("mean", "reciprocal_deviation"),
-    "softmax": ("logsumexp",),
-    "rms_norm": ("reciprocal_root",),
-}
-
-PLACEWISE = frozenset(
-    ("contraction", "bias", "cast", "add", "multiply", "scale", "mask", "gelu_erf", "gelu_tanh", "relu", "silu")
-)
-"""Kinds of which one place of a result follows from the same place of the operands."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +147,7 @@ class _Writing:
             operation = tensor.made_by
             if tensor not in self.inside or operation is None or fixed in self.wanted.setdefault(operation, []):
                 continue
-            if fixed and operation.kind not in PLACEWISE:
+            if fixed and not KINDS[operation.kind].placewise:
                 raise UnknownError(f"a part is taken of what a {operation.kind} makes")
             self.wanted[operation].append(fixed)
             waiting += [(each.view.tensor, _fixed(each, dict(fixed))) for each in reversed(operation.inputs)]
@@ -183,7 +166,7 @@ class _Writing:
 
     def _entry(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> dict[str, Any]:
         places = dict(fixed)
-        stem = NAMES.get(operation.kind, operation.kind)
+        stem = KINDS[operation.kind].stem or operation.kind
         count = self.counts[stem] = self.counts.get(stem, 0) + 1
         name = f"{stem}_{count}"
         given = [
@@ -191,7 +174,7 @@ class _Writing:
             for number, operand in enumerate(operation.inputs)
         ]
         read = [self.letters(_bound(operand, places)) for operand, _ in given]
-        makes = [name, *(f"{name}_{each}" for each in STATISTICS.get(operation.kind, ()))]
+        makes = [name, *(f"{name}_{each}" for each in KINDS[operation.kind].statistics)]
         made = []
         for number, tensor in enumerate(operation.outputs):
             axes = [axis for axis in _axes(tensor) if axis not in places]
@@ -222,7 +205,7 @@ class _Writing:
                 (o, n) for o in self.block.operations for n, read in enumerate(o.inputs) if read.view.tensor is made
             )
             operation, number = next(readers, (operation, number))
-        return _ROLES.get(operation.kind, {}).get(number, "input")
+        return KINDS[operation.kind].roles.get(number, "input")
 
     def _operand(self, operation: Operation, operand: BoundView, places: Mapping[Axis, int], name: str) -> str:
         """Return the name of the tensor that an operator reads; one from outside gets a name here."""
@@ -283,16 +266,6 @@ def _of_siblings(operations: Iterable[Operation]) -> Iterator[tuple[Axis, Axis]]
             axes = _bound(weight, {})
             shape = tuple(axis.extent for axis in axes)
             yield from zip(axes, first.setdefault((source_of(x.view.tensor), shape), axes), strict=True)
-
-
-_ROLES = {
-    "contraction": {1: "weight"},
-    "bias": {1: "vector"},
-    "layer_norm": {1: "scale", 2: "bias"},
-    "rms_norm": {1: "scale"},
-    "mask": {1: "over"},
-    "rotary": {1: "cosine", 2: "sine"},
-}
 
 
 def dims_left(taken: Taken) -> list[list[Axis]]:
