@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from autotuner.errors import GraphError
+from autotuner.ir.derivatives import Derivative, Gradient, HandedOn
 from autotuner.ir.graph import Graph, Operator, Tensor
-from autotuner.ir.kinds import KINDS, Derivative, Gradient, HandedOn, check_even, check_operator, check_types
+from autotuner.ir.kinds import KINDS, check_operator, check_sizes, check_types
 
 
 def training_graph(forward: Graph) -> Graph:
@@ -30,7 +31,7 @@ def training_graph(forward: Graph) -> Graph:
     for operator in forward.operators:
         gradient_of(operator)
         check_operator(operator)
-        check_even(operator, forward.letters(operator))
+        check_sizes(operator, forward.letters(operator))
         check_types(operator, lambda name: forward.tensors[name].dtype)
     backward = _Backward(forward)
     for operator in reversed(forward.operators):
@@ -124,7 +125,12 @@ class _Backward:
             self._planned[operator.inputs[derived.wrt[0]]].append((operator, derived))
         else:
             wrt = [operator.inputs[i] for i in derived.wrt]
-            names = [f"grad_{t}" if self._reads[t] == 1 else self._part(t, operator) for t in wrt]
+            names: list[str] = []
+            for tensor in wrt:
+                name = f"grad_{tensor}" if self._reads[tensor] == 1 else self._part(tensor, operator)
+                while name in names:  # one tensor may be read twice
+                    name += "_again"
+                names.append(name)
             self._emit(derived, dict(zip(names, wrt, strict=True)))
             for tensor, name in zip(wrt, names, strict=True):
                 self._ready[tensor].append(name)

@@ -7,6 +7,7 @@ from math import prod
 from autotuner.ir.form import STORAGE_BYTES, Form
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import ELEMENT_BYTES, kind_of
+from autotuner.ir.programmed import PROGRAMMED, of_operator
 
 _ITEM_BYTES = {**ELEMENT_BYTES, **STORAGE_BYTES}
 
@@ -21,11 +22,12 @@ class Cost:
 
 def operator_flop(graph: Graph, operator: Operator) -> int:
     """Return the flop of an operator: two per element of the iteration space of a contraction, else per element of
-    its largest operand as its kind states. A transcendental function counts as one; random numbers count as none."""
+    its largest operand as its kind states, or one for each call of its program. A transcendental function counts as one; random numbers count as none."""
     kind = kind_of(operator)
     if kind.operator_class == "contraction":
         return kind.flop_per_element * prod(graph.letters(operator).values())
-    return kind.flop_per_element * max(graph.elements(tensor) for tensor, _ in operator.operands)
+    steps = of_operator(operator).steps if operator.kind in PROGRAMMED else kind.flop_per_element
+    return steps * max(graph.elements(tensor) for tensor, _ in operator.operands)
 
 
 def tensor_bytes(graph: Graph, tensor: str) -> int:

@@ -2,7 +2,9 @@
 
 A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
 H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`, or what
-R leaves of X.
+R leaves of X. D: any axes; the tensor lies in declared order.
+
+`*` stands for any number of operands, of which each is X or S, as its axes are; `D*` for any number of D.
 
 A norm may lack its bias, or both scale and bias: it is of the same kind, and its spec is shorter by these operands.
 
@@ -10,7 +12,7 @@ A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) i
 Cosines and sines are constants, and may be any numbers. A row mask is a constant of ones and zeros, a factor of rows.
 
 The operands of an operator have one element type, but for statistics (R), and its results have it too. A `cast` alone
-has a result of another type: that of its attribute `dtype`.
+has a result of another type: that of its attribute `dtype`. Operators that carry a program have the types of its text.
 """
 
 from collections import Counter
@@ -19,38 +21,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autotuner.errors import GraphError
+from autotuner.ir import derivatives, programmed
+from autotuner.ir.derivatives import Gradient
 from autotuner.ir.graph import Operator
-from autotuner.ir.records import Attributes, names_axis
+from autotuner.ir.records import ELEMENT_BYTES as ELEMENT_BYTES
+from autotuner.ir.records import names_axis
 
 OperatorClass = Literal["contraction", "normalisation", "element-wise"]
 Product = Literal["value", "mask", "statistic", "optional statistic"]
 
-ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
-@dataclass(frozen=True, slots=True)
-class Derivative:
-    """A backward operator that a rule asks for: it makes the gradients with respect to the inputs numbered `wrt`."""
-
-    kind: str
-    spec: str
-    inputs: tuple[str, ...]
-    wrt: tuple[int, ...] = (0,)
-    attributes: Attributes = ()
-
-
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
 """The symbols of a pattern's inputs and of its outputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOn:
-    """The gradient with respect to input `wrt` is the output's gradient itself."""
-
-    wrt: int = 0
-
-
-Gradient = Callable[[Operator, str], tuple[Derivative | HandedOn, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +70,18 @@ class Kind:
     even: bool = False
     shorter: tuple[str, ...] = ()
 
-    def sides(self, inputs: int, outputs: int) -> Sides:
-        """Return the symbols of the inputs and of the outputs of an operator that has so many."""
+    def sides(self, inputs: Sequence[str], outputs: Sequence[str]) -> Sides:
+        """Return the symbols of the inputs and of the outputs of an operator whose operands have these axes."""
         found = [_sides(pattern) for pattern in (self.pattern, *self.shorter)]
-        return min(found, key=lambda sides: (len(sides[0]) != inputs, len(sides[1]) != outputs))
+        best = min(found, key=lambda sides: (len(sides[0]) != len(inputs), len(sides[1]) != len(outputs)))
+        whole = max((*inputs, *outputs), key=len, default="")
+        read, made = (
+            _repeated(side, axes, whole) if any("*" in symbol for symbol in side) else side
+            for side, axes in zip(best, (inputs, outputs), strict=True)
+        )
+        return read, made
 
-    def places(self, symbols: str, inputs: int, outputs: int) -> tuple[int, ...]:
+    def places(self, symbols: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[int, ...]:
         """Return the operands, counted over inputs and then outputs, whose symbol is one of these."""
         of_inputs, of_outputs = self.sides(inputs, outputs)
         return tuple(place for place, symbol in enumerate(of_inputs + of_outputs) if symbol in symbols)
@@ -107,7 +94,7 @@ class Kind:
     @property
     def keeps_axes(self) -> bool:
         """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
-        return not {"X", "M"}.isdisjoint(_sides(self.pattern)[1])
+        return not {"X", "M", "D", "D*"}.isdisjoint(_sides(self.pattern)[1])
 
 
 def _sides(pattern: str) -> Sides:
@@ -115,99 +102,13 @@ def _sides(pattern: str) -> Sides:
     return tuple(inputs.split(",")) if inputs else (), tuple(outputs.split(",")) if outputs else ()
 
 
-def _contraction(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (a, b), (c,) = o.input_axes, o.output_axes
-    return (
-        Derivative("contraction", f"{c},{b}->{a}", (grad, o.inputs[1]), (0,)),
-        Derivative("contraction", f"{c},{a}->{b}", (grad, o.inputs[0]), (1,)),
-    )
+def _repeated(side: tuple[str, ...], axes: Sequence[str], whole: str) -> tuple[str, ...]:
+    """Return a symbol for each of the operands that `*` or `D*` stands for."""
+    if side == ("D*",):
+        return ("D",) * len(axes)
+    return tuple("X" if len(own) == len(whole) else "S" for own in axes)
 
 
-def _bias(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    x, bias = o.input_axes
-    return HandedOn(), Derivative("bias_grad", f"{x}->{bias}", (grad,), (1,))
-
-
-def _scale(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("scale", o.spec, (grad,), attributes=o.attributes),)
-
-
-def _mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
-    return (HandedOn(),)
-
-
-def _row_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("row_mask", o.spec, (grad, o.inputs[1])),)
-
-
-def _cast(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("cast", o.spec, (grad,), attributes=(("dtype", OF_PRIMAL),)),)
-
-
-def _softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,), (_, rest) = o.input_axes, o.output_axes
-    return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
-
-
-def _of_input(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,) = o.input_axes
-    return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)
-
-
-def _relu(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,) = o.input_axes
-    return (Derivative("relu_grad", f"{x},{x}->{x}", (grad, *o.outputs)),)
-
-
-def _dropout_mask(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    raise GraphError(f"operator {o.name!r}: {grad!r} arrives at a mask that is drawn, and a draw has no gradient")
-
-
-def _dropout(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("dropout", o.spec, (grad, o.inputs[1]), attributes=o.attributes),)
-
-
-def _add(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:  # noqa: ARG001
-    return HandedOn(0), HandedOn(1)
-
-
-def _multiply(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    x, y = o.inputs
-    return Derivative("multiply", o.spec, (grad, y), (0,)), Derivative("multiply", o.spec, (grad, x), (1,))
-
-
-def _rotary(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    return (Derivative("rotary_grad", o.spec, (grad, *o.inputs[1:]), attributes=o.attributes),)
-
-
-def _layer_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, *affine), (_, rest, _) = o.input_axes, o.output_axes
-    statistics = o.outputs[1:]
-    read = ",".join([x, x, *affine[:1], rest, rest])
-    into_input = Derivative("layer_norm_grad_input", f"{read}->{x}", (grad, *o.inputs[:2], *statistics))
-    if not affine:
-        return (into_input,)
-    return into_input, Derivative(
-        "layer_norm_grad_parameters", f"{x},{x},{rest},{rest}->{','.join(affine)}", (grad, o.inputs[0], *statistics),
-        tuple(range(1, len(o.inputs))),
-    )  # fmt: skip
-
-
-def _rms_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, *scale), (_, rest) = o.input_axes, o.output_axes
-    reciprocal_root = o.outputs[1]
-    read = ",".join([x, x, *scale, rest])
-    into_input = Derivative("rms_norm_grad_input", f"{read}->{x}", (grad, *o.inputs, reciprocal_root))
-    if not scale:
-        return (into_input,)
-    read = ",".join([x, x, rest])
-    return into_input, Derivative(
-        "rms_norm_grad_parameters", f"{read}->{scale[0]}", (grad, o.inputs[0], reciprocal_root), (1,)
-    )
-
-
-OF_PRIMAL = ""
-"""Type of a derived `cast`: that of the tensor whose gradient it makes."""
 _POSITIVE = (0.5, 1.5)
 """Range of a reciprocal deviation, and of a reciprocal root mean square."""
 _WAVE = (-1.0, 1.0)
@@ -217,32 +118,42 @@ _ANGLES = {1: _WAVE, 2: _WAVE}
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=_contraction, fusible=False),
-        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=_bias),
-        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=_scale),
-        Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=_cast),
-        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=_mask),
+        Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=derivatives.contraction, fusible=False),
+        Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=derivatives.bias),
+        Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=derivatives.scale),
+        Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=derivatives.cast),
+        Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=derivatives.mask),
         Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
-             gradient=_mask),
-        Kind("row_mask", "bqnp,bq->bqnp", "X,S->X", "element-wise", 1, gradient=_row_mask, ranges={1: (0.0, 1.0)}),
+             gradient=derivatives.mask),
+        Kind("row_mask", "bqnp,bq->bqnp", "X,S->X", "element-wise", 1, gradient=derivatives.row_mask,
+             ranges={1: (0.0, 1.0)}),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
-             gradient=_softmax),
-        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=_of_input),
-        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=_of_input),
-        Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=_relu),
-        Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=_of_input),
-        Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",), gradient=_dropout_mask,
-             fusible=False),
-        Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=_dropout),
-        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=_add),
-        Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=_multiply),
-        Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=_rotary,
+             gradient=derivatives.softmax),
+        Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input),
+        Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=derivatives.of_input),
+        Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=derivatives.relu),
+        Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=derivatives.of_input),
+        Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",),
+             gradient=derivatives.dropout_mask, fusible=False),
+        Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=derivatives.dropout),
+        Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=derivatives.add),
+        Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=derivatives.multiply),
+        Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=derivatives.rotary,
              fused_alone=True, ranges=_ANGLES, even=True),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
-             ("value", "statistic", "statistic"), gradient=_layer_norm, fused_alone=True,
+             ("value", "statistic", "statistic"), gradient=derivatives.layer_norm, fused_alone=True,
              shorter=("X,H->X,R,R", "X->X,R,R")),
         Kind("rms_norm", "blh,h->blh,bl", "X,H->X,R", "normalisation", 4, {"epsilon": float}, ("value", "statistic"),
-             gradient=_rms_norm, fused_alone=True, shorter=("X->X,R",)),
+             gradient=derivatives.rms_norm, fused_alone=True, shorter=("X->X,R",)),
+        Kind("pointwise", "blnp,np->blnp", "*->X", "element-wise", 1, {"program": str}, gradient=derivatives.pointwise,
+             fused_alone=True),
+        Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
+             fused_alone=True),
+        Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
+             fused_alone=True),
+        Kind("pointwise_sum", "blnp,blnp,np->np", "*->S", "normalisation", 2, {"program": str, "wrt": int},
+             fused_alone=True),
+        Kind("program_grad", "bnf,blf->blf", "D*->D*", "normalisation", 2, {"program": str}, fused_alone=True),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
         Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11),
@@ -293,19 +204,23 @@ def check_operator(operator: Operator) -> None:
         repeated = [axis for axis, times in Counter(axes).items() if times > 1]
         if repeated:
             raise _misfit(operator, kind, f"axis {repeated[0]!r} occurs twice in {axes!r}")
+    if kind.name in programmed.PROGRAMMED:
+        programmed.of_operator(operator)
     if kind.name == "contraction":
         _check_contraction(operator, kind)
-    else:
+    elif "D" not in kind.pattern:
         _check_pattern(operator, kind)
 
 
-def check_even(operator: Operator, extents: Mapping[str, int]) -> None:
-    """Check the extent of an axis that an operator halves, by the letters of its spec.
+def check_sizes(operator: Operator, extents: Mapping[str, int]) -> None:
+    """Check the extents of an operator, by the letters of its spec: those that it halves, and those of a program.
 
     Raises:
-        GraphError: it is odd.
+        GraphError: one is odd that is halved, or an operand has not as many elements as its program says.
     """
     kind = kind_of(operator)
+    if kind.name in programmed.PROGRAMMED:
+        programmed.check_shapes(operator, extents)
     if kind.even and extents[str(operator.attribute("axis"))] % 2:
         axis = operator.attribute("axis")
         raise GraphError(
@@ -327,7 +242,9 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
             known = ", ".join(ELEMENT_BYTES)
             raise GraphError(f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {known}")
         return (wanted,)
-    symbols = kind.sides(len(dtypes), len(operator.outputs))[0] or ("X",) * len(dtypes)
+    if kind.name in programmed.PROGRAMMED:
+        return programmed.types(operator, tuple(dtypes))
+    symbols = kind.sides(operator.input_axes, operator.output_axes)[0] or ("X",) * len(dtypes)
     found = {dtype: tensor for tensor, dtype, symbol in zip(operator.inputs, dtypes, symbols, strict=True)
              if symbol != "R"}  # fmt: skip
     if len(found) > 1:
@@ -342,7 +259,8 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
 
 def products_of(operator: Operator) -> tuple[Product, ...]:
     """Return what an operator's outputs are."""
-    return kind_of(operator).makes[: len(operator.outputs)]
+    makes = kind_of(operator).makes
+    return (makes + makes[-1:] * len(operator.outputs))[: len(operator.outputs)]
 
 
 def check_types(operator: Operator, dtype_of: Callable[[str], str]) -> None:
@@ -384,12 +302,15 @@ def _check_contraction(operator: Operator, kind: Kind) -> None:
 
 
 def _check_pattern(operator: Operator, kind: Kind) -> None:
-    sides = kind.sides(len(operator.input_axes), len(operator.output_axes))
+    sides = kind.sides(operator.input_axes, operator.output_axes)
     if (len(sides[0]), len(sides[1])) != (len(operator.input_axes), len(operator.output_axes)):
         raise _misfit(operator, kind, f"it needs {len(sides[0])} inputs and {len(sides[1])} outputs")
     written = ("X" if symbol == "M" else symbol for symbol in sides[0] + sides[1])
     symbols = list(zip(written, operator.input_axes + operator.output_axes, strict=True))
     whole = next(axes for symbol, axes in symbols if symbol == "X")
+    unread = [axis for axis in "".join(operator.output_axes) if axis not in "".join(operator.input_axes)]
+    if "*" in kind.pattern and unread:
+        raise _misfit(operator, kind, f"axis {unread[0]!r} of its output is in none of its inputs")
     bound = {"X": whole}
     named = {name: str(operator.attribute(name)) for name in kind.attributes if names_axis(name)}
     for name, axis in named.items():
@@ -408,7 +329,7 @@ def _check_pattern(operator: Operator, kind: Kind) -> None:
     for symbol, axes in sorted(symbols, key=lambda pair: pair[0] == "R"):
         if symbol == "R":
             bound["R"] = "".join(axis for axis in whole if axis not in bound["H"])
-        if axes != bound.setdefault(symbol, axes):
+        if axes != (axes if symbol == "S" and "*" in kind.pattern else bound.setdefault(symbol, axes)):
             raise _misfit(operator, kind, f"axes {axes!r} must be {bound[symbol]!r}")
         foreign = [axis for axis in axes if axis not in whole]
         if foreign:

@@ -6,6 +6,7 @@ operator in another layer or another model is the same record.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +17,7 @@ SCHEMA = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Scalar = str | int | float | bool
+ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 Attributes = tuple[tuple[str, Scalar], ...]
 Status = Literal["ok", "refused", "wrong", "error", "timeout", "crashed", "out_of_memory"]
 Mark = Literal["eliminated", "contended", "drifted"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
-from autotuner.kernels.geometry import forms_by_number, operand_letters, operand_numbers
+from autotuner.kernels.geometry import forms_by_number, has_programs, operand_letters, operand_numbers
 from autotuner.kernels.registry import KERNELS
 
 Axis = int | str
@@ -70,13 +70,16 @@ def _memory_order(own: list[int], axes: str, form: Form) -> list[Axis]:
 def _inside_order(
     subgraph: Subgraph, axes: dict[int, list[int]], memory: dict[int, list[Axis]]
 ) -> dict[int, list[Axis]]:
-    """Give tensors inside the kernel the order of an output with the same axes, so that they can be read as it."""
+    """Give tensors inside the kernel the order of an output with the same axes, so that they can be read as it.
+
+    Where one operator is a program, every tensor lies in declared order, and those inside keep theirs.
+    """
     found: dict[int, list[Axis]] = {}
     ranked = [memory[number] for number in (*subgraph.outputs, *subgraph.inputs)]
     for number, own in axes.items():
         if number in memory:
             continue
-        like = next(
+        like = None if has_programs(subgraph) else next(
             ([x for x in order if x != STACK_AXIS] for order in ranked if set(own) == set(order) - {STACK_AXIS}), None
         )
         found[number] = like if like is not None else list(own)

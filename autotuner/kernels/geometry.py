@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations, product
 
 from autotuner.ir.form import Form
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Subgraph
 
 Strides = Mapping[str, int]
@@ -18,6 +19,21 @@ def operand_letters(node: Node) -> tuple[str, ...]:
     left, right = node.spec.split("->")
     inputs = tuple(left.split(",")) if node.inputs else ()
     return inputs + (tuple(right.split(",")) if node.outputs else ())
+
+
+def letter_sides(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the letters that a spec binds to the inputs, and those that it binds to the outputs."""
+    letters = operand_letters(node)
+    return letters[: len(node.inputs)], letters[len(node.inputs) :]
+
+
+def has_program(node: Node) -> bool:
+    """Tell whether an operator reads and makes tensors in declared order only, whatever their axes."""
+    return node.kind in KINDS and "D" in KINDS[node.kind].pattern
+
+
+def has_programs(subgraph: Subgraph) -> bool:
+    return any(has_program(node) for node in subgraph.nodes)
 
 
 def operand_numbers(node: Node) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from autotuner.errors import GraphError
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
+from autotuner.kernels.torch.programmed import PROGRAMMED
+from autotuner.kernels.torch.programmed import onto as _onto
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -41,6 +43,9 @@ def evaluate(
             continue
         operands = [known.get(number) for number in node.inputs] or [_blank(subgraph.tensors[node.outputs[0]], known)]
         made = REFERENCE[node.kind](_without_unread(node, read), operands)  # type: ignore[arg-type]
+        if node.kind in ("program", "program_grad"):  # whose text has other shapes, of as many elements
+            extents = (subgraph.tensors[number].extents for number in node.outputs)
+            made = tuple(tensor.reshape(shape) for tensor, shape in zip(made, extents, strict=False))
         for number, tensor in zip(node.outputs, made, strict=False):
             known.setdefault(number, tensor)
     return [known[number] for number in subgraph.outputs]
@@ -76,12 +81,6 @@ def _attribute(node: Node, name: str) -> Scalar:
 def _places(part: str, whole: str) -> list[int]:
     """Return the place in `whole` of each axis of `part`."""
     return [whole.index(axis) for axis in part]
-
-
-def _onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
-    """Return a view of a tensor that broadcasts onto a tensor with the axes `whole`."""
-    ordered = tensor.permute([axes.index(axis) for axis in whole if axis in axes])
-    return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
 
 
 def _sum_onto(tensor: Tensor, whole: str, axes: str) -> Tensor:
@@ -319,4 +318,5 @@ REFERENCE: Mapping[str, Function] = {
     "layer_norm": _layer_norm,
     "layer_norm_grad_input": _layer_norm_grad_input,
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,
+    **PROGRAMMED,
 }

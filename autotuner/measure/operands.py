@@ -1,6 +1,6 @@
 """Operands made up for measuring: values drawn from a seed, and tensors that hold them in a candidate's forms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,7 +11,9 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.form import GENERATOR_STATES, Form, Stored
 from autotuner.ir.kinds import KINDS
-from autotuner.ir.records import Call, Subgraph, TensorType
+from autotuner.ir.programmed import FLAG, PROGRAMMED, programmed
+from autotuner.ir.programmed import ranges as program_ranges
+from autotuner.ir.records import Call, Node, Subgraph, TensorType
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.elementwise import dropout_masks
 from autotuner.kernels.torch.attention_masks import library_seed
@@ -48,8 +50,9 @@ class Values:
         self.drop = drop_shares(subgraph)
         self.device = device
         self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
-        ranges = {node.inputs[place]: ends for node in subgraph.nodes if node.kind in KINDS
-                  for place, ends in KINDS[node.kind].ranges_of(len(node.inputs)).items()}  # fmt: skip
+        ranges = {node.inputs[place]: ends for node in subgraph.nodes for place, ends in _ranges(node).items()}
+        self._flags = {number for node in subgraph.nodes for number in node.inputs
+                       if node.kind in PROGRAMMED and ranges.get(number) == FLAG}  # fmt: skip
         self.inputs = {number: self._drawn(number, ranges.get(number)) for number in subgraph.inputs}
         if consistent:
             load(consistent)(subgraph, [self.inputs[number] for number in subgraph.inputs])
@@ -87,9 +90,18 @@ class Values:
             return torch.rand(tensor.extents, **drawn) < 0.5
         if not dtype.is_floating_point:
             raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
+        if number in self._flags:
+            return (torch.rand(tensor.extents, **drawn) < 0.5).to(dtype)
         if ends is not None:
             return torch.rand(tensor.extents, **drawn).mul_(ends[1] - ends[0]).add_(ends[0]).to(dtype)
         return torch.randn(tensor.extents, dtype=torch.float32, **drawn).to(dtype)
+
+
+def _ranges(node: Node) -> Mapping[int, tuple[float, float]]:
+    """Return from and to of the values of an operator's inputs, by place; of a mask of ones and zeros, 0 and 1."""
+    if node.kind in PROGRAMMED:
+        return program_ranges(programmed(node.kind, node.attributes))
+    return KINDS[node.kind].ranges_of(len(node.inputs)) if node.kind in KINDS else {}
 
 
 def drop_shares(subgraph: Subgraph) -> dict[int, float]:

@@ -4,7 +4,7 @@ A value may differ from the reference `r` by
 
     relative * |r| + (relative + accumulation * sqrt(K)) * rms(r)
 
-    relative     = ulps * epsilon of the output's dtype * number of operators covered
+    relative     = ulps * epsilon of the output's dtype * number of operators covered, a program's calls each counted
     accumulation = SUM_ULPS * epsilon of the type that sums are kept in
     K            = the longest sum in any covered operator
 
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 from autotuner.ir.kinds import KINDS
+from autotuner.ir.programmed import PROGRAMMED, programmed
 from autotuner.ir.records import Node, Subgraph
-from autotuner.kernels.geometry import letter_extents, operand_letters
+from autotuner.kernels.geometry import has_program, letter_extents, operand_letters
 from autotuner.kernels.rules.elementwise import normalised
 
 # Rounding errors of a sum of K random terms grow as sqrt(K) when they are independent, which blocked and vectorised
@@ -53,14 +54,19 @@ def allowed(subgraph: Subgraph, dtype: str) -> tuple[float, float]:
     """
     made = {subgraph.tensors[number].dtype for node in subgraph.nodes for number in node.outputs}
     inside = made & set(TOLERANCES) if len(subgraph.nodes) > 1 else set()
+    programs = [programmed(node.kind, node.attributes) for node in subgraph.nodes if node.kind in PROGRAMMED]
+    inside = inside.union(*(each.program.dtypes for each in programs))
     tolerance = max((TOLERANCES[name] for name in {dtype, *inside}), key=lambda each: each.epsilon)
-    relative = tolerance.ulps * tolerance.epsilon * len(subgraph.nodes)
+    count = len(subgraph.nodes) + sum(each.steps - 1 for each in programs)
+    relative = tolerance.ulps * tolerance.epsilon * count
     longest = max(terms(subgraph, node) for node in subgraph.nodes)
     return relative, relative + SUM_ULPS * tolerance.sum_epsilon * sqrt(longest)
 
 
 def terms(subgraph: Subgraph, node: Node) -> int:
     """Return how many terms the longest sum in an operator has; 1 where it has none."""
+    if has_program(node):  # which may sum anything that it reads
+        return max(prod(subgraph.tensors[number].extents) for number in (*node.inputs, *node.outputs))
     letters = operand_letters(node)
     extents = letter_extents(subgraph, node)
     kept = set("".join(letters[len(node.inputs) :]))

@@ -11,6 +11,8 @@ import yaml
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import load_model
+from autotuner.ir.program import parse_program
+from autotuner.kernels.torch.programs import check_calls, differentiated
 from autotuner.plan.configuration import json_schema
 from autotuner.space import load_space
 from tests.docs.blocks import CHECKED, DOCUMENTS, PLAIN, ROOT, RUN, Block, all_blocks, blocks, code_in
@@ -97,6 +99,12 @@ def part_of_a_model(block: Block, _: Any) -> None:
     assert block.text in (ROOT / "search_spaces" / "models" / "bert_encoder.yaml").read_text()
 
 
+def program(block: Block, _: Any) -> None:
+    found = parse_program(block.text)
+    check_calls(found, "pointwise")
+    assert differentiated(found) == found
+
+
 def whole_model(block: Block, folder: Any) -> None:
     """Check that a model file is complete, and what its document says of it."""
     (folder / "mlp.yaml").write_text(block.text)
@@ -144,6 +152,8 @@ CHECKS: dict[tuple[str, str], Callable[[Block, Any], None]] = {
     ("service.md", "server {"): proxy,
     ("one-operator.md", "  - name: linear1"): part_of_a_model,
     ("models.md", "version: 1"): whole_model,
+    ("models.md", '{"calls": [["div.Tensor", ["%0", 5.0], {}], ["tanh.default", ["%1"], {}], '
+                  '["mul.Tensor", ["%2", 5.0], {}]],'): program,
     ("kernels.md", "version: 1"): search_space,
     ("kernels.md", "  triton_softmax:"): entry_of_a_search_space,
 }  # fmt: skip

@@ -1,8 +1,11 @@
+import json
+from typing import Any
+
 import pytest
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Operator
-from autotuner.ir.kinds import KINDS, check_operator
+from autotuner.ir.kinds import KINDS, check_operator, check_sizes, types_made
 from autotuner.ir.records import Scalar
 
 
@@ -14,13 +17,22 @@ def operator(kind: str, spec: str, **attributes: Scalar) -> Operator:
                     tuple(attributes.items()))  # fmt: skip
 
 
-VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k", "dtype": "bfloat16"}
+VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k", "dtype": "bfloat16", "wrt": 1}
+PRODUCT = (
+    '{"calls": [["mul.Tensor", ["%0", "%1"], {}]], "inputs": [["float32", [], true], ["float32", [], true]], '
+    '"output": ["float32", []], "result": "%2", "saved": [0, 1]}'
+)
+TURNED = (
+    '{"calls": [["permute.default", ["%0", [0, 2, 1]], {}], ["mul.Tensor", ["%1", "%1"], {}]], '
+    '"inputs": [["float32", [2, 3, 4], true]], "output": ["float32", [2, 4, 3]], "result": "%2", "saved": [0]}'
+)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_example_fits_its_own_kind(name: str) -> None:
     kind = KINDS[name]
     values = VALUES | {"axis": kind.example.partition(",")[0].partition("->")[0][-1:]}
+    values["program"] = TURNED if "program" in name else PRODUCT
     example = operator(name, kind.example, **{n: values.get(n, 0.5) for n in kind.attributes})
     check_operator(example)
     assert len(example.outputs) == len(kind.makes)
@@ -83,3 +95,64 @@ def test_attributes_are_mandatory_and_typed() -> None:
 def test_an_unknown_kind_lists_the_known_ones() -> None:
     with pytest.raises(GraphError, match="no kind 'swish'; known: contraction, bias"):
         check_operator(operator("swish", "ab->ab"))
+
+
+def altered(**content: Any) -> str:
+    """Return the text of a product, some of it replaced."""
+    return json.dumps(json.loads(PRODUCT) | content)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("ab,ba->ab", "axes 'ba' must be 'ab'"),
+        ("ab,c->ab", "axis 'c' is none of the axes 'ab'"),
+        ("a,a->ab", "axis 'b' of its output is in none of its inputs"),
+        ("ab->ab", "a pointwise of its program has 2 inputs, not 1"),
+    ],
+)
+def test_operands_of_an_expression_have_all_axes_or_some(spec: str, reason: str) -> None:
+    check_operator(operator("pointwise", "abc,ca->abc", program=PRODUCT))
+    check_operator(operator("pointwise", "a,b->ab", program=PRODUCT))
+    with pytest.raises(GraphError, match=reason):
+        check_operator(operator("pointwise", spec, program=PRODUCT))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "a program is JSON, and this one is not"),
+        ("[]", "a program has the keys calls, inputs, output, result, saved, not list"),
+        (altered(extra=1), "has the keys calls, inputs, output, result, saved, not"),
+        (altered(inputs=[]), "one input at least"),
+        (altered(inputs=[["int64", [], True]]), "input 0 of a program has the dtype 'int64'; known: float32"),
+        (altered(inputs=[["float32", [0], True]]), r"input 0 of a program has the shape \[0\]"),
+        (altered(calls=[]), "has 1 to 512 calls, not 0"),
+        (altered(calls=[["os.system('x')", ["%0"], {}]]), "write an overload of aten, such as mul.Tensor"),
+        (altered(calls=[["neg.default", ["%2"], {}]]), "call 0 of a program, neg.default, reads %2; it may read"),
+        (altered(calls=[["neg.default", ["%0"], {"device": "cuda"}]]), "has the keyword 'device': leave it out"),
+        (altered(calls=[["full_like.default", ["%0", "float:big"], {}]]), "names 'float:big'; valid: float:inf"),
+        (altered(calls=[["_to_copy.default", ["%0"], {"dtype": "dtype:float8"}]]), "names 'dtype:float8'; known"),
+        (altered(calls=[["getitem", ["%0", -1], {}]]), "getitem, takes a value and a place"),
+        (altered(result="%1"), "the result of a program is one of its calls, %2 to %2, not '%1'"),
+        (altered(saved=[1, 0]), r"lists inputs in order, of \[0, 1\], not \[1, 0\]"),
+        (PRODUCT.replace('"%1"', "NaN"), "NaN is written as a text"),
+        (PRODUCT.replace('"%1"', "1e999"), "a number that no double holds"),
+        (altered(output=["float32", [2]]), "its program have the shape"),
+    ],
+)
+def test_a_text_that_is_no_program_is_explained(text: str, reason: str) -> None:
+    with pytest.raises(GraphError, match=f"operator 'op': .*{reason}"):
+        check_operator(operator("pointwise", "ab,ab->ab", program=text))
+
+
+def test_operands_of_a_program_have_the_elements_and_types_of_its_text() -> None:
+    turned = operator("program", "blh->bnh", program=TURNED)
+    check_sizes(turned, {"b": 2, "l": 3, "h": 4, "n": 3})
+    with pytest.raises(
+        GraphError, match=r"operator 'op': 'out0' has 16 elements along 'bnh'; its program wants 24, as"
+    ):
+        check_sizes(turned, {"b": 2, "l": 3, "h": 4, "n": 2})
+    assert types_made(turned, ["float32"]) == ("float32",)
+    with pytest.raises(GraphError, match="operator 'op': its program reads 'in0' in float32, not in bfloat16"):
+        types_made(turned, ["bfloat16"])

@@ -5,7 +5,7 @@ from math import floor, log10, prod
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Graph, Operator
-from autotuner.ir.kinds import check_even
+from autotuner.ir.kinds import check_sizes
 
 OPERATORS_MAX = 1024
 """Of a model: 34 encoder layers written out. Backward makes twice as many of them again."""
@@ -62,7 +62,7 @@ def check_extents(graph: Graph) -> None:
             raise GraphError(f"tensor {name!r} has {shown(elements)} elements; at most {ELEMENTS_MAX} are possible: "
                              "give smaller extents")  # fmt: skip
     for operator in graph.operators:
-        check_even(operator, graph.letters(operator))
+        check_sizes(operator, graph.letters(operator))
         steps = prod(graph.letters(operator).values())
         if steps > STEPS_MAX:
             raise GraphError(f"operator {operator.name!r} takes {shown(steps)} steps; at most 2**60 are possible: "

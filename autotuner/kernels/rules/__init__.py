@@ -9,6 +9,7 @@ from autotuner.kernels.rules import (
     dropout,
     elementwise,
     fused,
+    programs,
     rows,
     stacked,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "dropout",
     "elementwise",
     "fused",
+    "programs",
     "rows",
     "stacked",
 ]

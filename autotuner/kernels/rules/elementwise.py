@@ -14,6 +14,7 @@ from autotuner.kernels.geometry import (
     HALVES,
     forms_by_number,
     letter_extents,
+    letter_sides,
     merge,
     operand_letters,
     operand_numbers,
@@ -37,12 +38,13 @@ def _operands(node: Node, symbols: str) -> set[int]:
     if node.kind not in KINDS:
         return set()
     numbers = operand_numbers(node)
-    return {numbers[place] for place in KINDS[node.kind].places(symbols, len(node.inputs), len(node.outputs))}
+    return {numbers[place] for place in KINDS[node.kind].places(symbols, *letter_sides(node))}
 
 
 def vectors(node: Node) -> set[int]:
-    """Return the tensors that keep their declared order: biases, scales, masks over keys, and their gradients."""
-    return _operands(node, "SH")
+    """Return the tensors that keep their declared order: biases, scales, masks over keys, their gradients, and what a
+    program reads and makes."""
+    return _operands(node, "SHD")
 
 
 def dropout_masks(subgraph: Subgraph) -> set[int]:
@@ -124,12 +126,12 @@ def normalised(node: Node) -> str:
     kind = KINDS[node.kind]
     if kind.operator_class != "normalisation":
         return ""
-    counts, letters = (len(node.inputs), len(node.outputs)), operand_letters(node)
+    sides, letters = letter_sides(node), operand_letters(node)
     if "axis" in kind.attributes:
         return str(dict(node.attributes)["axis"])
-    if places := kind.places("H", *counts):
+    if places := kind.places("H", *sides):
         return letters[places[0]]
-    rest = kind.places("R", *counts)
+    rest = kind.places("R", *sides)
     return "".join(letter for letter in letters[0] if letter not in letters[rest[0]]) if rest else ""
 
 

@@ -7,10 +7,11 @@ from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
-from autotuner.kernels.geometry import operand_numbers
+from autotuner.kernels.geometry import has_programs, operand_numbers
 from autotuner.kernels.patterns import Connected
-from autotuner.kernels.registry import KERNELS, Kernel
+from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
 from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
+from autotuner.kernels.rules.programs import not_as_declared
 
 FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
 SETS = Connected(
@@ -20,6 +21,7 @@ SETS = Connected(
         frozenset(),
         frozenset({"bias"}),  # which a product's own kernel can add
         frozenset(name for name in FUSIBLE if not KINDS[name].keeps_axes),  # whose sums run along another axis
+        frozenset({"program", "program_grad"}),  # which may be more than the compiler fuses well
     ),
 )
 """Few enough to compile them all."""
@@ -42,7 +44,13 @@ def kept_as_declared(subgraph: Subgraph) -> set[int]:
 
 
 def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of the widest operand; the others follow it, parameters stay as declared."""
+    """Enumerate every memory order of the widest operand; the others follow it, parameters stay as declared.
+
+    Where one of the operators is a program, all stay as declared.
+    """
+    if has_programs(subgraph):
+        yield from declared_layouts(subgraph)
+        return
     letters = global_letters(subgraph)
     lead = max(letters.values(), key=len)
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
@@ -65,7 +73,7 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
         return f"{strange[0]} is not fused: {', '.join(sorted(FUSIBLE))} are"
     if any(Form.parse(text).stack for text in candidate.forms if text != "absent"):
         return "a fused kernel takes dense tensors, not slices of stacks"
-    return None
+    return not_as_declared(subgraph, candidate) if has_programs(subgraph) else None
 
 
 KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,

@@ -14,7 +14,7 @@ from typing import Literal
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
-from autotuner.kernels.geometry import forms_by_number, merge, operand_numbers
+from autotuner.kernels.geometry import forms_by_number, letter_sides, merge, operand_numbers
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import dropout_masks
@@ -141,7 +141,7 @@ def places_of(nodes: Sequence[Node]) -> dict[int, Place]:
     """Return whether tensors have rows and columns or one of them; a cast changes nothing about that."""
     places: dict[int, Place] = {}
     for node in nodes:
-        sides = KINDS[node.kind].sides(len(node.inputs), len(node.outputs))
+        sides = KINDS[node.kind].sides(*letter_sides(node))
         for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
             if node.kind != "cast":
                 places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"

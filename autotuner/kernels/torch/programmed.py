@@ -1,0 +1,121 @@
+"""Operators that carry a program: what they compute, which is their reference, and their kernels through ATen.
+
+A kernel runs the calls one by one, without looking anything up: they are traced once when it is built, and those of a
+gradient by differentiating the program then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autotuner.ir.programmed import Programmed, programmed
+from autotuner.ir.records import Call, Node
+from autotuner.kernels.geometry import letter_sides
+from autotuner.kernels.torch.programs import function_of, gradients
+
+Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+def program(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Run a program on tensors in declared order; the result has the shape of its text."""
+    found = programmed(node.kind, node.attributes)
+    operands = [tensor.reshape(shape) for tensor, (_, shape) in zip(tensors, found.reads, strict=True)]
+    return (function_of(found.program, _is_wide(found, tensors))(*operands),)
+
+
+def program_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Differentiate a program; inputs that are not saved are zeros, since the gradient does not read them."""
+    found = programmed(node.kind, node.attributes)
+    wide, (grad, *saved) = _is_wide(found, tensors), tensors
+    known = dict(zip(found.program.saved, saved, strict=True))
+    inputs = [
+        known[place].reshape(each.shape) if place in known else _zeros(each.dtype, each.shape, grad, wide)
+        for place, each in enumerate(found.program.inputs)
+    ]
+    return gradients(found.program, found.wrt, grad, inputs, function_of(found.program, wide))
+
+
+def pointwise(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    found, (letters, (whole,)) = programmed(node.kind, node.attributes), letter_sides(node)
+    operands = [onto(tensor, axes, whole) for tensor, axes in zip(tensors, letters, strict=True)]
+    return (function_of(found.program, _is_wide(found, tensors))(*operands),)
+
+
+def pointwise_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Differentiate an expression; the gradient of an operand with fewer axes is summed onto these."""
+    found, ((whole, *letters), (axes,)) = programmed(node.kind, node.attributes), letter_sides(node)
+    wide, (grad, *saved), (place,) = _is_wide(found, tensors), tensors, found.wrt
+    known = dict(zip(found.program.saved, zip(saved, letters, strict=True), strict=True))
+    inputs = [
+        onto(*known[number], whole) if number in known else _zeros(each.dtype, [1] * len(whole), grad, wide)
+        for number, each in enumerate(found.program.inputs)
+    ]
+    function = function_of(found.program, wide)
+    if place not in known:
+        shape = [grad.shape[whole.index(axis)] if axis in axes else 1 for axis in whole]
+        inputs[place] = _zeros(found.program.inputs[place].dtype, shape, grad, wide)
+
+    def spread(*operands: Tensor) -> Tensor:
+        return function(*operands).expand(grad.shape)
+
+    (made,) = gradients(found.program, found.wrt, grad, inputs, spread)
+    rest = "".join(axis for axis in whole if axis in axes)
+    narrow = made.reshape([made.shape[whole.index(axis)] for axis in rest])
+    return (narrow.permute([rest.index(axis) for axis in axes]),)
+
+
+PROGRAMMED: Mapping[str, Function] = {
+    "program": program,
+    "program_grad": program_grad,
+    "pointwise": pointwise,
+    "pointwise_grad": pointwise_grad,
+    "pointwise_sum": pointwise_grad,
+}
+"""What operators compute, by kind."""
+
+
+def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Run one operator's calls, and copy the results into the outputs, in whatever order they lie."""
+    (node,) = call.subgraph.nodes
+    by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
+    made = dict(zip(call.subgraph.outputs, outputs, strict=True))
+    operands = [by_number[number] for number in node.inputs]
+    steps = _steps(node, operands)
+    targets = [(place, made[number]) for place, number in enumerate(node.outputs) if number in made]
+
+    def run() -> None:
+        results = steps(*operands)
+        for place, target in targets:
+            target.copy_(results[place].reshape(target.shape))
+
+    return run
+
+
+def _steps(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
+    mode = FakeTensorMode()
+    with torch.no_grad(), mode:
+        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
+        found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
+    found.graph.eliminate_dead_code()
+    found.recompile()
+    return found
+
+
+def onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
+    """Return a view of a tensor that broadcasts onto a tensor with the axes `whole`."""
+    ordered = tensor.permute([axes.index(axis) for axis in whole if axis in axes])
+    return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
+
+
+def _is_wide(found: Programmed, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether float64 is given for a narrower type, so that all types inside are read as float64."""
+    return any(tensor.dtype == torch.float64 and dtype != "float64"
+               for tensor, (dtype, _) in zip(tensors, found.reads, strict=True))  # fmt: skip
+
+
+def _zeros(dtype: str, shape: Sequence[int], like: Tensor, wide: bool) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64 if wide else getattr(torch, dtype), device=like.device)

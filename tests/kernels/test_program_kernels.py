@@ -1,0 +1,99 @@
+"""Kernels of operators that carry a program: each verifies, in every order that its rule admits; and tuned models."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph, Operator, Role, Tensor
+from autotuner.ir.records import Call, Candidate
+from autotuner.kernels import KERNELS
+from autotuner.kernels.canonical import canonical
+from autotuner.measure.operands import Buffers, Values
+from autotuner.measure.verification import References, fault
+from autotuner.space.fusion import covers
+from tests.programs import expression, graph_of, written
+
+EXTENTS = {"b": 2, "l": 5, "n": 3, "p": 4, "h": 12}
+GATED = [("mul.Tensor", ["%0", 0.5]), ("tanh.default", ["%3"]), ("mul.Tensor", ["%4", "%1"]),
+         ("add.Tensor", ["%5", "%2"])]  # fmt: skip
+WINDOW = [("roll.default", ["%0", [1], [1]]), ("view.default", ["%2", [2, 5, 3, 4]]),
+          ("permute.default", ["%3", [0, 2, 1, 3]]), ("mul.Tensor", ["%4", "%1"])]  # fmt: skip
+
+
+def calls_of(graph: Graph, *kernels: str) -> list[Call]:
+    """Return a call for every row of layouts that the rules of some kernels admit, merged as a space has them."""
+    training = training_graph(graph)
+    named = {operator.name: operator for operator in training.operators}
+    found: dict[Call, None] = {}
+    for cover in covers(training, kernels, 8):
+        subgraph = training.subgraph([named[name] for name in cover.operators], cover.inputs, cover.outputs)
+        for kernel in (KERNELS[name] for name in cover.kernels):
+            rows = [Candidate(kernel.name, row) for row in dict.fromkeys(kernel.layouts(subgraph))]
+            for row in (row for row in rows if kernel.refuses(subgraph, row) is None):
+                found |= {Call(subgraph, row): None, canonical(subgraph, row): None}
+    return list(found)
+
+
+def faults(calls: Sequence[Call]) -> list[str]:
+    """Verify calls as a measurer does, and say what is wrong."""
+    references, buffers, found = References(), Buffers(), []
+    for call in calls:
+        kernel, values = KERNELS[call.candidate.kernel], Values(call.subgraph)
+        ((inputs, outputs),) = buffers.sets(call, values, 1)
+        run = kernel.builder()(call, inputs, outputs)
+        reason = fault(call, kernel, run, values, references, inputs, outputs)
+        if reason:
+            found.append(f"{call.candidate}: {reason}")
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_an_expression_is_right_in_every_order(dtype: str) -> None:
+    text = expression(GATED, dtype, dtype, dtype)
+    calls = calls_of(graph_of("pointwise", "bln,n,lb->bln", text, EXTENTS), "torch_pointwise", "torch_pointwise_grad",
+                     "torch_pointwise_sum")  # fmt: skip
+    kinds = [call.subgraph.kinds[0] for call in calls if len(call.subgraph.tensors[0].extents) == 3]
+    assert all(kinds.count(kind) >= 6 for kind in ("pointwise", "pointwise_grad")), kinds  # orders of three axes
+    assert kinds.count("pointwise_sum") >= 12
+    assert faults(calls) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_program_is_right_as_it_is_declared(dtype: str) -> None:
+    text = written(WINDOW, [[dtype, [2, 5, 12], True], [dtype, [5, 4], True]], [dtype, [2, 3, 5, 4]])
+    calls = calls_of(graph_of("program", "blh,lp->bnlp", text, EXTENTS), "torch_program", "torch_program_grad")
+    assert {call.subgraph.kinds for call in calls} == {("program",), ("program_grad",)}
+    assert faults(calls) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_compiler_takes_expressions_alone_and_with_their_neighbours(dtype: str) -> None:
+    calls = [call for call in calls_of(chain(dtype), "inductor") if call.subgraph.tensors]
+    sets = {"+".join(call.subgraph.kinds) for call in calls}
+    assert "scale+pointwise+program+gelu_erf" in sets
+    assert {"pointwise", "pointwise_grad", "pointwise_sum", "program", "program_grad"} <= sets
+    assert len(sets) <= 14, sets
+    assert faults([call for call in calls if declared(call)]) == []
+
+
+def chain(dtype: str) -> Graph:
+    """Return a graph in which an expression and a program stand between other operators."""
+    gate = expression(GATED, dtype, dtype, dtype)
+    turned = written(WINDOW, [[dtype, [2, 5, 12], True], [dtype, [5, 4], True]], [dtype, [2, 3, 5, 4]])
+    axes = {"x": "blh", "s": "h", "t": "lb", "w": "lp", "scaled": "blh", "gated": "blh", "turned": "bnlp", "y": "bnlp"}
+    roles: dict[str, Role] = {"x": "input", "s": "parameter", "t": "input", "w": "parameter"}
+    tensors = {name: Tensor(name, own, dtype, roles.get(name, "activation")) for name, own in axes.items()}
+    return Graph("chain", EXTENTS, tensors, (
+        Operator("scaled", "scale", "blh->blh", ("x",), ("scaled",), (("factor", 0.5),)),
+        Operator("gated", "pointwise", "blh,h,lb->blh", ("scaled", "s", "t"), ("gated",), (("program", gate),)),
+        Operator("turned", "program", "blh,lp->bnlp", ("gated", "w"), ("turned",), (("program", turned),)),
+        Operator("y", "gelu_erf", "bnlp->bnlp", ("turned",), ("y",)),
+    ), ("y",))  # fmt: skip
+
+
+def declared(call: Call) -> bool:
+    """Tell whether all tensors of a call lie as they are declared."""
+    forms = zip(call.subgraph.boundary, call.candidate.forms, strict=True)
+    return all(form == call.subgraph.tensors[number].axes for number, form in forms)
