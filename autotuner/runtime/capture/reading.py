@@ -477,7 +477,17 @@ class _Rules(fx.Interpreter):
         return self._reader.cast(*value.operands) if is_named(value, "cast") and target not in OF_CASTS else value
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
-        raise UnknownError("it holds a constant")
+        """Return one number that a call holds, as a call that makes it."""
+        constant = super().get_attr(target, args, kwargs)
+        if not isinstance(constant, Tensor) or constant.numel() != 1 or not _is_factory(constant):
+            raise UnknownError("it holds a constant")
+        if isinstance(constant, FakeTensor):
+            raise UnknownError("it holds a constant that is not known")
+        given = {"dtype": constant.dtype}
+        call = self._calls.new(self._reader, torch.ops.aten.full.default, (list(constant.shape), constant.item()),
+                               given, constant)  # fmt: skip
+        self._calls.note(call)
+        return call
 
 
 @contextmanager
