@@ -89,10 +89,14 @@ class Calls:
     Attributes:
         of: the call that made a view or an expression.
         readers: the calls that read a value.
+        refused: why no operator makes the result of a call.
+        failed: ways to make an operator of a call that are not possible.
     """
 
     of: dict[View | Expression, Deferred] = field(default_factory=dict)
     readers: dict[Any, list[Deferred]] = field(default_factory=dict)
+    refused: dict[Deferred, str] = field(default_factory=dict)
+    failed: set[tuple[str, Deferred]] = field(default_factory=set)
     count: int = 0
 
     def call_of(self, value: Any) -> Deferred | None:

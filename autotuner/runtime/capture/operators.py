@@ -162,6 +162,8 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
         other = reader.united(a.dims, b)
         in_order(a, other)
         return reader.mapped("multiply", a, other)
+    if any(not held(each) for each in (a, b)):
+        raise UnknownError("a product with a tensor of one element")
     return Expression("times", (a, b))
 
 

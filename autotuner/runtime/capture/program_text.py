@@ -133,6 +133,7 @@ class Text:
         arguments = [self._part(each, call, seen) for each in call.args]
         if isinstance(call.target, torch._ops.OpOverload):
             name = str(call.target).removeprefix("aten.")
+            name = "reshape.default" if name in ("view.default", "_unsafe_view.default") else name
             keywords = {
                 key: self._part(each, call, seen) for key, each in call.kwargs.items() if key not in _DROPPED
             }

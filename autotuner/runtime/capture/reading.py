@@ -297,6 +297,14 @@ class GraphReading:
         return self._fragments[key]
 
 
+STRIDED = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reinterpret_tensor")
+"""Calls that see how a tensor lies in memory, and not only its numbers."""
+
+
+class _RuleError(UnknownError):
+    """A rule has a defect, so its call stays torch's."""
+
+
 class _Rules(fx.Interpreter):
     """Runs the rules of a fragment's ATen calls; what no rule reads is deferred."""
 
@@ -339,9 +347,13 @@ class _Rules(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
+        if target is torch.ops.aten.type_as.default:
+            target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": self._node.meta["val"].dtype}
         mark = self._reader.mark()
         try:
             found = self._by_rule(target, args, kwargs)
+        except _RuleError:
+            raise
         except UnknownError as error:
             self._reader.take_back(mark)
             found = self._by_operators(target, args, kwargs)
@@ -364,7 +376,7 @@ class _Rules(fx.Interpreter):
             if FAULTS_RAISE:
                 raise
             log.exception("the rule of %s failed: please report this", target)
-            raise UnknownError(f"the rule of {target} failed: {type(error).__name__}: {error}") from error
+            raise _RuleError(f"the rule of {target} failed: {type(error).__name__}: {error}") from error
 
     def _by_operators(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return what a rule reads once operators make what is deferred; None where it reads nothing then either."""
@@ -446,12 +458,16 @@ class _Rules(fx.Interpreter):
             if not isinstance(target, OpOverload) or target.namespace != "aten":
                 raise UnknownError(f"{target} is no operator of torch's own")
             reason = refusal(str(target).removeprefix("aten."))
+            if target._schema.name in STRIDED:
+                reason = "its result depends on strides"
             if reason is not None:
                 raise UnknownError(f"{error}, and it stays torch's: {reason}")
         for node in self._node.all_input_nodes:
             value = self.env[node]
             if isinstance(value, fx.Node) or (isinstance(value, Expression) and self._calls.call_of(value) is None):
                 raise error
+            if isinstance(value, View) and not any(value.tensor.dims):
+                raise UnknownError(f"{error}, and a tensor of one element has no axis")
             if isinstance(value, View | Deferred) and isinstance(node.meta.get("val"), Tensor):
                 check_example(value, node.meta["val"])
         result = self._node.meta.get("val")

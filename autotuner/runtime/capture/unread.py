@@ -56,10 +56,21 @@ class Unread:
             raise UnknownError(f"a tensor of {call.dtype or 'no type'} is no operand of an operator")
         if not call.made and not call.learned:
             raise UnknownError("it follows from constants alone")
+        if call in self._calls.refused:
+            raise UnknownError(self._calls.refused[call])
+        try:
+            return self._found(value, call)
+        except UnknownError as error:
+            self._calls.refused[call] = str(error)
+            raise
+
+    def _found(self, value: Any, call: Deferred) -> View:
         place, dtype = self._reader.place, self._reader.dtype
         self._reader.place, self._reader.dtype = call.place, call.dtype
         try:
-            view = self._named(value) or self._seen(call) or self._made(call)
+            view = self._tried("named", call, lambda: self._named(value))
+            view = view or self._tried("seen", call, lambda: self._seen(call))
+            view = view or self._tried("pointwise", call, lambda: self._pointwise(call)) or self._program(call)
         finally:
             self._reader.place, self._reader.dtype = place, dtype
         if (shape_of(view), view.dtype) != (call.shape, call.dtype):
@@ -76,6 +87,15 @@ class Unread:
         if is_named(value, "slice"):
             return self._or_none(lambda: sliced(self._reader, *value.operands))
         return None
+
+    def _tried(self, how: str, call: Deferred, found: Callable[[], View | None]) -> View | None:
+        """Return what is found in some way, or None; a way that failed once is not tried again."""
+        if (how, call) in self._calls.failed:
+            return None
+        view: View | None = self._or_none(found)
+        if view is None:
+            self._calls.failed.add((how, call))
+        return view
 
     def _or_none(self, found: Callable[[], Any]) -> Any:
         mark = self._reader.mark()
@@ -126,10 +146,6 @@ class Unread:
         return value
 
     # Cones of calls ---------------------------------------------------------------------------------------------------
-
-    def _made(self, sink: Deferred) -> View:
-        found = self._or_none(lambda: self._pointwise(sink))
-        return found if found is not None else self._program(sink)
 
     def _cone(self, sink: Deferred, by_element: bool) -> tuple[list[Deferred], dict[Any, View]]:
         """Return the calls that make a value, in order, and the views that they read, by the values in the calls.
