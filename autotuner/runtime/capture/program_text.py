@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isinf, isnan, prod
+from math import isinf, isnan
 from typing import Any
 
 import torch
@@ -134,9 +134,7 @@ class Text:
         if isinstance(call.target, torch._ops.OpOverload):
             name = str(call.target).removeprefix("aten.")
             name = "reshape.default" if name in ("view.default", "_unsafe_view.default") else name
-            keywords = {
-                key: self._part(each, call, seen) for key, each in call.kwargs.items() if key not in _DROPPED
-            }
+            keywords = {key: self._part(each, call, seen) for key, each in call.kwargs.items() if key not in _DROPPED}
             return self._call(name, arguments, {key: each for key, each in keywords.items() if each is not None})
         return self._call(GETITEM, arguments, {})
 
@@ -221,6 +219,3 @@ def flop_of(text: str) -> int:
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
         function_of(program)(*(torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in program.inputs))
     return int(counter.get_total_flops())
-
-
-__all__ = ["Text", "flop_of", "prod", "written"]

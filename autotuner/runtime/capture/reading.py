@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.kernels.torch.programs import refusal
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
-from autotuner.runtime.capture.axes import UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import UnknownError, fresh, whole
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, check_example, is_value, shape_of
@@ -340,8 +340,10 @@ class _Rules(fx.Interpreter):
         """Say whether somebody reads a value whom no call that is noted stands for."""
         here = [node for node, each in self.env.items() if each is value]
         behind = any(user not in self._done and user is not self._node for node in here for user in node.users)
-        return behind or self._is_read_by_others(value) or (
-            self._node is not None and sum(self.env.get(each) is value for each in self._node.all_input_nodes) > 0
+        return (
+            behind
+            or self._is_read_by_others(value)
+            or (self._node is not None and sum(self.env.get(each) is value for each in self._node.all_input_nodes) > 0)
         )
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -492,7 +494,7 @@ class _Rules(fx.Interpreter):
             return sliced(self._reader, *value.operands)
         return self._reader.cast(*value.operands) if is_named(value, "cast") and target not in OF_CASTS else value
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return one number that a call holds, as a call that makes it."""
         constant = super().get_attr(target, args, kwargs)
         if not isinstance(constant, Tensor) or constant.numel() != 1 or not _is_factory(constant):

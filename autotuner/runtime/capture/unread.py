@@ -12,10 +12,10 @@ from torch import Tensor
 
 from autotuner.errors import AutotunerError
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
-from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, check_example, shape_of
+from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of
 from autotuner.runtime.capture.program_text import Text, flop_of, written
-from autotuner.runtime.capture.reader import RULES, Reader, held, in_order, learned
+from autotuner.runtime.capture.reader import RULES, Reader, held, in_order
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
 
@@ -341,6 +341,3 @@ def _labelled(shape: Sequence[int], views: Sequence[View]) -> tuple[Dim, ...]:
         dims.append(found if found is not None else fresh([elements])[0])
         taken.update(dims[-1])
     return tuple(dims)
-
-
-__all__ = ["INLINED", "Unread", "as_numbers", "check_example", "learned"]
