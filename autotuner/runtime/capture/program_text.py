@@ -183,7 +183,7 @@ def _runs(view: View, axes: Sequence[Axis]) -> list[list[Axis]]:
 
     Runs do not depend on how far axes were split when a view is read.
     """
-    behind = {one: other for one, other in zip(_flat(view), _flat(view)[1:], strict=False)}
+    behind = dict(zip(_flat(view), _flat(view)[1:], strict=False))
     fixed = fixed_of(view.fixed)
     runs: list[list[Axis]] = []
     for axis in axes:

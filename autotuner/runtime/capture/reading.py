@@ -479,10 +479,9 @@ class _Rules(fx.Interpreter):
         call = self._new(target, args, kwargs)
         if call is None:
             raise UnknownError(f"{error}, under autocast")
-        reads = list(call.operands)
-        if not call.made and reads and not (call.learned and call.is_pointwise):
-            if any(isinstance(each, View) or self._calls.call_of(each) is None for each in reads) or call.learned:
-                raise error  # constants, and what follows from parameters alone, are computed once for all layers
+        is_inside = call.made or (call.learned and call.is_pointwise)
+        if not is_inside and (call.learned or any(isinstance(each, View) for each in call.operands)):
+            raise error  # constants, and what follows from parameters alone, are computed once for all layers
         self._calls.note(call)
         if isinstance(result, tuple | list):
             return tuple(self._part(call, place) for place in range(len(result)))
