@@ -555,7 +555,7 @@ def cast_by_autocast(node: fx.Node) -> str | None:
         def operand(part: Any) -> Any:
             example = part.meta.get("val") if isinstance(part, fx.Node) else part
             is_cast = cast_to is not None and isinstance(example, Tensor) and example.is_floating_point()
-            return example.to(cast_to) if is_cast else example
+            return example.to(cast_to) if is_cast and isinstance(example, Tensor) else example
 
         args, kwargs = pytree.tree_map(operand, (node.args, node.kwargs), is_leaf=is_node)
         device = node.meta["val"].device.type

@@ -85,7 +85,7 @@ class Unread:
         if is_named(value, "cast") and isinstance(value.operands[0], View):
             return self._reader.cast(*value.operands)
         if is_named(value, "slice"):
-            return self._or_none(lambda: sliced(self._reader, *value.operands))
+            return self._or_none(lambda: sliced(self._reader, *value.operands))  # type: ignore[no-any-return]
         return None
 
     def _tried(self, how: str, call: Deferred, found: Callable[[], View | None]) -> View | None:
@@ -109,7 +109,7 @@ class Unread:
         """Return a view of what another call makes, where a rule knows that view."""
         base, *rest = call.args or (None,)
         if call.target in CASTS and isinstance(base, Deferred) and base.dtype == call.dtype:
-            return self._or_none(lambda: self.view_of(base))
+            return self._or_none(lambda: self.view_of(base))  # type: ignore[no-any-return]
         if not call.is_view:
             return None
         of = self._calls.call_of(base)
@@ -125,7 +125,7 @@ class Unread:
         def found() -> Any:
             return self.resolved(rule(self._reader, self.view_of(base), *rest, **call.kwargs))
 
-        return self._or_none(found)
+        return self._or_none(found)  # type: ignore[no-any-return]
 
     def _seen_parts(self, call: Deferred) -> tuple[Any, ...] | None:
         rule = RULES.get(call.target) if call.is_view else None
@@ -177,7 +177,7 @@ class Unread:
                     views[value] = self._reader.results_of_calls[of]
                     continue
                 elif self._is_apart(of, owned) or (by_element and of.is_view and of.target not in COPIES):
-                    seen = self._or_none(lambda value=value: self.view_of(value))
+                    seen = self._or_none(lambda value=value: self.view_of(value))  # type: ignore[misc]
                     if seen is not None:
                         views[value] = seen
                         continue
