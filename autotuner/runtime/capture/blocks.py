@@ -153,9 +153,9 @@ def _far_read(operations: Sequence[Operation]) -> list[TensorValue]:
 
 
 def _product_flop(operation: Operation) -> int:
-    """Return the flop of a product; 0 of any other operator."""
+    """Return the flop of a product, or of those inside of a program; 0 of any other operator."""
     if operation.kind != "contraction":
-        return 0
+        return operation.flop
     (made,), (a, b) = operation.outputs, operation.inputs
     axes = {axis for dim in made.dims for axis in whole(dim)}
     for operand in (a, b):

@@ -162,6 +162,8 @@ def _mul(reader: Reader, a: Any, b: Any) -> Any:
         other = reader.united(a.dims, b)
         in_order(a, other)
         return reader.mapped("multiply", a, other)
+    if any(not held(each) for each in (a, b)):
+        raise UnknownError("a product with a tensor of one element")
     return Expression("times", (a, b))
 
 
@@ -263,10 +265,12 @@ def _masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fal
 @rule(aten.baddbmm.default)
 def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, alpha: float = 1) -> View:
     """Append scores and the mask that is added to them, as torch has it where attention returns its weights."""
-    if (beta, alpha) != (1, 1):
-        raise UnknownError("a product with factors")
-    scores, _ = _masked(reader, _bmm(reader, a, b), mask, written_out=True)
-    return scores
+    if beta != 1:
+        raise UnknownError("a sum with a factor")
+    scores = _bmm(reader, a, b)
+    if alpha != 1:
+        scores = reader.mapped("scale", scores, factor=float(alpha))
+    return _masked(reader, scores, mask, written_out=True)[0]
 
 
 @rule(aten.scaled_dot_product_attention.default)

@@ -73,7 +73,8 @@ class BoundView:
 class Operation:
     """An operator over axes. `place` is that of the node that asked for it; `stage` counts strange parts before it.
 
-    Attributes whose value is an axis name it in the operator's spec.
+    Attributes whose value is an axis name it in the operator's spec. An operator that stands for calls that no rule
+    reads has the `places` of their nodes, and the `flop` of the products among them.
     """
 
     kind: str
@@ -82,6 +83,8 @@ class Operation:
     attributes: Mapping[str, Scalar | Axis]
     place: int = 0
     stage: int = 0
+    places: frozenset[int] = frozenset()
+    flop: int = 0
 
 
 def source_of(tensor: TensorValue) -> TensorValue:

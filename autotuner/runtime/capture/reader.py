@@ -65,8 +65,10 @@ class Reader:
     """Makes operators; what one node of the program asked for can be taken back.
 
     Attributes:
-        place: of the node that is read.
+        place: of the node for which operators are made.
+        place_read: of the node that is read, whose operands may be made late, for an earlier place.
         dtype: of the result of the ATen call that is read, as torch has it, autocast and promotion included.
+        results_of_calls: views of what operators make in place of calls that no rule reads, by the call.
     """
 
     def __init__(self, is_causal: Callable[[Any], bool], hides_nothing: Callable[[Any], bool]) -> None:
@@ -78,9 +80,22 @@ class Reader:
         """
         self.axes = Axes()
         self.operations: list[Operation] = []
-        self.place = 0
+        self.place = self.place_read = 0
         self.dtype = ""
+        self.results_of_calls: dict[Any, View] = {}
         self.is_causal, self.hides_nothing = is_causal, hides_nothing
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return how much is known, for `take_back`."""
+        return self.axes.mark(), len(self.operations), len(self.results_of_calls)
+
+    def take_back(self, mark: tuple[int, int, int]) -> None:
+        """Forget what was read since a mark."""
+        axes, operations, results = mark
+        self.axes.take_back(axes)
+        del self.operations[operations:]
+        for call in list(self.results_of_calls)[results:]:
+            del self.results_of_calls[call]
 
     def make(
         self,
@@ -101,7 +116,7 @@ class Reader:
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)
         for tensor in outputs:
             tensor.made_by = operation
-            if kind != "cast":  # the axes of a parameter stay as free as they are
+            if kind not in ("cast", "program"):  # the axes of a parameter stay as free as they are
                 self.axes.bind(tensor.dims)
         self.operations.append(operation)
         return outputs

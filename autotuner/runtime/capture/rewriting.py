@@ -64,7 +64,7 @@ class Captured:
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""
         nodes = list(self._reading.order)
-        return {nodes[operation.place] for operation in region.block.operations}
+        return {nodes[place] for operation in region.block.operations for place in (operation.place, *operation.places)}
 
     def _narrow(self) -> None:
         """Have operators computed in 16 bits that are computed in float32 between casts."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
+from autotuner.runtime.capture.deferred import Deferred
 from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, plain, rule
 
@@ -73,7 +74,10 @@ def _mean(reader: Reader, x: Any, dims: Sequence[int], keepdim: bool = False, **
 def _cat(reader: Reader, parts: Sequence[Any], dim: int = 0) -> Any:
     filled = [part for part in parts if not is_named(part, "empty")]
     if len(filled) == 1 and len(parts) > 1:  # as keys behind those of a cache that has none yet
-        return reader.typed(plain(filled[0], "a part of what is put together"))
+        (part,) = filled
+        if isinstance(part, Deferred) and part.dtype == reader.dtype:
+            return part
+        return reader.typed(plain(part, "a part of what is put together"))
     if len(parts) == 2 and is_named(parts[0], "minus slice") and is_named(parts[1], "slice"):
         (x, *second), (other, *first) = parts[0].operands, parts[1].operands
         last = len(x.dims) - 1

@@ -97,11 +97,11 @@ class Adapted(nn.Module):
         return x + functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 3, HIDDEN)
 
 
-@pytest.mark.parametrize(("parts", "tuned"), [(1, 4), (4, 2)])  # what splits the axis of a softmax is torch's
-def test_what_is_added_and_then_split_into_heads_is_split_alike(parts: int, tuned: int) -> None:
+@pytest.mark.parametrize("parts", [1, 4])  # what splits the axis of a softmax is a program
+def test_what_is_added_and_then_split_into_heads_is_split_alike(parts: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(parts), Adapted(parts))
-    check_equal(model, inputs(2, 3), tuned, Compilation(model))
+    check_equal(model, inputs(2, 3), 2, Compilation(model))
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (5,)])

@@ -16,7 +16,7 @@ from tests.runtime.capture.known import Compilation, Known
 from tests.runtime.capture.test_backend import HIDDEN, inputs
 
 LENGTH, WIDTH, CLASSES = 6, 24, 10
-CUT = "cut off by cumsum: no rule for aten.cumsum.default"
+CUT = "cut off by as_strided: no rule for aten.as_strided.default, and it stays torch's: its result depends on strides"
 
 
 class Attention(nn.Module):
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.gelu(self.up(self.norm(x)))
-        made: Tensor = x + self.down(torch.cumsum(y, -1) if self.unknown else y)
+        made: Tensor = x + self.down(y.as_strided(y.shape, y.stride()) if self.unknown else y)
         return made
 
 
@@ -159,7 +159,8 @@ def test_nothing_to_tune_is_refused_with_what_is_left_out_and_why(tmp_path: Path
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
-                x = torch.cumsum(layer(x), -1)
+                y = layer(x)
+                x = y.as_strided(y.shape, y.stride())
             return x
 
     torch._dynamo.reset()

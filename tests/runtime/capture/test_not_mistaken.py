@@ -116,7 +116,7 @@ def in_place(layer: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("inside", [halves_of_norm, rows_by_strides, by_a_vector, without_gradients, rounded, in_place])
 def test_a_layer_that_is_nearly_known_computes_what_it_computes(inside: Callable[[Any, Tensor], Tensor]) -> None:
-    check(inside, no_mask)
+    check(inside, no_mask, torch.float64 if inside is by_a_vector else torch.float32)  # its softmax is a hard one
 
 
 def kinds(compilation: Compilation) -> set[str]:
@@ -234,11 +234,13 @@ def test_what_is_read_twice_gets_the_sum_of_its_gradients(make: Callable[[], nn.
     assert len(compilation.regions) == regions
 
 
-def check(inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None]) -> Compilation:
+def check(
+    inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None], dtype: torch.dtype = torch.float32
+) -> Compilation:
     """Check a model of two layers against eager, its outputs' strides too, and return its compilation."""
     torch.manual_seed(0)
-    model = nn.Sequential(Attention(inside, mask), Attention(inside, mask))
-    x = torch.randn(2, LENGTH, HIDDEN)
+    model = nn.Sequential(Attention(inside, mask), Attention(inside, mask)).to(dtype)
+    x = torch.randn(2, LENGTH, HIDDEN, dtype=dtype)
 
     def loss(called: Any) -> Tensor:
         found: Tensor = called(x).square().mean()
