@@ -1,6 +1,5 @@
 """A graph of dynamo's, node by node, read as operators of ours where that is possible."""
 
-import inspect
 import logging
 import operator
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -20,9 +19,10 @@ from autotuner.kernels.torch.programs import refusal
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError, fresh, whole
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
+from autotuner.runtime.capture.changed_in_place import name_of, storages_of
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, check_example, is_value, shape_of
-from autotuner.runtime.capture.out_of_place import fill_out_of_place
+from autotuner.runtime.capture.out_of_place import AUTOCAST, out_of_place
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
 from autotuner.runtime.capture.unread import INLINED, Unread
@@ -49,7 +49,6 @@ PARTS = frozenset((
 CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks", "_vmap_", "_grad_increment", "_jvp_",
             "_functorch", "_push_", "_pop_")  # fmt: skip
 """Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
-AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 FAULTS_RAISE = False
 """Raise errors of rules, as in tests; otherwise they are logged, and the call stays torch's."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
@@ -66,7 +65,7 @@ class GraphReading:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        fill_out_of_place(graph)
+        self._changed = out_of_place(graph)
         self.graph = graph
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.values: dict[fx.Node, Any] = {}
@@ -79,8 +78,7 @@ class GraphReading:
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments: dict[str, fx.GraphModule] = {}
         self._autocast: dict[fx.Node, torch.autocast] = {}
-        self._changed = _changed_in_place(graph)
-        self._constants = Constants(self.order, lambda node: bool(_storages(node) & self._changed))
+        self._constants = Constants(self.order, self._is_changed)
         self._read()
 
     @property
@@ -88,7 +86,7 @@ class GraphReading:
         return self._reader.operations
 
     def _read(self) -> None:
-        named = (_name(node) for node in self.graph.nodes if node.target not in AUTOCAST)
+        named = (name_of(node) for node in self.graph.nodes if node.target not in AUTOCAST)
         entered = next((name for name in named if name.startswith(CONTEXTS)), None)
         if entered is not None:
             reason = f"{entered}: the model computes in a context that is not known"
@@ -111,7 +109,7 @@ class GraphReading:
                     self._nodes_of.setdefault(value, []).append(node)
             except UnknownError as error:
                 self._reader.take_back(mark)
-                self.refused[node] = f"{_name(node)}: {str(error).partition(chr(10))[0]}"
+                self.refused[node] = f"{name_of(node)}: {str(error).partition(chr(10))[0]}"
                 self.reasons[self.refused[node]] += 1
         self._reader.operations.sort(key=lambda operation: operation.place)
         for node, value in self.values.items():
@@ -153,11 +151,11 @@ class GraphReading:
     def _value(self, node: fx.Node) -> Any:
         if node.target in NO_OPERATORS:
             raise UnknownError("no operator")
-        if _storages(node) & self._changed:
-            raise UnknownError("it is changed in place")
+        for storage in storages_of(node) & self._changed.keys():
+            raise UnknownError(self._changed[storage])
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):  # type: ignore[arg-type]
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if any(_storages(each) & self._changed for each in node.all_input_nodes):
+        if any(self._is_changed(each) for each in node.all_input_nodes):
             raise UnknownError("it reads what is changed in place")
         given = [each for each in pytree.tree_leaves((node.args, node.kwargs), is_leaf=is_node) if is_node(each)]
         if not any(self._is_of_ours(each) for each in given):
@@ -208,6 +206,9 @@ class GraphReading:
         for user in node.users if means else ():
             if user.target is not operator.getitem or (user.args[1] in means and user.users):
                 raise UnknownError("the weights of its attention are read: need_weights=False leaves them out")
+
+    def _is_changed(self, node: fx.Node) -> bool:
+        return bool(storages_of(node) & self._changed.keys())
 
     def _is_of_ours(self, node: fx.Node) -> bool:
         example = node.meta.get(EXAMPLE)
@@ -569,12 +570,6 @@ def cast_by_autocast(node: fx.Node) -> str | None:
     return None
 
 
-def _name(node: fx.Node) -> str:
-    if node.op not in ("call_function", "call_method"):
-        return ""
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
-
-
 def _signature(example: Any) -> Any:
     if not isinstance(example, Tensor):
         return type(example).__name__
@@ -584,85 +579,3 @@ def _signature(example: Any) -> Any:
 def _devices(nodes: Iterable[fx.Node]) -> set[torch.device]:
     examples = [each for node in nodes for each in pytree.tree_leaves(node.meta.get(EXAMPLE))]
     return {each.device for each in examples if isinstance(each, Tensor)}
-
-
-def _storages(node: fx.Node) -> set[int]:
-    found: set[int] = set()
-    for example in pytree.tree_leaves(node.meta.get(EXAMPLE)):
-        if isinstance(example, Tensor):
-            found.add(example.untyped_storage()._cdata)
-    return found
-
-
-def _changed_in_place(graph: fx.Graph) -> set[int]:
-    """Return the storages of tensors that some node changes in place, or writes its result to."""
-    found: set[int] = set()
-    for node in graph.nodes:
-        if node.op not in ("call_function", "call_method"):
-            continue
-        name = _name(node)
-        of_operator = getattr(operator, name, None) is node.target
-        writes = (
-            name in ("setitem", "__setitem__")
-            or (name.startswith("__i") and name[3:-2] in _IN_PLACE)
-            or (of_operator and name.startswith("i") and name[1:] in _IN_PLACE)
-            or (not of_operator and name.endswith("_") and not name.endswith("__"))
-            or _is_in_place(node)
-        )
-        if writes:
-            for given in node.all_input_nodes if name.startswith("_foreach") else node.all_input_nodes[:1]:
-                found |= _storages(given)
-        for given in _written_by_schema(node):
-            found |= _storages(given)
-        if _version_of(node):  # whoever changed it
-            found |= _storages(node)
-        if name == "embedding" and len(node.args) > 3 and node.args[3] is not None:  # it scales rows of its weight
-            for given in node.all_input_nodes:
-                found |= _storages(given)
-        out = node.kwargs.get("out")
-        for each in out if isinstance(out, tuple | list) else [out]:
-            found |= _storages(each) if isinstance(each, fx.Node) else set()
-    return found
-
-
-def _written_by_schema(node: fx.Node) -> list[fx.Node]:
-    """Return what an operator of torch's, or of a user's, writes to by one of its schemas."""
-    target = node.target
-    names: list[str] = target.overloads() if isinstance(target, OpOverloadPacket) else []  # type: ignore[no-untyped-call]
-    overloads = [getattr(target, name) for name in names] or [target]
-    writes = any(isinstance(each, OpOverload) and each._schema.is_mutable for each in overloads)
-    return node.all_input_nodes if writes else []
-
-
-def _version_of(node: fx.Node) -> int:
-    """Return how often a tensor that the graph makes is changed in place, its views among it."""
-    example = node.meta.get(EXAMPLE)
-    return example._version if isinstance(example, Tensor) and not example.is_inference() else 0
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    """Say whether a function is told to work in place."""
-    if node.kwargs.get("inplace") is True:
-        return True
-    try:
-        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # a built-in function, or a method
-        return False
-    return given.arguments.get("inplace") is True
-
-
-_IN_PLACE = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-)
