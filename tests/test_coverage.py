@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.architectures import Architecture, Made, architectures, features
-from scripts.bench.coverage_counts import Layers, checked, counted, row_of
+from scripts.bench.coverage_counts import Layers, checked, count_grouped_products, counted, row_of
 from scripts.bench.coverage_page import page
 from tests.runtime.capture.test_backend import HIDDEN
 from tests.runtime.capture.test_coverage import LENGTH, Layered
@@ -109,3 +110,11 @@ def test_the_script_writes_a_page_and_keeps_the_rows_of_others(tmp_path: Path) -
     assert [row["name"] for row in rows] == ["GPT-2", "MLP-Mixer, own code"]
     assert [row["status"] for row in rows] == ["not installed", "ok"]
     assert "| MLP-Mixer, own code | own code |" in (tmp_path / "coverage.md").read_text()
+
+
+def test_products_of_experts_are_counted() -> None:
+    count_grouped_products()
+    rows, weight = torch.zeros(6, 4), torch.zeros(3, 4, 5)
+    with FlopCounterMode(display=False) as counter:
+        torch._grouped_mm(rows.bfloat16(), weight.bfloat16(), offs=torch.tensor([2, 4, 6], dtype=torch.int32))
+    assert counter.get_total_flops() == 2 * 6 * 4 * 5

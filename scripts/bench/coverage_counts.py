@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from autotuner.api.backend import capture
 from autotuner.api.survey import with_own_code
@@ -31,6 +32,19 @@ SMALL = 2
 """A region of so few operators is told: there is little to tune in it."""
 REASONS = 8
 _DIGITS = re.compile(r"\d+")
+
+
+def grouped_flop(rows: tuple[int, ...], weight: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """Return the flop of a grouped product, of which torch has no count: each row meets one matrix."""
+    return 2 * prod(rows) * weight[-1]
+
+
+def count_grouped_products() -> None:
+    """Have torch count products of experts: its own grouped one, and what transformers has in its place on a CPU."""
+    found = [torch.ops.aten._grouped_mm, getattr(torch.ops.transformers, "grouped_mm_fallback", None)]
+    for operator in found:
+        if operator is not None and operator not in flop_registry:
+            register_flop_formula(operator)(grouped_flop)
 
 
 @dataclass
@@ -109,6 +123,7 @@ def counted(architecture: Architecture, tracing: bool = True) -> dict[str, Any]:
     """
     module, batch = made(architecture)
     module.train()
+    count_grouped_products()
     layers = Layers.of(module, architecture.layers)
     eager_flop, eager_layers_flop, eager_s = _eager(module, batch, layers)
     graphs, first_s = _graphs(module, batch, layers)
