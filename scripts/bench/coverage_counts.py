@@ -187,7 +187,10 @@ def _eager(module: nn.Module, batch: Any, layers: Layers) -> tuple[int, int, flo
         call(module, batch)
     counts = counter.get_flop_counts()
     root = type(module).__name__
-    by_layer = sum(sum(counts.get(f"{root}.{path}", {}).values()) for path in layers.paths)
+    inside = {path for path in counts if layers.of_path(path.removeprefix(f"{root}."))}
+    # A list of modules is never called itself: its parts are counted then.
+    outermost = [path for path in inside if not any(path.startswith(f"{other}.") for other in inside)]
+    by_layer = sum(sum(counts[path].values()) for path in outermost)
     began = time.perf_counter()
     call(module, batch)
     return counter.get_total_flops(), by_layer, time.perf_counter() - began
