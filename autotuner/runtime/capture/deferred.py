@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.program import Expression, Operation, View, source_of
 from autotuner.runtime.capture.reader import Reader, aten, learned
 
 CASTS = frozenset((
@@ -33,6 +33,10 @@ VIEWS = frozenset((
 """Calls that compute nothing: they are made again by each program that reads their result."""
 
 
+CHEAP = frozenset(("bias", "mask", "scale", "cast", "multiply", "pointwise", "program"))
+"""Kinds of operators that are not worth a region: what they alone make for several layers is made once, outside."""
+
+
 @dataclass(eq=False, slots=True)
 class Deferred:
     """An ATen call of values.
@@ -41,7 +45,7 @@ class Deferred:
         dtype: of its result as torch has it; "" where it has several results.
         place: of the node that asked for it.
         number: how many calls were read before it.
-        made: whether it follows from what operators make, or from an activation that comes from outside.
+        made: whether it follows from what operators make.
         learned: whether a gradient may be wanted of what it follows from.
         cast_to: the type to which autocast casts its operands; "" for none.
     """
@@ -122,12 +126,39 @@ class Calls:
             self.readers.setdefault(value, []).append(call)
 
     def is_made(self, value: Any) -> bool:
-        """Say whether a value follows from what operators make, or from an activation from outside."""
+        """Say whether a value follows from what an operator makes; casts of what comes from outside are none."""
         if isinstance(value, View):
-            tensor = value.tensor
-            return tensor.made_by is not None or (not tensor.parameter and len(tensor.dims) > 1 and learned(value))
+            return source_of(value.tensor).made_by is not None
         call = self.call_of(value)
         return call is not None and call.made
+
+    def is_computed(self, value: Any) -> bool:
+        """Say whether more than sums, scales and calls that no rule reads make a value of what comes from outside."""
+        return any(operation.kind not in CHEAP for operation in self._behind(value)[1])
+
+    def follows_from_parameters(self, value: Any) -> bool:
+        """Say whether a value follows from parameters and numbers alone."""
+        return all(view.tensor.parameter for view in self._behind(value)[0])
+
+    def _behind(self, value: Any) -> tuple[list[View], list[Operation]]:
+        """Return what a value follows from: views of tensors from outside, and the operators that make it of them."""
+        views, operations = list[View](), list[Operation]()
+        waiting, seen = [value], set[Any]()
+        while waiting:  # each turn sees another value for the first time, or drops one
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not isinstance(value, View):
+                call = self.call_of(value)
+                waiting += [] if call is None else call.operands
+            elif value.tensor.made_by is None:
+                views.append(value)
+            elif value.tensor.made_by not in seen:
+                seen.add(value.tensor.made_by)
+                operations.append(value.tensor.made_by)
+                waiting += [operand.view for operand in value.tensor.made_by.inputs]
+        return views, operations
 
     def is_learned(self, value: Any) -> bool:
         if isinstance(value, View):

@@ -168,7 +168,21 @@ class GraphReading:
         if isinstance(found, Deferred) and not (found.made or found.learned):
             self._keep_factory(node, found)
             raise UnknownError("it follows from constants alone")
+        self._check_own(node, found)
         return found
+
+    def _check_own(self, node: fx.Node, found: Any) -> None:
+        """Check that what several parts of the model read is a result of theirs.
+
+        Raises:
+            UnknownError: it is made of what comes from outside, as a bias of all layers' attention is, or the patches
+                of an image: it is computed once, before all layers.
+        """
+        is_asked = isinstance(found, Deferred) or (
+            isinstance(found, View) and found.tensor.made_by is not None and found.tensor.made_by.kind != "cast"
+        )
+        if is_asked and len(node.users) > 1 and not self._calls.is_computed(found):
+            raise UnknownError("it is made of what comes from outside, for several parts")
 
     def _read_as(self, node: fx.Node, given: Sequence[fx.Node]) -> Any:
         """Return what a node is, by the calls that it makes of ATen."""
@@ -480,7 +494,7 @@ class _Rules(fx.Interpreter):
         call = self._new(target, args, kwargs)
         if call is None:
             raise UnknownError(f"{error}, under autocast")
-        is_inside = call.made or (call.learned and call.is_pointwise)
+        is_inside = call.made or (call.learned and call.is_pointwise and self._calls.follows_from_parameters(call))
         if not is_inside and (call.learned or any(isinstance(each, View) for each in call.operands)):
             raise error  # constants, and what follows from parameters alone, are computed once for all layers
         self._calls.note(call)
