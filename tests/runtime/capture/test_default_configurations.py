@@ -1,7 +1,6 @@
 """Models of transformers as their configurations make them, caches of keys and values among it: whole layers."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -145,19 +144,15 @@ def test_sums_of_embeddings_are_no_regions() -> None:
 
 def test_a_training_step_asks_for_no_cache_since_nobody_reads_it_unless_the_batch_does() -> None:
     asked: list[bool | None] = []
-
-    class Watched(transformers.GPT2LMHeadModel):
-        def forward(self, *args: Any, use_cache: bool | None = None, **given: Any) -> Any:
-            asked.append(use_cache)
-            return super().forward(*args, use_cache=use_cache, **given)
-
-    model = Watched(transformers.GPT2Config(**GPT2))
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+    model.register_forward_pre_hook(lambda _model, _args, given: asked.append(given.get("use_cache")), with_kwargs=True)
     assert model.config.use_cache
-    objective = partial(called, **without_cache(model))
-    objective(model, tokens())
-    objective(model, {**tokens(), "use_cache": True})
+    keywords = without_cache(model)
+    called(model, tokens(), **keywords)
+    called(model, {**tokens(), "use_cache": True}, **keywords)
     model.config.use_cache = False
-    partial(called, **without_cache(model))(model, tokens())
+    called(model, tokens(), **without_cache(model))
     assert asked == [False, True, None]
-    assert without_cache(torch.compile(made("llama"))) == {"use_cache": False}
+    compiled: Any = torch.compile(made("llama"))
+    assert without_cache(compiled) == {"use_cache": False}
     assert without_cache(nn.Linear(2, 2)) == {}

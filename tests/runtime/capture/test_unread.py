@@ -28,14 +28,16 @@ class Layer(nn.Module):
         y = self.up(self.norm(x))
         for each in self.inner:
             y = each(y)
-        return x + self.scale * self.down(y)
+        result: Tensor = x + self.scale * self.down(y)
+        return result
 
 
 def interleaved(x: Tensor) -> Tensor:
     angles = torch.arange(LENGTH, dtype=x.dtype)[:, None] / torch.arange(1, WIDTH + 1, dtype=x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]
     turned = torch.stack((-odd, even), -1).flatten(-2)
-    return x * angles.cos().repeat_interleave(2, -1) + turned * angles.sin().repeat_interleave(2, -1)
+    result: Tensor = x * angles.cos().repeat_interleave(2, -1) + turned * angles.sin().repeat_interleave(2, -1)
+    return result
 
 
 def partial_rotation(x: Tensor) -> Tensor:
@@ -109,7 +111,8 @@ def captured(inner: Sequence[Inner], dtype: torch.dtype = torch.float64) -> tupl
 
     def loss(called: Callable[[Tensor], Tensor]) -> Tensor:
         x.grad = None
-        return (called(x) * weights).sum()
+        found: Tensor = (called(x) * weights).sum()
+        return found
 
     wanted, wanted_x = gradients(model, loss), x.grad
     knowledge = Finding()
