@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from autotuner.runtime.capture.calls import flop_counter
 from scripts.bench.architectures import Architecture, Made, architectures, features
-from scripts.bench.coverage_counts import Layers, checked, count_grouped_products, counted, row_of
+from scripts.bench.coverage_counts import Layers, checked, counted, row_of
 from scripts.bench.coverage_page import page
 from tests.runtime.capture.test_backend import HIDDEN
 from tests.runtime.capture.test_coverage import LENGTH, Layered
@@ -113,8 +113,7 @@ def test_the_script_writes_a_page_and_keeps_the_rows_of_others(tmp_path: Path) -
 
 
 def test_products_of_experts_are_counted() -> None:
-    count_grouped_products()
     rows, weight = torch.zeros(16, 16), torch.zeros(2, 16, 8)
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         torch._grouped_mm(rows.bfloat16(), weight.bfloat16(), offs=torch.tensor([8, 16], dtype=torch.int32))
     assert counter.get_total_flops() == 2 * 16 * 16 * 8

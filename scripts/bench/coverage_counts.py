@@ -8,21 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from autotuner.api.backend import capture
 from autotuner.api.survey import with_own_code
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.kinds import kind_of
 from autotuner.ir.models import Model
-from autotuner.runtime.capture.calls import calls_of
+from autotuner.runtime.capture.calls import calls_of, flop_counter
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import LeftOut, merged
 from autotuner.space import build_space, space_file
@@ -32,19 +30,6 @@ SMALL = 2
 """A region of so few operators is told: there is little to tune in it."""
 REASONS = 8
 _DIGITS = re.compile(r"\d+")
-
-
-def grouped_flop(rows: tuple[int, ...], weight: tuple[int, ...], *_: Any, **__: Any) -> int:
-    """Return the flop of a grouped product, of which torch has no count: each row meets one matrix."""
-    return 2 * prod(rows) * weight[-1]
-
-
-def count_grouped_products() -> None:
-    """Have torch count products of experts: its own grouped one, and what transformers has in its place on a CPU."""
-    found = [torch.ops.aten._grouped_mm, getattr(torch.ops.transformers, "grouped_mm_fallback", None)]
-    for operator in found:
-        if operator is not None and operator not in flop_registry:
-            register_flop_formula(operator)(grouped_flop)
 
 
 @dataclass
@@ -123,7 +108,6 @@ def counted(architecture: Architecture, tracing: bool = True) -> dict[str, Any]:
     """
     module, batch = made(architecture)
     module.train()
-    count_grouped_products()
     layers = Layers.of(module, architecture.layers)
     eager_flop, eager_layers_flop, eager_s = _eager(module, batch, layers)
     graphs, first_s = _graphs(module, batch, layers)
@@ -183,7 +167,7 @@ def call(called: Callable[..., Any], batch: Mapping[str, Any] | Sequence[Any]) -
 def _eager(module: nn.Module, batch: Any, layers: Layers) -> tuple[int, int, float]:
     """Return torch's count of a forward's flop, that of its layers, and the forward's seconds."""
     # Of the kernels of attention on a CPU, the counter knows the products of the plain one alone.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with flop_counter() as counter, sdpa_kernel(SDPBackend.MATH):
         call(module, batch)
     counts = counter.get_flop_counts()
     root = type(module).__name__
@@ -388,7 +372,11 @@ def row_of(architecture: Architecture, check: bool, tracing: bool) -> dict[str, 
 
 
 def warmed_up(architecture: Architecture, check: bool) -> None:
-    """Have all imported and ready that every row needs, by making one."""
+    """Have all imported and ready that every row needs, by making one.
+
+    On one thread: processes that are forked from one that has others would wait for these for ever.
+    """
+    torch.set_num_threads(1)
     row_of(architecture, check, tracing=False)
     torch._dynamo.reset()
 

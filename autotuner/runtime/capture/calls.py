@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -39,8 +40,21 @@ class CountedCall:
 
 def calls_of(graph: fx.Graph) -> list[CountedCall]:
     """Return the calls of a graph, in order. Nothing is computed: tensors have no memory."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         return list(_Counting(counter).calls(graph, None))
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter of flop, with the products of experts, which it does not count."""
+    operators = (torch.ops.aten._grouped_mm, getattr(torch.ops.transformers, "grouped_mm_fallback", None))
+    return FlopCounterMode(
+        display=False, custom_mapping={each: _grouped_flop for each in operators if each is not None}
+    )
+
+
+def _grouped_flop(rows: tuple[int, ...], weights: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """Return the flop of a grouped product: each row meets one matrix of those that are stacked."""
+    return 2 * prod(rows) * weights[-1]
 
 
 class _Counting:

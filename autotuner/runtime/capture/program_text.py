@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from autotuner.ir.program import GETITEM, Program, ProgramCall, ProgramInput, parse_program
 from autotuner.kernels.torch.programs import check_calls, differentiated, function_of
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
+from autotuner.runtime.capture.calls import flop_counter
 from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, is_value, shape_of
 from autotuner.runtime.capture.program import View, fixed_of
 from autotuner.runtime.capture.reader import learned
@@ -216,6 +216,6 @@ def flop_of(text: str) -> int:
     program = parse_program(text)
     if program.is_pointwise:
         return 0
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FakeTensorMode(), flop_counter() as counter, torch.no_grad():
         function_of(program)(*(torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in program.inputs))
     return int(counter.get_total_flops())
