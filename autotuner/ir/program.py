@@ -96,7 +96,7 @@ class Program:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether it states no shapes, so that it acts element by element."""
+        """True where it states no shapes, so that it acts element by element."""
         return not self.output[1] and not any(each.shape for each in self.inputs)
 
     @cached_property

@@ -21,7 +21,7 @@ PROGRAMMED = ("program", "program_grad", *POINTWISE)
 
 @dataclass(frozen=True)
 class Programmed:
-    """What an operator does with its program.
+    """The use that an operator makes of its program.
 
     Args:
         wrt: inputs of the program whose gradients it makes; () where it computes the program itself.

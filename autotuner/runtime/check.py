@@ -63,7 +63,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Deviation:
     """Distance of two tensors: the largest, as a share of the largest element, and the root mean square, as a share of
     the elements' root mean square."""
 
@@ -71,7 +71,7 @@ class Difference:
     mean: float
 
     @classmethod
-    def of(cls, found: Tensor | None, wanted: Tensor) -> "Difference":
+    def of(cls, found: Tensor | None, wanted: Tensor) -> "Deviation":
         if found is None:
             return cls(inf, inf)
         apart = found.detach().double() - wanted
@@ -80,7 +80,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class OwnBound:
-    """What is allowed of a tensor beyond the tolerance, because the framework's own layer in this type errs as well.
+    """The errors allowed of a tensor beyond the tolerance, because the framework's own layer in this type errs as well.
 
     One element with another sign before a ReLU moves the largest error far, and the mean hardly. A kernel that is wrong
     throughout moves both, so that both are bounded.
@@ -91,9 +91,9 @@ class OwnBound:
         allowed: twice that, or the tolerance where that is more.
     """
 
-    found: Difference
-    own: Difference
-    allowed: Difference
+    found: Deviation
+    own: Deviation
+    allowed: Deviation
 
     @property
     def ok(self) -> bool:
@@ -135,7 +135,7 @@ class CheckReport:
 
     @property
     def reasons(self) -> list[str]:
-        """Why a tensor beyond the tolerance is right or wrong, in words: one sentence each."""
+        """Reasons why a tensor beyond the tolerance is right or wrong, in words: one sentence each."""
         return [_reason(name, bound, self.tolerance) for name, bound in self.own_bounds.items()]
 
     def allows(self, name: str) -> bool:
@@ -163,28 +163,28 @@ class CheckedStep:
         """Compare the two. Where a tensor is beyond the tolerance, steps of the framework in the configuration's type
         say what is allowed."""
         dtype = self.configuration.model.dtype
-        found = {name: Difference.of(self.found[name], wanted) for name, wanted in self.wanted.items()}
+        found = {name: Deviation.of(self.found[name], wanted) for name, wanted in self.wanted.items()}
         beyond = {name: each for name, each in found.items() if not each.largest <= TOLERANCES[dtype]}
         lost = any(not isfinite(each.largest) for each in beyond.values())
         bounds = {} if lost or dtype == WIDE or not beyond else self._own_bounds(beyond)
         errors = {name: each.largest for name, each in found.items()}
         return CheckReport(errors, TOLERANCES[dtype], _kept(self.configuration, self.drawn), self.fallbacks, bounds)
 
-    def _own_bounds(self, beyond: Mapping[str, Difference]) -> dict[str, OwnBound]:
+    def _own_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what the framework's own errors allow, from as many of its steps as are needed, or some."""
         tolerance = TOLERANCES[self.configuration.model.dtype]
-        own, bounds = dict.fromkeys(beyond, Difference(0.0, 0.0)), {}
+        own, bounds = dict.fromkeys(beyond, Deviation(0.0, 0.0)), {}
         for number in range(OWN_STEPS):
             made = self.own_errors((self.seed + number) % (SEED_MAX + 1), None if number else self.wanted)
             for name, found in beyond.items():
-                most = Difference(max(own[name].largest, made[name].largest), max(own[name].mean, made[name].mean))
-                allowed = Difference(max(tolerance, OWN_FACTOR * most.largest), max(tolerance, OWN_FACTOR * most.mean))
+                most = Deviation(max(own[name].largest, made[name].largest), max(own[name].mean, made[name].mean))
+                allowed = Deviation(max(tolerance, OWN_FACTOR * most.largest), max(tolerance, OWN_FACTOR * most.mean))
                 own[name], bounds[name] = most, OwnBound(found, most, allowed)
             if all(bound.ok for bound in bounds.values()):
                 break
         return bounds
 
-    def own_errors(self, seed: int, wanted: Mapping[str, Tensor] | None) -> dict[str, Difference]:
+    def own_errors(self, seed: int, wanted: Mapping[str, Tensor] | None) -> dict[str, Deviation]:
         """Return the errors of a step by the framework in the configuration's type, with the masks of the tuned one."""
         model, device = self.configuration.model, str(self.configuration.environment["device_type"])
         layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
@@ -192,7 +192,7 @@ class CheckedStep:
         if wanted is None:
             wanted = reference_step(self.configuration, copy.deepcopy(layer).double(), call, masks)
         made = reference_step(self.configuration, layer, call, masks)
-        return {name: Difference.of(made[name], values) for name, values in wanted.items()}
+        return {name: Deviation.of(made[name], values) for name, values in wanted.items()}
 
 
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:

@@ -15,7 +15,7 @@ class Competitors:
         self._computed: dict[Hashable, set[str]] = defaultdict(set)
         """The keys of calls, by what they compute."""
         self._groups: dict[str, set[Hashable]] = defaultdict(set)
-        """What each call computes, by its key: the same call may stand for several operators."""
+        """The operators that each call computes, by its key: the same call may stand for several operators."""
         for computation, call in computations(space):
             self._computed[computation].add(call.key)
             self._groups[call.key].add(computation)

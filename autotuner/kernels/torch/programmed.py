@@ -75,7 +75,7 @@ PROGRAMMED: Mapping[str, Function] = {
     "pointwise_grad": pointwise_grad,
     "pointwise_sum": pointwise_grad,
 }
-"""What operators compute, by kind."""
+"""Functions that operators compute, by kind."""
 
 
 def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:

@@ -29,7 +29,7 @@ Run = Callable[[], Any]
 SEEDS = 1 << 62
 
 
-class Program:
+class TritonLaunch:
     """A Triton program with its grid and its arguments, compiled when it is made."""
 
     def __init__(
@@ -62,7 +62,7 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     if p and len(outputs) < 3:  # nothing else reads the mask
         words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
     addend = added(subgraph, inputs, query, key)
-    launch = Program(
+    launch = TritonLaunch(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
@@ -114,7 +114,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     }  # fmt: skip
     row_tiles, column_tiles = -(-rows // tiles["query"]["ROWS"]), -(-columns // tiles["key"]["COLUMNS"])
     launches = [
-        Program(
+        TritonLaunch(
             of_queries,
             (row_tiles, batch * heads),
             (
@@ -123,7 +123,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
             ),
             options["query"] | adds,
         ),
-        Program(
+        TritonLaunch(
             of_keys,
             (column_tiles, batch * shared_heads),
             (
@@ -136,7 +136,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     if into_bias is not None:
         alike = {"BATCHES": batch if _shared(into_bias, 0) else 1, "HEADS": heads if _shared(into_bias, 1) else 1}
         launches.append(
-            Program(
+            TritonLaunch(
                 of_bias,
                 (row_tiles * -(-columns // tiles["query"]["COLUMNS"]), batch * heads // prod(alike.values())),
                 (

@@ -29,7 +29,7 @@ class _Value:
     number: int
 
 
-class Text:
+class ProgramText:
     """Writes a program; inputs come first."""
 
     def __init__(self, calls: Sequence[Deferred], known: Calls, *, by_element: bool) -> None:

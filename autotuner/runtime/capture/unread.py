@@ -14,7 +14,7 @@ from autotuner.errors import AutotunerError
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of
-from autotuner.runtime.capture.program_text import Text, flop_of, written
+from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
 from autotuner.runtime.capture.reader import RULES, Reader, held, in_order
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
@@ -234,7 +234,7 @@ class Unread:
             if own and shape_of(view) == sink.shape and _is_whole(view):
                 in_order(x, bound)
             operands.append(bound)
-        text = Text(calls, self._calls, by_element=True)
+        text = ProgramText(calls, self._calls, by_element=True)
         for view in views:
             text.read(view, (), sink.dtype)
         return self._appended("pointwise", sink, text, seen, operands, list(_memory(x)), x.dims, calls)
@@ -243,7 +243,7 @@ class Unread:
         """Append an operator that runs calls on contiguous tensors."""
         calls, seen = self._cone(sink, by_element=False)
         views = self._in_order(seen.values())
-        text, operands = Text(calls, self._calls, by_element=False), []
+        text, operands = ProgramText(calls, self._calls, by_element=False), []
         tensors: dict[TensorValue, list[View]] = {}
         for view in views:
             tensors.setdefault(view.tensor, []).append(view)
@@ -264,7 +264,7 @@ class Unread:
         return self._appended("program", sink, text, seen, operands, axes, dims, calls)
 
     def _appended(
-        self, kind: str, sink: Deferred, text: Text, seen: dict[Any, View], operands: Sequence[BoundView],
+        self, kind: str, sink: Deferred, text: ProgramText, seen: dict[Any, View], operands: Sequence[BoundView],
         axes: Sequence[Axis], dims: tuple[Dim, ...], calls: Sequence[Deferred],
     ) -> View:  # fmt: skip
         try:
