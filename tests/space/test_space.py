@@ -433,3 +433,46 @@ def test_a_slice_with_the_stack_outermost_is_an_ordinary_tensor() -> None:
     assert plain("*nph@1/3#a+b+c") == "nph"
     assert plain("bl*np@1/3#a+b+c") == "bl*np@1/3#a+b+c"
     assert plain("blh:byte") == "blh:byte"
+
+
+TWICE = """
+version: 1
+name: twice
+dtype: float32
+axes: {b: rows, h: features, f: outputs}
+inputs: {x: {axes: bh}}
+parameters: {w: fh, v: fh}
+operators:
+  - {name: y, kind: contraction, spec: "bh,fh->bf", inputs: [x, w], outputs: [y]}
+  - {name: again, kind: contraction, spec: "bh,fh->bf", inputs: [x, w], outputs: [again]}
+  - {name: other, kind: contraction, spec: "bh,fh->bf", inputs: [x, v], outputs: [other]}
+outputs: [y, again, other]
+"""
+POOLED = """
+version: 1
+name: pooled
+dtype: float32
+axes: {b: images, n: heads, k: patches, p: features}
+inputs: {x: {axes: bnkp}, weights: {axes: bnk}}
+parameters: {}
+operators:
+  - {name: y, kind: contraction, spec: "bnk,bnkp->bnp", inputs: [weights, x], outputs: [y]}
+outputs: [y]
+"""
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("text", [TWICE, POOLED], ids=["a weight that is read twice", "one query that pools an image"])
+def test_products_that_are_no_stack_and_have_no_rows_are_enumerated(
+    text: str, device_type: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    extents = {"b": 2, "h": 3, "f": 4} if text is TWICE else {"b": 2, "n": 2, "k": 5, "p": 3}
+    graph = training_graph(load_model(str(path)).instantiate(extents=extents).graph())
+    space = build_space(graph, space_file(device_type))
+    made = {tensor for choice in space.choices for tensor in choice.by_tensor}
+    assert made >= {*graph.producers}
+    stacked = {tensor for choice in space.choices for tensor, form in choice.by_tensor.items() if "@" in form}
+    assert ({"y", "other"} <= stacked) == (text is TWICE)
+    assert "again" not in stacked

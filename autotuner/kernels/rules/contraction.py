@@ -169,6 +169,8 @@ def loop_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         return
     loop, batch = letters
     _, m, n, k = letter_groups(node)
+    if not (m and n and k):  # as where one query pools an image
+        return
     numbers, bound = operand_numbers(node), operand_letters(node)
     natural = [
         [loop + batch + rows + columns, loop + rows + batch + columns]

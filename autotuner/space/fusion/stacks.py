@@ -27,7 +27,9 @@ def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
         if operator.kind == "contraction" and operator.phase == "forward":
             weight = operator.inputs[1]
             if graph.is_weight(weight):
-                runs.setdefault((operator.inputs[0], operator.spec, graph.shape(weight)), []).append(operator)
+                run = runs.setdefault((operator.inputs[0], operator.spec, graph.shape(weight)), [])
+                if all(weight != other.inputs[1] for other in run):  # one that is read twice cannot lie behind itself
+                    run.append(operator)
     groups: list[StackGroup] = []
     for run in runs.values():
         if len(run) > 1:
