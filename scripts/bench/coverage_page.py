@@ -134,12 +134,8 @@ def _small(row: dict[str, Any]) -> list[tuple[str, ...]]:
 def _install(about: dict[str, Any]) -> list[str]:
     pins = " ".join(about["install"])
     return [
-        "Libraries beside transformers are installed without what they ask for, so that torch stays what it is:",
-        "",
-        "```text",
-        f"pip install --no-deps --target libraries {pins}",
-        "PYTHONPATH=libraries scripts/coverage --check",
-        "```",
+        "Libraries beside transformers are installed without what they ask for, so that torch stays what it is: "
+        f"`pip install --no-deps --target libraries {pins}`, and then `PYTHONPATH=libraries scripts/coverage --check`.",
         "",
         "Where torchvision's own library cannot be loaded with the torch that is there, the shapes of two of its "
         "operators are declared instead; no architecture here calls them.",

@@ -219,7 +219,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "regions"), [(lambda: nn.Sequential(OfItself(), OfItself()), 2), (Twice, 1)], ids=["of itself", "twice"]
+    ("make", "regions"), [(lambda: nn.Sequential(OfItself(), OfItself()), 2), (Twice, 2)], ids=["of itself", "twice"]
 )
 def test_what_is_read_twice_gets_the_sum_of_its_gradients(make: Callable[[], nn.Module], regions: int) -> None:
     torch.manual_seed(0)
