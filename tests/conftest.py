@@ -78,9 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def faults_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an error in a rule of capture be one of the test."""
-    reading = sys.modules.get("autotuner.runtime.capture.reading")
-    if reading is not None:
-        monkeypatch.setattr(reading, "FAULTS_RAISE", True)
+    rules = sys.modules.get("autotuner.runtime.capture.fragment_rules")
+    if rules is not None:
+        monkeypatch.setattr(rules, "FAULTS_RAISE", True)
 
 
 @pytest.fixture(scope="session")

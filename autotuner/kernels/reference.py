@@ -13,8 +13,7 @@ from torch import Tensor
 
 from autotuner.errors import GraphError
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
-from autotuner.kernels.torch.programmed import PROGRAMMED
-from autotuner.kernels.torch.programmed import onto as _onto
+from autotuner.kernels.torch.programmed import PROGRAMMED, onto
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -106,7 +105,7 @@ def _contraction(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _bias(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, axes), _ = _axes(node)
     x, bias = tensors
-    return (x + _onto(bias, axes, whole),)
+    return (x + onto(bias, axes, whole),)
 
 
 def _bias_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -117,7 +116,7 @@ def _bias_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _row_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, axes), _ = _axes(node)
     x, mask = tensors
-    return (x * _onto(mask, axes, whole),)
+    return (x * onto(mask, axes, whole),)
 
 
 def _scale(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -135,7 +134,7 @@ def _causal_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     places = []
     for name in ("query_axis", "key_axis"):
         axis = str(_attribute(node, name))
-        places.append(_onto(torch.arange(x.shape[whole.index(axis)], device=x.device), axis, whole))
+        places.append(onto(torch.arange(x.shape[whole.index(axis)], device=x.device), axis, whole))
     query, key = places
     return (torch.where(key <= query, x, float("-inf")),)
 
@@ -207,12 +206,12 @@ def _left(whole: str, rest: str) -> str:
 
 def _layer_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, *affine), (_, rest, _) = _axes(node)
-    x, *vectors = (_onto(tensor, axes, whole) for tensor, axes in zip(tensors, (whole, *affine), strict=True))
+    x, *vectors = (onto(tensor, axes, whole) for tensor, axes in zip(tensors, (whole, *affine), strict=True))
     places = _places(_left(whole, rest), whole)
     mean = x.mean(places)
-    centred = x - _onto(mean, rest, whole)
+    centred = x - onto(mean, rest, whole)
     reciprocal_deviation = torch.rsqrt((centred * centred).mean(places) + _number(node, "epsilon"))
-    y = centred * _onto(reciprocal_deviation, rest, whole)
+    y = centred * onto(reciprocal_deviation, rest, whole)
     for scale in vectors[:1]:
         y = y * scale
     for bias in vectors[1:]:
@@ -224,9 +223,9 @@ def _layer_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tenso
     (whole, _, *scaled_along, rest, _), _ = _axes(node)
     grad, x, *scale, mean, reciprocal_deviation = tensors
     places = _places(_left(whole, rest), whole)
-    deviation = _onto(reciprocal_deviation, rest, whole)
-    normal = (x - _onto(mean, rest, whole)) * deviation
-    scaled = grad * _onto(scale[0], scaled_along[0], whole) if scale else grad
+    deviation = onto(reciprocal_deviation, rest, whole)
+    normal = (x - onto(mean, rest, whole)) * deviation
+    scaled = grad * onto(scale[0], scaled_along[0], whole) if scale else grad
     along = (scaled * normal).mean(places, keepdim=True)
     return (deviation * (scaled - scaled.mean(places, keepdim=True) - normal * along),)
 
@@ -234,7 +233,7 @@ def _layer_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tenso
 def _layer_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, _, rest, _), (normalised, *shifted) = _axes(node)
     grad, x, mean, reciprocal_deviation = tensors
-    normal = (x - _onto(mean, rest, whole)) * _onto(reciprocal_deviation, rest, whole)
+    normal = (x - onto(mean, rest, whole)) * onto(reciprocal_deviation, rest, whole)
     return _sum_onto(grad * normal, whole, normalised), *(_sum_onto(grad, whole, axes) for axes in shifted)
 
 
@@ -254,7 +253,7 @@ def _multiply(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _rotary(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, *angles), _ = _axes(node)
     x = tensors[0]
-    cos, sin = (_onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
+    cos, sin = (onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
     axis = whole.index(str(_attribute(node, "axis")))
     first, second = x.chunk(2, axis)
     return (x * cos + torch.cat((-second, first), axis) * sin,)
@@ -264,7 +263,7 @@ def _rotary_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Multiply by the sines first: their halves need not be equal."""
     (whole, *angles), _ = _axes(node)
     grad = tensors[0]
-    cos, sin = (_onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
+    cos, sin = (onto(angle, axes, whole) for angle, axes in zip(tensors[1:], angles, strict=True))
     axis = whole.index(str(_attribute(node, "axis")))
     first, second = (grad * sin).chunk(2, axis)
     return (grad * cos + torch.cat((second, -first), axis),)
@@ -275,16 +274,16 @@ def _rms_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     x, *scale = tensors
     mean = (x * x).mean(_places(_left(whole, rest), whole))
     reciprocal_root = torch.rsqrt(mean + _number(node, "epsilon"))
-    y = x * _onto(reciprocal_root, rest, whole)
-    return y * _onto(scale[0], normalised[0], whole) if scale else y, reciprocal_root
+    y = x * onto(reciprocal_root, rest, whole)
+    return y * onto(scale[0], normalised[0], whole) if scale else y, reciprocal_root
 
 
 def _rms_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, _, *normalised, rest), _ = _axes(node)
     grad, x, *scale, reciprocal_root = tensors
-    root = _onto(reciprocal_root, rest, whole)
+    root = onto(reciprocal_root, rest, whole)
     normal = x * root
-    scaled = grad * _onto(scale[0], normalised[0], whole) if scale else grad
+    scaled = grad * onto(scale[0], normalised[0], whole) if scale else grad
     along = (scaled * normal).mean(_places(_left(whole, rest), whole), keepdim=True)
     return (root * (scaled - normal * along),)
 
@@ -292,7 +291,7 @@ def _rms_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor,
 def _rms_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, _, rest), (normalised,) = _axes(node)
     grad, x, reciprocal_root = tensors
-    return (_sum_onto(grad * x * _onto(reciprocal_root, rest, whole), whole, normalised),)
+    return (_sum_onto(grad * x * onto(reciprocal_root, rest, whole), whole, normalised),)
 
 
 REFERENCE: Mapping[str, Function] = {

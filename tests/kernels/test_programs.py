@@ -14,7 +14,7 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph
 from autotuner.ir.program import parse_program
 from autotuner.kernels.reference import evaluate
-from autotuner.kernels.torch.programs import acts_by_element, check_calls, refusal, run
+from autotuner.kernels.torch.programs import acts_by_element, check_calls, refusal
 from tests.programs import expression, graph_of, written
 
 EXTENTS = {"b": 2, "l": 5, "n": 3, "p": 4, "h": 12}
@@ -130,12 +130,14 @@ def test_inputs_that_no_gradient_reads_are_not_saved() -> None:
 
 
 def test_types_inside_are_kept_unless_inputs_come_in_float64() -> None:
-    program = parse_program(
-        expression([("_to_copy.default", ["%0"], {"dtype": "dtype:float32"})], "bfloat16", output="float32")
-    )
+    text = expression([("_to_copy.default", ["%0"], {"dtype": "dtype:float32"})], "bfloat16", output="float32")
+    graph = graph_of("pointwise", "l->l", text, {"l": 3})
+    subgraph = graph.subgraph(graph.operators, ["x0"], ["y"])
     low = torch.full((3,), 1.0 + 2**-7, dtype=torch.bfloat16)
-    assert run(program, [low]).dtype == torch.float32
-    wide = run(program, [low.double() + 1e-12])
+    (narrow,), (wide,) = (evaluate(subgraph, [given]) for given in (low, low.double() + 1e-12))
+    assert narrow is not None
+    assert narrow.dtype == torch.float32
+    assert wide is not None
     assert wide.dtype == torch.float64
     assert float(wide[0]) == 1.0 + 2**-7 + 1e-12
 

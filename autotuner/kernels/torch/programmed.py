@@ -36,7 +36,7 @@ def program_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known[place].reshape(each.shape) if place in known else _zeros(each.dtype, each.shape, grad, wide)
         for place, each in enumerate(found.program.inputs)
     ]
-    return gradients(found.program, found.wrt, grad, inputs, function_of(found.program, wide))
+    return gradients(function_of(found.program, wide), found.wrt, grad, inputs)
 
 
 def pointwise(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ def pointwise_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     def spread(*operands: Tensor) -> Tensor:
         return function(*operands).expand(grad.shape)
 
-    (made,) = gradients(found.program, found.wrt, grad, inputs, spread)
+    (made,) = gradients(spread, found.wrt, grad, inputs)
     rest = "".join(axis for axis in whole if axis in axes)
     narrow = made.reshape([made.shape[whole.index(axis)] for axis in rest])
     return (narrow.permute([rest.index(axis) for axis in axes]),)

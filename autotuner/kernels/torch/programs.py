@@ -128,32 +128,15 @@ def function_of(program: Program, wide: bool = False) -> Function:
     return run
 
 
-def is_wide(program: Program, inputs: Sequence[Tensor]) -> bool:
-    """Tell whether tensors are given in float64 where a program has a narrower type."""
-    return any(tensor.dtype == torch.float64 and each.dtype != "float64"
-               for tensor, each in zip(inputs, program.inputs, strict=True))  # fmt: skip
-
-
-def run(program: Program, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a program on tensors of its shapes; in float64 throughout where its inputs come in float64 instead."""
-    return function_of(program, is_wide(program, inputs))(*inputs)
-
-
-def gradients(
-    program: Program, wrt: Sequence[int], grad: Tensor, inputs: Sequence[Tensor], function: Function | None = None
-) -> tuple[Tensor, ...]:
-    """Return the gradients of some inputs, given that of the result; inputs that are not saved may hold anything.
-
-    Args:
-        function: instead of the program itself, which it calls.
-    """
-    whole = function or function_of(program, is_wide(program, inputs))
+def gradients(function: Function, wrt: Sequence[int], grad: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradients of some inputs of a program as a function, given that of the result; inputs that are not
+    saved may hold anything."""
     rest = list(inputs)
 
     def of_wanted(*wanted: Tensor) -> Tensor:
         for place, tensor in zip(wrt, wanted, strict=True):
             rest[place] = tensor
-        return whole(*rest)
+        return function(*rest)
 
     made, pulled, *_ = torch.func.vjp(of_wanted, *(inputs[place] for place in wrt))
     found: tuple[Tensor, ...] = pulled(grad.reshape(made.shape))
@@ -172,7 +155,8 @@ def differentiated(program: Program) -> Program:
         with FakeTensorMode():
             operands = [torch.empty(each.shape or (2,), dtype=FLOATS[each.dtype]) for each in program.inputs]
             grad = torch.empty(program.output[1] or (2,), dtype=FLOATS[program.output[0]])
-            traced = make_fx(lambda grad, *inputs: gradients(program, program.wanted, grad, inputs))(grad, *operands)
+            function = function_of(program)
+            traced = make_fx(lambda grad, *inputs: gradients(function, program.wanted, grad, inputs))(grad, *operands)
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise GraphError(f"a program has no gradient: {type(error).__name__}: {said}") from error

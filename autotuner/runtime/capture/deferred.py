@@ -5,6 +5,7 @@ call as well, so that it can be computed where the whole is not found.
 """
 
 import operator
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,18 +135,17 @@ class Calls:
 
     def is_computed(self, value: Any) -> bool:
         """Say whether more than sums, scales and calls that no rule reads make a value of what comes from outside."""
-        return any(operation.kind not in CHEAP for operation in self._behind(value)[1])
+        return any(isinstance(each, Operation) and each.kind not in CHEAP for each in self._behind(value))
 
     def follows_from_parameters(self, value: Any) -> bool:
         """Say whether a value follows from parameters and numbers alone."""
-        return all(view.tensor.parameter for view in self._behind(value)[0])
+        return all(isinstance(each, Operation) or each.tensor.parameter for each in self._behind(value))
 
-    def _behind(self, value: Any) -> tuple[list[View], list[Operation]]:
-        """Return what a value follows from: views of tensors from outside, and the operators that make it of them."""
-        views, operations = list[View](), list[Operation]()
-        waiting, seen = [value], set[Any]()
+    def _behind(self, value: Any) -> Iterator[View | Operation]:
+        """Yield what a value follows from, the nearest first: operators, and views of tensors from outside."""
+        waiting, seen = deque([value]), set[Any]()
         while waiting:  # each turn sees another value for the first time, or drops one
-            value = waiting.pop()
+            value = waiting.popleft()
             if value in seen:
                 continue
             seen.add(value)
@@ -153,12 +153,11 @@ class Calls:
                 call = self.call_of(value)
                 waiting += [] if call is None else call.operands
             elif value.tensor.made_by is None:
-                views.append(value)
+                yield value
             elif value.tensor.made_by not in seen:
                 seen.add(value.tensor.made_by)
-                operations.append(value.tensor.made_by)
+                yield value.tensor.made_by
                 waiting += [operand.view for operand in value.tensor.made_by.inputs]
-        return views, operations
 
     def is_learned(self, value: Any) -> bool:
         if isinstance(value, View):

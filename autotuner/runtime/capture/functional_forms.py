@@ -56,8 +56,10 @@ def functional_form(node: fx.Node) -> FunctionalForm | None:
     if node.target in _OF_PYTHON:
         return FunctionalForm(changed, _OF_PYTHON[node.target], node.args, node.kwargs)
     name = getattr(node.target, "__name__", "")
-    if _is_changing(name) and node.target in (getattr(torch, name, None), getattr(functional, name, None)):
-        return FunctionalForm(changed, getattr(torch, name[:-1]), node.args, node.kwargs)
+    for module in (torch, functional) if _is_changing(name) else ():
+        other = getattr(module, name[:-1], None)
+        if node.target is getattr(module, name, None) and other is not None:
+            return FunctionalForm(changed, other, node.args, node.kwargs)
     return _of_flag(node, changed)
 
 

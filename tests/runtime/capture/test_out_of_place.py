@@ -75,6 +75,16 @@ def scaled(x: Tensor, y: Tensor) -> Tensor:
     return found
 
 
+def activated(x: Tensor, y: Tensor) -> Tensor:
+    z = functional.relu_(x * 1.5)
+    z = functional.elu_(z - y)
+    z = functional.leaky_relu_(z * 2, 0.1)
+    z = functional.hardtanh_(z + x)
+    z = torch.threshold_(z * y, 0.25, 0.5)
+    found: Tensor = functional.selu_(functional.celu_(z.clone()) * 1.5)
+    return found
+
+
 def read_before_and_after(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     z = x + y
     before = z * 2
@@ -156,7 +166,7 @@ def by_chance(x: Tensor, y: Tensor) -> Tensor:
     return z * y
 
 
-COVERED = [scaled, read_before_and_after, read_through_a_view, changed_through_views, filled, two_tensors,
+COVERED = [scaled, activated, read_before_and_after, read_through_a_view, changed_through_views, filled, two_tensors,
            part_of_several, cast_back]  # fmt: skip
 
 

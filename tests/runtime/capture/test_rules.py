@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotuner.runtime.capture import reading
+from autotuner.runtime.capture import fragment_rules
 from autotuner.runtime.capture.axes import fresh
 from autotuner.runtime.capture.program import Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
@@ -25,7 +25,7 @@ def test_an_error_of_a_rule_is_logged_and_the_call_stays_torchs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(RULES, aten.tanh.default, failing)
-    monkeypatch.setattr(reading, "FAULTS_RAISE", False)
+    monkeypatch.setattr(fragment_rules, "FAULTS_RAISE", False)
     model = nn.Sequential(blocks(2), nn.Tanh())
     compilation, x = Compilation(model), torch.randn(2, 3, 16)
     with caplog.at_level(logging.ERROR, "autotuner.capture"):
