@@ -33,7 +33,7 @@ class WholeModel:
     stack: Callable[[nn.Module], None] | None = None
 
 
-def _tokens(device: str, batch: int, length: int, vocabulary: int, padded: bool = False) -> Batch:
+def tokens(device: str, batch: int, length: int, vocabulary: int, padded: bool = False) -> Batch:
     generator = torch.Generator().manual_seed(0)
     ids, labels = torch.randint(1, vocabulary, (2, batch, length), generator=generator)
     made = {"input_ids": ids, "labels": labels}
@@ -87,7 +87,7 @@ def _t5(layers: int | None) -> nn.Module:
     return model
 
 
-def _images(device: str) -> Batch:
+def images(device: str) -> Batch:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randn(64, 3, 224, 224, generator=generator)
     labels = torch.randint(0, 1000, (64,), generator=generator)
@@ -95,7 +95,7 @@ def _images(device: str) -> Batch:
 
 
 def _of_bert(padded: bool) -> Callable[[str], Batch]:
-    return lambda device: _tokens(device, 8, 512, 30522, padded)
+    return lambda device: tokens(device, 8, 512, 30522, padded)
 
 
 class StackedAttention(nn.Module):
@@ -129,9 +129,9 @@ WHOLE_MODELS: Mapping[str, WholeModel] = {
         WholeModel("bert-large, padded", _bert, _of_bert(True), stack=_stack_bert),
         WholeModel("bert-large, autocast", _bert, _of_bert(False), torch.float32, torch.bfloat16, _stack_bert),
         WholeModel("bert-large, autocast, padded", _bert, _of_bert(True), torch.float32, torch.bfloat16, _stack_bert),
-        WholeModel("gpt2-medium", _gpt2, lambda device: _tokens(device, 4, 1024, 50257)),
-        WholeModel("llama-1b", _llama, lambda device: _tokens(device, 4, 1024, 128256)),
-        WholeModel("vit-large", _vit, _images),
-        WholeModel("t5-large", _t5, lambda device: _tokens(device, 8, 512, 32128)),
+        WholeModel("gpt2-medium", _gpt2, lambda device: tokens(device, 4, 1024, 50257)),
+        WholeModel("llama-1b", _llama, lambda device: tokens(device, 4, 1024, 128256)),
+        WholeModel("vit-large", _vit, images),
+        WholeModel("t5-large", _t5, lambda device: tokens(device, 8, 512, 32128)),
     )
 }  # fmt: skip
