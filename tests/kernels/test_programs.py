@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config as aot
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from autotuner.errors import GraphError
@@ -14,7 +16,7 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph
 from autotuner.ir.program import parse_program
 from autotuner.kernels.reference import evaluate
-from autotuner.kernels.torch.programs import acts_by_element, check_calls, refusal
+from autotuner.kernels.torch.programs import acts_by_element, check_calls, function_of, gradients, refusal
 from tests.programs import expression, graph_of, written
 
 EXTENTS = {"b": 2, "l": 5, "n": 3, "p": 4, "h": 12}
@@ -116,6 +118,31 @@ def test_a_program_and_its_gradients_equal_autograd(
     if spec == "blp,ac->blc":
         extents = {"b": 2, "l": 5, "p": 4, "a": 10, "c": 2}
     equal_to_autograd("program", spec, text, eager, extents)
+
+
+GRADIENT_OF_A_SINE = expression([("sin.default", ["%0"])], "float64")
+
+
+@torch.library.custom_op("autotuner_tests::gradient_of_a_sine", mutates_args=())
+def gradient_of_a_sine(x: Tensor) -> Tensor:
+    function = function_of(parse_program(GRADIENT_OF_A_SINE))
+    (found,) = gradients(function, [0], torch.ones_like(x), [x])
+    traced = make_fx(lambda *given: gradients(function, [0], *given))(torch.ones_like(x), [x])
+    assert torch.equal(traced(torch.ones_like(x), [x])[0], found)
+    return found
+
+
+@gradient_of_a_sine.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_are_found_inside_of_an_operator_whose_aliases_torch_checks(autocast: bool) -> None:
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    with aot.patch(check_custom_op_aliasing=True), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = torch.compile(lambda x: gradient_of_a_sine(x * 2) * 2, backend="aot_eager")(x)
+    torch.testing.assert_close(found, 2 * torch.cos(2 * x), rtol=0, atol=1e-15)
 
 
 def test_inputs_that_no_gradient_reads_are_not_saved() -> None:

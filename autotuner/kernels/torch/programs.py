@@ -5,8 +5,10 @@ not random, of a shape that no value decides, and without a wait for the host.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ _TAGS = {
     torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
     torch.Tag.inplace_view: "it changes its operand",
 }
+_KEYS = torch._C.DispatchKey.__members__
+_AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(key) for name, key in _KEYS.items() if name.startswith("Autocast")))
 FLOATS = {name: getattr(torch, name) for name in ELEMENT_BYTES}
 
 
@@ -138,9 +142,20 @@ def gradients(function: Function, wrt: Sequence[int], grad: Tensor, inputs: Sequ
             rest[place] = tensor
         return function(*rest)
 
-    made, pulled, *_ = torch.func.vjp(of_wanted, *(inputs[place] for place in wrt))
-    found: tuple[Tensor, ...] = pulled(grad.reshape(made.shape))
+    with _transforms_allowed():
+        made, pulled, *_ = torch.func.vjp(of_wanted, *(inputs[place] for place in wrt))
+        found: tuple[Tensor, ...] = pulled(grad.reshape(made.shape))
     return found
+
+
+def _transforms_allowed() -> AbstractContextManager[None]:
+    """Let torch's transforms work inside of an operator of a library, which torch calls below them and below autograd.
+
+    Autocast stays as it is.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    guard: AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(included, excluded & _AUTOCAST)
+    return guard
 
 
 def differentiated(program: Program) -> Program:
