@@ -30,6 +30,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SMALL)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
     "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
+    "gpt-neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL)),
+    "phi": lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**SMALL)),
 }
 
 
@@ -95,7 +97,7 @@ def test_gradients_are_those_of_eager_and_caches_hold_what_they_held(name: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox"])
 def test_a_loss_of_what_a_cache_holds_has_its_gradients(name: str) -> None:
     model, batch = made(name, dropout=False).double(), tokens()
 
