@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 MEASURING = ("ir", "kernels", "measure")
 """The packages that say what a call is, what runs it, and how it is timed."""
 
-SUFFIXES = (".py", ".cuh")
+SUFFIXES = (".py", ".cuh", ".cpp", ".h")
 DIGITS = 12
 
 

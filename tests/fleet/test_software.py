@@ -43,7 +43,9 @@ def opened_by(package: Path) -> tuple[Gpu, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["kernels/cupy/softmax.cuh", "measure/timer.py", "ir/cost.py"])
+@pytest.mark.parametrize(
+    "changed", ["kernels/cupy/softmax.cuh", "kernels/cpp/vectors.h", "measure/timer.py", "ir/cost.py"]
+)
 def test_an_actor_with_other_sources_is_left_out_and_one_with_the_same_is_not(tmp_path: Path, changed: str) -> None:
     package = tmp_path / "autotuner"
     shutil.copytree(ROOT, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -27,6 +27,7 @@ from autotuner.kernels.rules.stacked import STACK_OR_CAST, members, not_one_stac
 
 _IMPLEMENTATION = "autotuner.kernels.cublaslt.matmul"
 
+GELUS = ("gelu_erf", "gelu_tanh", "gelu_erf_grad", "gelu_tanh_grad")
 GELU_DTYPES = {"gelu_tanh": ("bfloat16", "float16", "float32"), "gelu_tanh_grad": HALVES}
 """Of its gradient in float32 about one element in a thousand is off by more than rounding: 25 of 24,576 (cuBLAS of CUDA
 13, H200)."""
@@ -104,7 +105,7 @@ def sums_contracted_axes(subgraph: Subgraph) -> bool:
 
 def gelu_of(subgraph: Subgraph) -> Node:
     """Return GELU, or its gradient."""
-    return next(node for node in subgraph.nodes if node.kind in ("gelu_tanh", "gelu_tanh_grad"))
+    return next(node for node in subgraph.nodes if node.kind in GELUS)
 
 
 def saved_input(subgraph: Subgraph) -> int | None:
@@ -163,9 +164,21 @@ def no_gelu_epilogue(subgraph: Subgraph, candidate: Candidate) -> str | None:
     bias = bias_beside_gelu(subgraph)
     if bias is None:
         return None
-    number, letters = bias
+    letters = bias[1]
     if {x for x in letters if extents[x] > 1} != {x for x in contiguous if extents[x] > 1}:
         return f"the bias runs along axes {letters!r} of the product, whose contiguous ones are {contiguous!r}"
+    return bias_in_another_order(subgraph, candidate)
+
+
+def bias_in_another_order(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say why a bias beside GELU does not act as one axis of the product, or None if it does, or there is none."""
+    bias = bias_beside_gelu(subgraph)
+    if bias is None:
+        return None
+    number, letters = bias
+    alone, bare = product_under_gelu(subgraph, candidate)
+    node, forms = contraction_of(subgraph), forms_by_number(subgraph, candidate)
+    extents, strides = letter_extents(alone, node), operand_strides(alone, node, forms_by_number(alone, bare))
     tensor = subgraph.tensors[number]
     steps = dict(zip(letters, forms[number].placed(tensor.axes, tensor.extents)[0], strict=True))
     if merge(letters, (strides[2], steps), extents) is None:

@@ -65,7 +65,7 @@ def with_term(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -
         letters, bound = operand_letters(follower)[:2]
         step = dict(zip(bound, added.stride(), strict=True))
         whole = added.as_strided(outputs[0].shape, [step.get(x, 0) for x in letters])
-        term = _like_product(call, whole, c, outputs[0])
+        term = like_product(call, whole, c, outputs[0])
     return a, b, c, term
 
 
@@ -156,7 +156,7 @@ def _slices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     return found
 
 
-def _like_product(call: Call, whole: Tensor, c: Tensor, output: Tensor) -> Tensor:
+def like_product(call: Call, whole: Tensor, c: Tensor, output: Tensor) -> Tensor:
     """View a broadcast bias, shaped like the output, as the product's matrix: merge the same axes."""
     node = contraction_of(call.subgraph)
     letters = operand_letters(node)[2]

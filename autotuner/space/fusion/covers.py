@@ -102,8 +102,15 @@ def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, .
             yield from ((first, s) for s in dict.fromkeys(siblings) if s.inputs[:2] == first.inputs[:2])
 
 
+READ_AGAIN = ("gelu_erf", "gelu_tanh")
+"""Kinds whose gradient reads their input: a kernel of a product and one of these leaves the product, too."""
+
+
 def _behind_product(graph: Graph, product: Operator, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
     """Yield a product and the operator that alone reads it; for a third kind, one that reads what this makes."""
+    if kinds[0] in READ_AGAIN:
+        yield from ((product, o) for o in graph.consumers[product.outputs[0]] if o.kind == kinds[0])
+        return
     follower = only_consumer(graph, product.outputs[0])
     taking = 2 if kinds[0] == "add" else 1
     if follower and follower.kind == kinds[0] and product.outputs[0] in follower.inputs[:taking]:
