@@ -127,7 +127,8 @@ class _Backward:
             wrt = [operator.inputs[i] for i in derived.wrt]
             names: list[str] = []
             for tensor in wrt:
-                name = f"grad_{tensor}" if self._reads[tensor] == 1 else self._part(tensor, operator)
+                is_all = self._reads[tensor] == 1 and tensor not in self.forward.outputs
+                name = f"grad_{tensor}" if is_all else self._part(tensor, operator)
                 while name in names:  # one tensor may be read twice
                     name += "_again"
                 names.append(name)

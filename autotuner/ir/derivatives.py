@@ -136,6 +136,10 @@ def program(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     return (Derivative("program_grad", f"{read}->{makes}", inputs, found.wanted, (("program", text),)),)
 
 
+def choice(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    raise GraphError(f"operator {o.name!r}: {grad!r} arrives at a choice, which has no gradient")
+
+
 def pointwise(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     """Return an operator for each input of which a gradient is wanted; a sum where the input lacks axes."""
     text, (whole,) = str(o.attribute("program")), o.output_axes

@@ -179,6 +179,8 @@ KINDS: Mapping[str, Kind] = {
              fused_alone=True, placewise=True, shown=True),
         Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
              fused_alone=True, shown=True),
+        Kind("choice", "te->tk", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.choice,
+             fusible=False),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
              fused_alone=True),
         Kind("pointwise_sum", "blnp,blnp,np->np", "*->S", "normalisation", 2, {"program": str, "wrt": int},

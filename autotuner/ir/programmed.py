@@ -14,9 +14,16 @@ Typed = tuple[str, tuple[int, ...]]
 """Element type and shape of an operand."""
 
 GRADIENTS = {"program": "program_grad", "pointwise": "pointwise_grad"}
+CHOICE = "choice"
+"""Kind of a program that makes a choice: its result are places along an axis, as numbers, and have no gradient."""
+WITH_SHAPES = ("program", "program_grad", CHOICE)
+"""Kinds whose programs state shapes."""
 POINTWISE = ("pointwise", "pointwise_grad", "pointwise_sum")
-PROGRAMMED = ("program", "program_grad", *POINTWISE)
+PROGRAMMED = (*WITH_SHAPES, *POINTWISE)
 """Kinds whose operators carry a program."""
+PLACES = "float32"
+"""Type of places between operators: it holds all integers up to `PLACES_MAX`."""
+PLACES_MAX = 2**24
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,11 @@ def programmed(kind: str, attributes: Attributes) -> Programmed:
     if kind in POINTWISE and not program.is_pointwise:
         raise GraphError(f"a {kind} acts element by element, so the inputs and the output of its program have the "
                          "shape []")  # fmt: skip
-    if kind in GRADIENTS:
+    if kind == CHOICE and program.wanted:
+        raise GraphError(f"a choice has no gradient: its program wants none, not of input {program.wanted[0]}")
+    if kind == CHOICE and program.output[0] != PLACES:
+        raise GraphError(f"a choice makes places, as numbers in {PLACES}, not in {program.output[0]}")
+    if kind in (*GRADIENTS, CHOICE):
         return Programmed(program, (), tuple(inputs), (program.output,))
     wrt = program.wanted if kind == "program_grad" else (cast(int, known["wrt"]),)
     if any(place not in program.wanted for place in wrt):
@@ -86,11 +97,13 @@ _POSITIVE_IN = ["log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "
 def ranges(found: Programmed) -> dict[int, tuple[float, float]]:
     """Return ends of the values that make sense for operands read, by place; other values may be anything.
 
-    Those of a logarithm, a root, a power or a divisor are above 0; what is compared with 0 stands for true or false.
+    Those of a logarithm, a root, a power or a divisor are above 0; what is compared with 0 stands for true or false;
+    what is made an integer and clamped stands for places between these ends.
     """
     program, inputs = found.program, range(len(found.program.inputs))
     stands = {value: value for value in inputs}
     known: dict[int, tuple[float, float]] = {}
+    integers: set[int] = set()
     for value, call in enumerate(program.calls, start=len(inputs)):
         name, reads = call.name.partition(".")[0], [stands.get(each) for each in call.reads]
         if name in _MOVES and reads[:1] != [None]:
@@ -99,6 +112,11 @@ def ranges(found: Programmed) -> dict[int, tuple[float, float]]:
         known |= {each: _POSITIVE for each in divisor if each is not None}
         if call.name in _TESTED and call.arguments[1] == 0:
             known |= {each: FLAG for each in reads if each is not None}
+        if call.name == "_to_copy.default" and "int" in str(call.keywords.get("dtype")):
+            integers.add(value)
+        ends = call.arguments[1:]
+        if call.name == "clamp.default" and integers.issuperset(call.reads) and [*map(type, ends)] == [int, int]:
+            known |= {each: (ends[0], ends[1] + 1.0) for each in reads if each is not None}
     if not found.wrt:
         return known
     return {place: known[number] for place, number in enumerate(program.saved, start=1) if number in known}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import GraphError
+from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
 from autotuner.kernels.torch.programmed import PROGRAMMED, onto
 
@@ -50,7 +51,7 @@ def evaluate(
         if rounded:
             operands = [x.float() if x is not None and x.is_floating_point() else x for x in operands]
         made = REFERENCE[node.kind](_without_unread(node, read), operands)  # type: ignore[arg-type]
-        if node.kind in ("program", "program_grad"):  # whose text has other shapes, of as many elements
+        if node.kind in WITH_SHAPES:  # whose text has other shapes, of as many elements
             extents = (subgraph.tensors[number].extents for number in node.outputs)
             made = tuple(tensor.reshape(shape) for tensor, shape in zip(made, extents, strict=False))
         for number, tensor in zip(node.outputs, made, strict=False):

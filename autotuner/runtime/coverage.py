@@ -104,6 +104,7 @@ class CompiledGraph:
         coverage: the share of its flop that runs tuned, and what is left out.
         tuned_us: what its tuned regions take in a training step, forward and backward, by the times that were measured
             of their kernels.
+        selective: what is done with regions of which a selective checkpoint keeps some calls only.
     """
 
     regions: Mapping[str, int]
@@ -114,6 +115,7 @@ class CompiledGraph:
     parameters: tuple["ref[Tensor]", ...] = field(default=(), repr=False, compare=False)
     coverage: Coverage = Coverage()
     tuned_us: float = 0.0
+    selective: str = ""
 
     def is_of(self, model: nn.Module) -> bool:
         """Say whether the graph was compiled with a parameter of a model."""
@@ -137,5 +139,5 @@ class CompiledGraph:
 
     def __str__(self) -> str:
         of_step = [f"their kernels were measured to take {self.tuned_us:,.0f} us of a training step"]
-        lines = [*(of_step if self.tuned_us else []), *self.coverage.lines]
+        lines = [*(of_step if self.tuned_us else []), *filter(None, [self.selective]), *self.coverage.lines]
         return "\n".join([self.headline, *(f"  {line}" for line in lines)])

@@ -26,13 +26,17 @@ TURNED = (
     '{"calls": [["permute.default", ["%0", [0, 2, 1]], {}], ["mul.Tensor", ["%1", "%1"], {}]], '
     '"inputs": [["float32", [2, 3, 4], true]], "output": ["float32", [2, 4, 3]], "result": "%2", "saved": [0]}'
 )
+CHOSEN = (
+    '{"calls": [["argmax.default", ["%0", -1, true], {}], ["_to_copy.default", ["%1"], {"dtype": "dtype:float32"}]], '
+    '"inputs": [["bfloat16", [3, 4], false]], "output": ["float32", [3, 1]], "result": "%2", "saved": []}'
+)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_example_fits_its_own_kind(name: str) -> None:
     kind = KINDS[name]
     values = VALUES | {"axis": kind.example.partition(",")[0].partition("->")[0][-1:]}
-    values["program"] = TURNED if "program" in name else PRODUCT
+    values["program"] = TURNED if "program" in name else CHOSEN if name == "choice" else PRODUCT
     example = operator(name, kind.example, **{n: values.get(n, 0.5) for n in kind.attributes})
     check_operator(example)
     assert len(example.outputs) == len(kind.makes)

@@ -182,19 +182,24 @@ class Clocked(Asking):
             yield each
 
 
+def clocked(small: Model, monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    """Return a measurer of all calls of a model, whose clock is that of the tuning state too."""
+    measurer = Clocked(times(space_of(small).calls))
+    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    return measurer
+
+
 @pytest.mark.slow
 def test_the_time_left_is_that_of_all_stages_whose_calls_are_known(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = times(space_of(small).calls)
-    measurer = Clocked(known)
-    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    measurer = clocked(small, monkeypatch)
     told: list[tuple[float, Progress]] = []
     tune(small, CPU, database, measurer, watch=lambda progress: told.append((measurer.now_s, progress)))
     ended_s = next(at_s for at_s, progress in told if progress.stage == "solve")
     operators = len(space_of(small).graph.operators)
     measuring = [(at_s, p) for at_s, p in told if p.stage == "measure" and p.done]
-    assert len(measuring) == len(known)
+    assert len(measuring) == len(space_of(small).calls)
     for at_s, progress in measuring:
         assert progress.eta_s == pytest.approx(progress.total - progress.done)
         assert progress.eta_s is not None
@@ -210,12 +215,10 @@ def test_the_time_left_is_that_of_all_stages_whose_calls_are_known(
 def test_the_time_left_is_no_more_than_the_limit(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = times(space_of(small).calls)
-    measurer = Clocked(known)
-    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    measurer = clocked(small, monkeypatch)
     seen: list[Progress] = []
     limits = Limits(seconds=40.0)
-    assert len(known) > 40
+    assert len(space_of(small).calls) > 40
     tune(small, CPU, database, measurer, watch=seen.append, limits=limits, exhaustive=True)
     told = [progress for progress in seen if progress.stage == "measure" and progress.left_s is not None]
     assert told
@@ -227,9 +230,7 @@ def test_the_time_left_is_not_told_where_each_solution_may_end_the_run(
     small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that ends at a gap, and one that asks after each solution what matters yet."""
-    known = times(space_of(small).calls)
-    measurer = Clocked(known)
-    monkeypatch.setattr(state, "monotonic", lambda: measurer.now_s)
+    measurer = clocked(small, monkeypatch)
     seen: list[Progress] = []
     tune(small, CPU, database, measurer, watch=seen.append, estimated_gap=0.0, exhaustive=False)
     measuring = [progress for progress in seen if progress.stage == "measure"]

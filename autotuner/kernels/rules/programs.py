@@ -1,5 +1,6 @@
 """Kernels of operators that carry a program, through ATen: programs in declared order, expressions in any order."""
 
+from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import forms_by_number
 from autotuner.kernels.registry import KERNELS, Kernel
@@ -15,7 +16,7 @@ def not_as_declared(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 _BUILDER = "autotuner.kernels.torch.programmed:traced"
-for _kind in ("program", "program_grad"):
+for _kind in WITH_SHAPES:
     KERNELS.add(Kernel(f"torch_{_kind}", (_kind,), _BUILDER, not_as_declared))
 for _kind in ("pointwise", "pointwise_grad", "pointwise_sum"):
     KERNELS.add(Kernel(f"torch_{_kind}", (_kind,), _BUILDER, layouts_differ, layouts=same_layouts, pitched=True))

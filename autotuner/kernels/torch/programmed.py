@@ -5,6 +5,7 @@ gradient by differentiating the program then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -39,6 +40,18 @@ def program_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return gradients(function_of(found.program, wide), found.wrt, grad, inputs)
 
 
+def choice(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Run a program that makes a choice, in the types of its text: in wider ones, near ties are decided in other ways.
+
+    Where float64 is given for a narrower type, as for a reference, the result is float64 too.
+    """
+    found = programmed(node.kind, node.attributes)
+    operands = [tensor.reshape(shape).to(getattr(torch, dtype))
+                for tensor, (dtype, shape) in zip(tensors, found.reads, strict=True)]  # fmt: skip
+    made = function_of(found.program)(*operands)
+    return (made.double() if _is_wide(found, tensors) else made,)
+
+
 def pointwise(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     found, (letters, (whole,)) = programmed(node.kind, node.attributes), letter_sides(node)
     operands = [onto(tensor, axes, whole) for tensor, axes in zip(tensors, letters, strict=True)]
@@ -71,6 +84,7 @@ def pointwise_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 PROGRAMMED: Mapping[str, Function] = {
     "program": program,
     "program_grad": program_grad,
+    "choice": choice,
     "pointwise": pointwise,
     "pointwise_grad": pointwise_grad,
     "pointwise_sum": pointwise_grad,
@@ -99,17 +113,26 @@ _TRACED: dict[tuple[str, torch.device], fx.GraphModule] = {}
 
 
 def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
-    """Return the traced calls; they are traced once for each call key and process."""
+    """Return the traced calls; they are traced once for each call key and process.
+
+    They are traced in a thread of their own: a kernel may be built while compiled code runs an operator, and there
+    torch's dispatcher is below autograd, or inside of a mode, so that nothing can be differentiated.
+    """
     key, (node,) = (call.key, operands[0].device), call.subgraph.nodes
     if key not in _TRACED:
-        mode = FakeTensorMode()
-        with torch.no_grad(), mode:
-            fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
-            found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
-        found.graph.eliminate_dead_code()
-        found.recompile()
-        _TRACED[key] = found
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            _TRACED[key] = thread.submit(_trace, node, operands).result()
     return _TRACED[key]
+
+
+def _trace(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
+    mode = FakeTensorMode()
+    with torch.no_grad(), mode:
+        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
+        found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
+    found.graph.eliminate_dead_code()
+    found.recompile()
+    return found
 
 
 def onto(tensor: Tensor, axes: str, whole: str) -> Tensor:

@@ -4,7 +4,7 @@ A call is allowed where torch's own schema and tags say that its result follows 
 not random, of a shape that no value decides, and without a wait for the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache, reduce
@@ -19,7 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotuner.errors import GraphError, KernelError
 from autotuner.ir.program import GETITEM, Program, is_dtype, is_value, value_number
+from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import ELEMENT_BYTES
+from autotuner.kernels.torch.grouped import grouped_product, histogram
 
 Function = Callable[..., Tensor]
 
@@ -39,6 +41,8 @@ _TAGS = {
 }
 _KEYS = torch._C.DispatchKey.__members__
 _AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(key) for name, key in _KEYS.items() if name.startswith("Autocast")))
+_INSTEAD: Mapping[str, Callable[..., Tensor]] = {"_grouped_mm.default": grouped_product, "histc.default": histogram}
+"""Calls that are computed in another way than by ATen itself, which lacks some types."""
 FLOATS = {name: getattr(torch, name) for name in ELEMENT_BYTES}
 
 
@@ -84,7 +88,7 @@ def check_calls(program: Program, kind: str = "program") -> None:
     """
     for number, call in enumerate(program.calls):
         reason = refusal(call.name)
-        if reason is None and kind != "program" and not acts_by_element(call.name):
+        if reason is None and kind not in WITH_SHAPES and not acts_by_element(call.name):
             reason = "it does not act element by element"
         if reason is not None:
             raise GraphError(f"call {number} of a {kind}, {call.name}, is not possible: {reason}")
@@ -112,10 +116,11 @@ def function_of(program: Program, wide: bool = False) -> Function:
         GraphError: a call is not possible.
     """
     overloads = [None if call.name == GETITEM else _overload(call.name) for call in program.calls]
+    instead = [_INSTEAD.get(call.name) for call in program.calls]
 
     def run(*inputs: Tensor) -> Tensor:
         device, values = inputs[0].device, list[Any](inputs)
-        for call, overload in zip(program.calls, overloads, strict=True):
+        for call, overload, other in zip(program.calls, overloads, instead, strict=True):
             arguments = [_argument(each, values, wide) for each in call.arguments]
             if overload is None:
                 values.append(arguments[0][arguments[1]])
@@ -125,7 +130,7 @@ def function_of(program: Program, wide: bool = False) -> Function:
                 keywords["device"] = device
                 if wide and "dtype" not in keywords:
                     keywords |= _wide_default(overload, arguments)
-            values.append(overload(*arguments, **keywords))
+            values.append((other or overload)(*arguments, **keywords))
         result: Tensor = values[value_number(program.result)]
         return result
 

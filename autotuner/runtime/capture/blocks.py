@@ -1,21 +1,24 @@
 """Blocks: parts of a program that are tuned as one, and those among them that are equal.
 
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
-a transformer do, make one block each time.
+a transformer do, make one block each time. Where more of the flop is in the model's layers than in such blocks, as
+where the first layer reads otherwise than the others, the program is cut as the layers are: each is one block.
 
-A block is worth tuning if it has three operators or more, and either holds an attention, or is one of several alike
-that have a share of the program's products: 5 % of their flop, all of them together.
+A block is worth tuning if it has three operators or more, and either holds an attention, or is one of several layers or
+of several alike that have a share of the program's products: 5 % of their flop, all of them together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
+from autotuner.runtime.capture.layers import by_layers, siblings_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
 
 PERIOD_MAX = 16
@@ -26,6 +29,8 @@ SHARE_MIN = 0.05
 """Share of the flop of all products that blocks without an attention have at least, all equal ones together."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
+Groups = list[tuple[int, list[list[Operation]]]]
+"""Groups of pieces of a program, each with the number of groups that are like it."""
 FAR_SHARE, FAR_MAX = 8, 4
 """Tensors that all layers may read: those whose first and last readers are an eighth of the program apart, and how many
 of them are tried."""
@@ -113,22 +118,76 @@ def blocks_of(
         is_unit: whether the program repeats as a whole elsewhere, so that it is one block unless parts of it repeat.
     """
     uses = Uses(operations, demanded, handed_out)
-    found = []
-    least = SHARE_MIN * sum(map(_product_flop, operations))
+    found: list[Block] = []
+    least = SHARE_MIN * sum(map(product_flop, operations))
+    siblings = siblings_of(operations)
     for part in _connected(operations, uses):
         groups = _groups(part, uses)
-        if is_unit and all(number == 1 for number, _ in groups):
-            groups = [(2, [part])]
-        for number, group in groups:
-            block = [operation for piece in group for operation in piece]
-            has_attention = any(operation.kind == "softmax" for operation in block)
-            has_share = number > 1 and 0 < least <= number * sum(map(_product_flop, block))
-            if len(block) >= OPERATORS_MIN and (has_attention or has_share):
-                found.append(uses.block(block))
+        if all(number == 1 for number, _ in groups):
+            groups = [(2, [part])] if is_unit else _as_one_layer(groups)
+        each_way = (_worth(groups, least), _worth(_layer_groups(part, uses, siblings), least))
+        found += map(uses.block, max(each_way, key=lambda blocks: sum(map(product_flop, chain(*blocks)))))
     return sorted(found, key=lambda block: block.operations[0].place)
 
 
-def _groups(operations: Sequence[Operation], uses: Uses) -> list[tuple[int, list[list[Operation]]]]:
+def _layer_groups(operations: Sequence[Operation], uses: Uses, siblings: Mapping[tuple[str, str], int]) -> Groups:
+    """Cut operators into a group for each layer; what is in no layer is cut as programs without layers are."""
+    found: Groups = []
+    for layer, group in by_layers(operations):
+        found += [(siblings[layer.kin], [group])] if layer is not None else _groups(group, uses)
+    return found
+
+
+def _worth(groups: Groups, least: float) -> list[list[Operation]]:
+    """Return the operators of the groups that are worth tuning; `least` is the flop that equal ones have at least."""
+    found: list[list[Operation]] = []
+    for number, group in groups:
+        block = [operation for piece in group for operation in piece]
+        flop = sum(map(product_flop, block))
+        has_share = number > 1 and 0 < least <= number * flop
+        if len(block) >= OPERATORS_MIN and ((flop > 0 and _has_attention(block)) or has_share):
+            found.append(block)
+    return found
+
+
+def _has_attention(operations: Iterable[Operation]) -> bool:
+    return any(operation.kind == "softmax" for operation in operations)
+
+
+def _as_one_layer(groups: Groups) -> Groups:
+    """Return pieces of which none repeats as one group, where they are those of a layer that is compiled by itself.
+
+    These are an attention that is in no numbered module, and the pieces around it that read, or make, as many elements
+    as the attention's does: so a head behind the layer is none of it.
+    """
+    pieces = [operation for _, group in groups for operation in chain(*group)]
+    attentions = [operation for operation in pieces if operation.kind == "softmax"]
+    if not attentions or any(operation.layers for operation in attentions) or _has_shared_weights(pieces):
+        return groups
+    blocks = [[*chain(*group)] for _, group in groups]
+    (width, *_) = (_elements(block[0].inputs[0].view.tensor) for block in blocks if _has_attention(block))
+    first = next(place for place, block in enumerate(blocks) if _elements(block[0].inputs[0].view.tensor) == width)
+    last = max((place for place, block in enumerate(blocks) if _elements(block[-1].outputs[0]) == width), default=first)
+    held = blocks[first : last + 1]
+    if not all(any(operation in block for block in held) for operation in attentions):
+        return groups
+    return [*groups[:first], (1, held), *groups[last + 1 :]]
+
+
+def _has_shared_weights(operations: Iterable[Operation]) -> bool:
+    """Say whether two products read one weight, as where a layer is called twice."""
+    weights = [
+        taken_by(operation.inputs[1].view) for operation in operations
+        if operation.kind == "contraction" and source_of(operation.inputs[1].view.tensor).parameter
+    ]  # fmt: skip
+    return len(set(weights)) < len(weights)
+
+
+def _elements(tensor: TensorValue) -> int:
+    return prod(axis.extent for dim in tensor.dims for axis in whole(dim))
+
+
+def _groups(operations: Sequence[Operation], uses: Uses) -> Groups:
     """Cut operators into groups, so that most are in groups that repeat; see `_repeated`.
 
     A tensor that is read over a long way may be what every layer looks at beside what flows through it.
@@ -152,7 +211,7 @@ def _far_read(operations: Sequence[Operation]) -> list[TensorValue]:
     return sorted(far, key=lambda tensor: -ways[tensor])[:FAR_MAX]
 
 
-def _product_flop(operation: Operation) -> int:
+def product_flop(operation: Operation) -> int:
     """Return the flop of a product, or of those inside of a program; 0 of any other operator."""
     if operation.kind != "contraction":
         return operation.flop
@@ -189,6 +248,7 @@ def _pieces(operations: Sequence[Operation], known: AbstractSet[TensorValue] = f
         for operand in operation.inputs:
             last[operand.view.tensor] = place
     pieces: list[list[Operation]] = [[]]
+    learned = _of_parameters(operations)
     flowing, memory = _flowing(operations) - known, _memory(operations) | known
     alive: set[TensorValue] = set()
     for place, operation in enumerate(operations):
@@ -198,9 +258,20 @@ def _pieces(operations: Sequence[Operation], known: AbstractSet[TensorValue] = f
         alive = {tensor for tensor in alive if last[tensor] > place}
         behind = operations[place + 1] if place + 1 < len(operations) else None
         going_on = len(alive - memory) or (1 if alive else 0)
-        if behind is not None and behind.place != operation.place and going_on == 1:
+        is_weight = alive <= learned  # as the scale of a norm, 1 + weight, that is computed before its input is read
+        if behind is not None and behind.place != operation.place and going_on == 1 and not is_weight:
             pieces.append([])
     return pieces
+
+
+def _of_parameters(operations: Iterable[Operation]) -> set[TensorValue]:
+    """Return tensors that operators make of parameters alone."""
+    found: set[TensorValue] = set()
+    for operation in operations:
+        tensors = [operand.view.tensor for operand in operation.inputs]
+        if tensors and all(tensor.parameter or tensor in found for tensor in tensors):
+            found.update(operation.outputs)
+    return found
 
 
 def _memory(operations: Sequence[Operation]) -> set[TensorValue]:
@@ -231,10 +302,10 @@ def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
     return {tensor for tensor in first if len(places[tensor]) <= READS_MAX}
 
 
-def _repeated(pieces: Sequence[list[Operation]], uses: Uses) -> list[tuple[int, list[list[Operation]]]]:
+def _repeated(pieces: Sequence[list[Operation]], uses: Uses) -> Groups:
     """Return groups of pieces that follow each other, each with the number of groups that are like it."""
     signatures = [signature(piece, uses) for piece in pieces]
-    found: list[tuple[int, list[list[Operation]]]] = []
+    found: Groups = []
     place = 0
     while place < len(pieces):
         count, period = max(
@@ -262,7 +333,7 @@ def _times(signatures: Sequence[Any], place: int, period: int) -> int:
     return count
 
 
-def _alike_before(found: Sequence[tuple[int, list[list[Operation]]]], block: Sequence[Operation], uses: Uses) -> int:
+def _alike_before(found: Groups, block: Sequence[Operation], uses: Uses) -> int:
     """Return how many of the last single groups make one more of a block: what is cut more finely at the beginning."""
     wanted = signature(block, uses)
     operations: list[Operation] = []

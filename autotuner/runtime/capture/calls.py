@@ -1,9 +1,8 @@
 """The calls of a graph of dynamo's: the module that each is of, and its floating-point operations."""
 
 import logging
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,10 +14,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from autotuner.runtime.capture.layers import bare_path
+
 log = logging.getLogger("autotuner.capture")
 
 EXAMPLE = "example_value"
-_ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,8 @@ def calls_of(graph: fx.Graph) -> list[CountedCall]:
 
 def flop_counter() -> FlopCounterMode:
     """Return torch's counter of flop, with the products of experts, which it does not count."""
-    operators = (torch.ops.aten._grouped_mm, getattr(torch.ops.transformers, "grouped_mm_fallback", None))
+    operators = (torch.ops.aten._grouped_mm, torch.ops.autotuner.grouped_product,
+                 getattr(torch.ops.transformers, "grouped_mm_fallback", None))  # fmt: skip
     return FlopCounterMode(
         display=False, custom_mapping={each: _grouped_flop for each in operators if each is not None}
     )
@@ -93,27 +94,34 @@ class _Counting:
         constants = [None if is_node(part) else part for part in flat]
         key = repr((node.op, str(node.target), shapes, constants, tree))
         if key not in self._known:
-            self._known[key] = self._counted(node, tensors)
+            self._known[key] = self._counted(node)
         return self._known[key]
 
-    def _counted(self, node: fx.Node, tensors: Sequence[Tensor]) -> int:
+    def _counted(self, node: fx.Node) -> int:
         if node.target is functional.scaled_dot_product_attention:
             return _attention_flop(*_shapes_of_attention(node))
         before = self._counter.get_total_flops()
-        modes = {each.fake_mode for each in tensors if isinstance(each, FakeTensor)}
         try:
-            with ExitStack() as entered:
-                for mode in modes:
-                    if mode.shape_env is not None:  # to count is no reason to compile anew for another size
-                        entered.enter_context(mode.shape_env.suppress_guards())
-                args, kwargs = pytree.tree_map(_copy, (node.args, node.kwargs), is_leaf=is_node)
-                if node.op == "call_method":
-                    getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                else:
-                    node.target(*args, **kwargs)  # type: ignore[operator]
+            run_on_examples(node)
         except Exception:  # whatever cannot be called by itself
             return 0
         return _size(self._counter.get_total_flops() - before)
+
+
+def run_on_examples(node: fx.Node, within: AbstractContextManager[Any] | None = None) -> None:
+    """Run a call of a graph by itself, on copies of its examples; these have no memory, so nothing is computed."""
+    examples = [each.meta.get(EXAMPLE) for each in node.all_input_nodes]
+    modes = {each.fake_mode for each in pytree.tree_leaves(examples) if isinstance(each, FakeTensor)}
+    with ExitStack() as entered:
+        for mode in modes:
+            if mode.shape_env is not None:  # to look at a call is no reason to compile anew for another size
+                entered.enter_context(mode.shape_env.suppress_guards())
+        args, kwargs = pytree.tree_map(_copy, (node.args, node.kwargs), is_leaf=is_node)
+        entered.enter_context(within or nullcontext())
+        if node.op == "call_method":
+            getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def module_of(node: fx.Node) -> str:
@@ -122,7 +130,7 @@ def module_of(node: fx.Node) -> str:
     if not stack:
         return ""
     path, _ = list(stack.values())[-1]
-    return _ROOT.sub("", str(path)).replace("_modules['", "").replace("']", "")
+    return bare_path(path)
 
 
 def _inner(graph: fx.Graph, node: fx.Node) -> fx.Graph | None:

@@ -108,6 +108,13 @@ class Calls:
         """Return the call that a value is the result of; None for a tensor from outside."""
         return value if isinstance(value, Deferred) else self.of.get(value)
 
+    def dtype_of(self, value: Any) -> str:
+        """Return the type of a value; "" of several results. Places that a choice makes are integers."""
+        if isinstance(value, View):
+            return "int64" if value.tensor.places else value.dtype
+        call = self.call_of(value)
+        return "" if call is None else call.dtype
+
     def new(
         self, reader: Reader, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any,
         cast_to: str = "",
@@ -160,10 +167,11 @@ class Calls:
                 waiting += [operand.view for operand in value.tensor.made_by.inputs]
 
     def is_learned(self, value: Any) -> bool:
+        """Say whether a gradient may be wanted of a value; integers and booleans have none."""
         if isinstance(value, View):
             return learned(value)
         call = self.call_of(value)
-        return call is not None and call.learned
+        return call is not None and call.learned and (call.is_floating or not call.dtype)
 
 
 def dtype_of(tensor: Tensor) -> str:

@@ -4,6 +4,7 @@ import logging
 import operator
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from autotuner.kernels.torch.programs import refusal
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.calls import is_node
+from autotuner.runtime.capture.choices import counted, values_chosen
 from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, check_example, is_value, shape_of
+from autotuner.runtime.capture.equal_calls import equal_call
 from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
 from autotuner.runtime.capture.unread import INLINED, Unread
@@ -94,8 +97,9 @@ class FragmentRules(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
-        if target is torch.ops.aten.type_as.default:
-            target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": self._node.meta["val"].dtype}
+        target, args, kwargs = equal_call(target, args, kwargs, self._node.meta.get("val"))
+        if target is torch.ops.aten.histc.default:
+            args = (self._counted(args[0]), *args[1:])
         mark = self._reader.mark()
         try:
             found = self._by_rule(target, args, kwargs)
@@ -228,9 +232,25 @@ class FragmentRules(fx.Interpreter):
         if not is_inside and (call.learned or any(isinstance(each, View) for each in call.operands)):
             raise error  # constants, and what follows from parameters alone, are computed once for all layers
         self._calls.note(call)
-        if isinstance(result, tuple | list):
-            return tuple(self._part(call, place) for place in range(len(result)))
-        return call
+        if not isinstance(result, tuple | list):
+            return call
+        parts = [self._part(call, place) for place in range(len(result))]
+        if parts[1:] and parts[1] is not None:
+            parts[0] = values_chosen(self._reader, self._calls, call, parts[1], result[0]) or parts[0]
+        return tuple(parts)
+
+    def _counted(self, x: Any) -> Any:
+        """Return what a call counts in place of the same numbers in order, which nobody then need sort."""
+        cast = self._calls.call_of(x)
+        if cast is None or cast.target not in CASTS:
+            return counted(x, self._calls)
+        of = counted(cast.args[0], self._calls)
+        if of is cast.args[0]:
+            return x
+        made = replace(cast, args=(of, *cast.args[1:]), number=self._calls.count)
+        self._calls.count += 1
+        self._calls.note(made)
+        return made
 
     def _resolved(self, value: Any, target: Any) -> Any:
         """Return a slice or a cast as a view, where it is no part of anything."""

@@ -94,9 +94,16 @@ def _is_changing(name: str) -> bool:
     if not name.endswith("_") or name.endswith("__") or not hasattr(torch.ops.aten, name[:-1]):
         return False
     packet = getattr(torch.ops.aten, name, None)
-    tags = [set(getattr(packet, each).tags) for each in packet.overloads()] if packet is not None else []
+    overloads = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
     never = {torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}
-    return any(torch.Tag.inplace in each for each in tags) and not any(each & never for each in tags)
+    return any(map(_writes_first, overloads)) and not any(never.intersection(each.tags) for each in overloads)
+
+
+def _writes_first(overload: Any) -> bool:
+    """Say whether a schema writes its first argument alone, as those that newer versions of torch tag so."""
+    written = [place for place, each in enumerate(overload._schema.arguments)
+               if each.alias_info is not None and each.alias_info.is_write]  # fmt: skip
+    return written == [0]
 
 
 def _is_tensor(node: Any) -> bool:

@@ -11,7 +11,8 @@ from torch import Tensor
 def placed(x: Tensor, value: Any, index: Any = ...) -> Tensor:
     """Return a tensor as `x[index] = value` would leave it, which it does not change.
 
-    Gradients are those of the assignment. Numbers, slices, None and an ellipsis become ATen's functional calls.
+    Gradients are those of the assignment. Numbers, slices, None and an ellipsis become ATen's functional calls, and so
+    do tensors of places.
     """
     parts = index if isinstance(index, tuple) else (index,)
     if all(_is_basic(part) for part in parts):
@@ -19,6 +20,8 @@ def placed(x: Tensor, value: Any, index: Any = ...) -> Tensor:
     if len(parts) == 1 and _is_mask(parts[0], x) and isinstance(value, int | float) and x.is_floating_point():
         hides = parts[0][(..., *[None] * (x.ndim - parts[0].ndim))]
         return x.masked_fill(hides, value)
+    if all(_is_places(part) for part in parts):
+        return torch.index_put(x, parts, value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value))
     changed = x.clone()
     changed[index] = value
     return changed
@@ -26,6 +29,10 @@ def placed(x: Tensor, value: Any, index: Any = ...) -> Tensor:
 
 def _is_basic(part: Any) -> bool:
     return part is None or part is ... or isinstance(part, slice) or type(part) is int
+
+
+def _is_places(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype in (torch.int32, torch.int64)
 
 
 def _is_mask(part: Any, x: Tensor) -> bool:

@@ -34,6 +34,7 @@ class TensorValue:
         node: where it comes from, if no operator makes it; of several, the first.
         parameter: whether it is a parameter of the model.
         computed: how it is computed from its node, where it is not the node itself.
+        places: how many places there are, where it holds places that a choice has found; 0 where it holds none.
     """
 
     dims: tuple[Dim, ...]
@@ -42,6 +43,7 @@ class TensorValue:
     parameter: bool = False
     made_by: "Operation | None" = None
     computed: "Computed | None" = None
+    places: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,9 +71,33 @@ class BoundView:
     renamed: Renamed = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """A call of a layer: a module with a number.
+
+    Args:
+        family: its path with `*` for the number.
+        of: its class; "" where only parts of it are called.
+        path: of the module.
+        call: which call of it, where there are several.
+    """
+
+    family: str
+    of: str
+    path: str
+    call: str = ""
+
+    @property
+    def kin(self) -> tuple[str, str]:
+        """The same for layers that are alike."""
+        return self.family, self.of
+
+
 @dataclass(eq=False, slots=True)
 class Operation:
     """An operator over axes. `place` is that of the node that asked for it; `stage` counts strange parts before it.
+
+    `layers` are those that it is in, outermost first.
 
     Attributes whose value is an axis name it in the operator's spec. An operator that stands for calls that no rule
     reads has the `places` of their nodes, and the `flop` of the products among them.
@@ -85,6 +111,7 @@ class Operation:
     stage: int = 0
     places: frozenset[int] = frozenset()
     flop: int = 0
+    layers: tuple[LayerCall, ...] = ()
 
 
 def source_of(tensor: TensorValue) -> TensorValue:
@@ -100,6 +127,32 @@ class Expression:
 
     name: str
     operands: tuple[Any, ...] = ()
+
+
+def renaming(operand: BoundView) -> dict[Axis, Axis]:
+    """Return the axes that an operator binds to those of its operand, by the operand's.
+
+    Raises:
+        UnknownError: a dimension is split in two ways.
+    """
+    found: dict[Axis, Axis] = {}
+    for one, other in operand.renamed:
+        mine, theirs = whole([one]), whole([other])
+        if [axis.extent for axis in mine] != [axis.extent for axis in theirs]:
+            raise UnknownError("two of its dimensions are split in different ways")
+        found |= dict(zip(mine, theirs, strict=True))
+    return found
+
+
+def taken_of(operand: BoundView, places: Mapping[Axis, int]) -> frozenset[tuple[Axis, int]]:
+    """Return where an operand's tensor is taken, if its operator's results are taken at these places."""
+    names = renaming(operand)
+    found = fixed_of(operand.view.fixed)
+    for axis in whole(axis for dim in operand.view.tensor.dims for axis in dim):
+        bound = names.get(axis, axis)
+        if bound in places and axis not in found:
+            found[axis] = places[bound]
+    return frozenset(found.items())
 
 
 def taken_by(view: View) -> Taken:

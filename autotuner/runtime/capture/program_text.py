@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotuner.ir.program import GETITEM, Program, ProgramCall, ProgramInput, parse_program
+from autotuner.ir.programmed import CHOICE, PLACES, WITH_SHAPES
 from autotuner.kernels.torch.programs import check_calls, differentiated, function_of
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.calls import flop_counter
@@ -32,8 +33,8 @@ class _Value:
 class ProgramText:
     """Writes a program; inputs come first."""
 
-    def __init__(self, calls: Sequence[Deferred], known: Calls, *, by_element: bool) -> None:
-        self._members, self._known, self._by_element = calls, known, by_element
+    def __init__(self, calls: Sequence[Deferred], known: Calls, kind: str) -> None:
+        self._members, self._known, self._kind = calls, known, kind
         self._inputs: list[ProgramInput] = []
         self._calls: list[tuple[str, list[Any], dict[str, Any]]] = []
         self._views: dict[View, _Value] = {}
@@ -41,13 +42,18 @@ class ProgramText:
         self._cast: dict[tuple[_Value, str], _Value] = {}
 
     def read(self, view: View, shape: Sequence[int], dtype: str) -> _Value:
-        """Add an input; one that is boolean comes as numbers of a type."""
-        is_bool = view.dtype == "bool"
-        wanted = not is_bool and learned(view)
+        """Add an input; one that is boolean comes as numbers of a type, and places come as numbers."""
+        is_bool, places = view.dtype == "bool", view.tensor.places
+        wanted = not is_bool and self._kind != CHOICE and learned(view)
         self._inputs.append(ProgramInput(dtype if is_bool else view.dtype, tuple(shape), wanted))
         value = _Value(True, len(self._inputs) - 1)
-        self._views[view] = self._call("ne.Scalar", [value, 0], {}) if is_bool else value
-        return self._views[view]
+        if is_bool:
+            value = self._call("ne.Scalar", [value, 0], {})
+        elif places:  # clamped: the text says what they may be, and whatever is given, they are in bounds
+            value = self._call("_to_copy.default", [value], {"dtype": "dtype:int64"})
+            value = self._call("clamp.default", [value, 0, places - 1], {})
+        self._views[view] = value
+        return value
 
     def read_parts(self, views: Sequence[View], axes: Sequence[Axis], dtype: str) -> None:
         """Add a tensor in the order of its memory as an input, and what makes views of it.
@@ -101,20 +107,28 @@ class ProgramText:
             call("reshape.default", shape_of(view), list(shape_of(view)))
         return value
 
-    def program(self, sink: Deferred, seen: Mapping[Any, View]) -> Program:
-        """Return the program whose result is a call's; its inputs are written."""
+    def program(self, sink: Deferred, seen: Mapping[Any, View], order: Sequence[int] = ()) -> Program:
+        """Return the program whose result is a call's, its dimensions in some order; its inputs are written."""
         for call in self._members:
             self._made[call] = self._written(call, seen)
         result = self._made[sink]
         if result.of_input:  # a cast that changes nothing, or the like
             result = self._call("clone.default", [result], {})
+        if self._kind == CHOICE:
+            result = self._call("_to_copy.default", [result], {"dtype": f"dtype:{PLACES}"})
+        shape = sink.shape if self._kind in WITH_SHAPES else ()
+        if list(order) != sorted(order):
+            result, shape = (
+                self._call("permute.default", [result, list(order)], {}),
+                tuple(shape[each] for each in order),
+            )
         calls = tuple(
             ProgramCall(name, tuple(self._named(each) for each in arguments),
                         {key: self._named(each) for key, each in keywords.items()})
             for name, arguments, keywords in self._calls
         )  # fmt: skip
-        output = sink.dtype, () if self._by_element else sink.shape
-        return Program(tuple(self._inputs), calls, self._named(result), output, ())
+        dtype = PLACES if self._kind == CHOICE else sink.dtype
+        return Program(tuple(self._inputs), calls, self._named(result), (dtype, shape), ())
 
     def _named(self, part: Any) -> Any:
         if isinstance(part, _Value):
@@ -129,7 +143,7 @@ class ProgramText:
         if call.target in COPIES:
             return self._part(call.args[0], call, seen)  # type: ignore[no-any-return]
         if call.target in CASTS:
-            return self._to(self._part(call.args[0], call, seen), _dtype_of(call.args[0], self._known), call.dtype)
+            return self._to(self._part(call.args[0], call, seen), self._known.dtype_of(call.args[0]), call.dtype)
         arguments = [self._part(each, call, seen) for each in call.args]
         if isinstance(call.target, torch._ops.OpOverload):
             name = str(call.target).removeprefix("aten.")
@@ -148,7 +162,7 @@ class ProgramText:
     def _part(self, part: Any, call: Deferred, seen: Mapping[Any, View]) -> Any:
         if is_value(part):
             value = self._views[seen[part]] if part in seen else self._made[_known(self._known.call_of(part))]
-            dtype = _dtype_of(part, self._known)
+            dtype = self._known.dtype_of(part)
             is_cast = call.cast_to and dtype not in ("", "bool", call.cast_to) and not dtype.startswith(("int", "uint"))
             return self._to(value, dtype, call.cast_to) if is_cast else value
         if isinstance(part, list | tuple):
@@ -167,10 +181,6 @@ class ProgramText:
 def _known(call: Deferred | None) -> Deferred:
     assert call is not None
     return call
-
-
-def _dtype_of(value: Any, known: Calls) -> str:
-    return value.dtype if isinstance(value, View) else _known(known.call_of(value)).dtype
 
 
 def _flat(view: View) -> list[Axis]:

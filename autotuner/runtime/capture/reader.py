@@ -9,9 +9,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 
 from autotuner.ir.kinds import ELEMENT_BYTES
+from autotuner.ir.programmed import CHOICE, WITH_SHAPES
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axes, Axis, Dim, UnknownError, whole
-from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View, source_of
+from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View, source_of, taken_by, taken_of
 
 aten: Any = torch.ops.aten
 
@@ -69,6 +70,7 @@ class Reader:
         place_read: of the node that is read, whose operands may be made late, for an earlier place.
         dtype: of the result of the ATen call that is read, as torch has it, autocast and promotion included.
         results_of_calls: views of what operators make in place of calls that no rule reads, by the call.
+        choices: the same of choices, whose results are integers for all but programs.
     """
 
     def __init__(self, is_causal: Callable[[Any], bool], hides_nothing: Callable[[Any], bool]) -> None:
@@ -83,19 +85,21 @@ class Reader:
         self.place = self.place_read = 0
         self.dtype = ""
         self.results_of_calls: dict[Any, View] = {}
+        self.choices: dict[Any, View] = {}
         self.is_causal, self.hides_nothing = is_causal, hides_nothing
 
-    def mark(self) -> tuple[int, int, int]:
+    def mark(self) -> tuple[int, int, int, int]:
         """Return how much is known, for `take_back`."""
-        return self.axes.mark(), len(self.operations), len(self.results_of_calls)
+        return self.axes.mark(), len(self.operations), len(self.results_of_calls), len(self.choices)
 
-    def take_back(self, mark: tuple[int, int, int]) -> None:
+    def take_back(self, mark: tuple[int, int, int, int]) -> None:
         """Forget what was read since a mark."""
-        axes, operations, results = mark
+        axes, operations, results, choices = mark
         self.axes.take_back(axes)
         del self.operations[operations:]
-        for call in list(self.results_of_calls)[results:]:
-            del self.results_of_calls[call]
+        for known, count in ((self.results_of_calls, results), (self.choices, choices)):
+            for call in list(known)[count:]:
+                del known[call]
 
     def make(
         self,
@@ -108,6 +112,8 @@ class Reader:
         """Append an operator, and return what it makes: `made` has the axes of each output, as in its memory."""
         operands = tuple(each if isinstance(each, BoundView) else BoundView(each) for each in inputs)
         for operand in operands:
+            if not has_parts(operand.view):
+                raise UnknownError("a part is taken of what a program makes")
             axes = held(operand.view)
             if len(set(axes)) < len(axes):  # as where a matrix is added to its transpose
                 raise UnknownError("a tensor that has one axis twice")
@@ -116,7 +122,7 @@ class Reader:
         operation = Operation(kind, operands, outputs, attributes or {}, self.place)
         for tensor in outputs:
             tensor.made_by = operation
-            if kind not in ("cast", "program"):  # the axes of a parameter stay as free as they are
+            if kind not in ("cast", "program", CHOICE):  # the axes of a parameter stay as free as they are
                 self.axes.bind(tensor.dims)
         self.operations.append(operation)
         return outputs
@@ -155,6 +161,22 @@ class Reader:
             if own:
                 renamed += self.axes.unite(mine, other)
         return BoundView(view, tuple(renamed))
+
+
+def has_parts(view: View) -> bool:
+    """Say whether operators can make the part of a tensor that a view shows, without the rest: no program can."""
+    waiting = [taken_by(view)]
+    seen = set(waiting)
+    while waiting:  # each turn takes one of the tensors, at one of its places
+        tensor, taken = waiting.pop()
+        if not taken or tensor.made_by is None:
+            continue
+        if tensor.made_by.kind in WITH_SHAPES:
+            return False
+        read = {(operand.view.tensor, taken_of(operand, dict(taken))) for operand in tensor.made_by.inputs}
+        waiting += read - seen
+        seen |= read
+    return True
 
 
 def memory(view: View) -> list[Axis]:
@@ -202,5 +224,7 @@ def plain(value: Any, what: str) -> View:
 
 def learned(view: View) -> bool:
     """Say whether a gradient may be wanted of a tensor."""
+    if view.tensor.places:
+        return False
     node = source_of(view.tensor).node
     return node is None or bool(node.meta["example_value"].requires_grad)

@@ -42,13 +42,15 @@ class GraphReading:
         values: by node; a view of a tensor, a tuple of views, or an expression. A node without one is torch's.
         reasons: how many nodes are torch's, by why.
         refused: why a node is torch's.
-        order: the place of each node in the graph.
+        nodes: of the graph, in order.
+        order: the place of each of them.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._changed = out_of_place(graph)
         self.graph = graph
-        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.nodes = list(graph.nodes)
+        self.order = {node: place for place, node in enumerate(self.nodes)}
         self.values: dict[fx.Node, Any] = {}
         self.reasons: Counter[str] = Counter()
         self.refused: dict[fx.Node, str] = {}

@@ -9,11 +9,20 @@ from autotuner.errors import AutotunerError
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import Model, ModelFile
 from autotuner.ir.models.schema import parse_definition
+from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.capture.axes import Axis, UnknownError, whole
 from autotuner.runtime.capture.blocks import Block
-from autotuner.runtime.capture.program import BoundView, Operation, Taken, TensorValue, fixed_of, source_of
+from autotuner.runtime.capture.program import (
+    BoundView,
+    Operation,
+    Taken,
+    TensorValue,
+    renaming,
+    source_of,
+    taken_of,
+)
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 
@@ -56,7 +65,14 @@ def region_of(block: Block) -> Region:
     Raises:
         UnknownError: it has more axes than there are letters, or cannot be said in them.
     """
-    return _Writing(block).region()
+    try:
+        return _Writing(block).region()
+    except _LettersError:
+        return _Writing(block, is_short=True).region()
+
+
+class _LettersError(UnknownError):
+    """A block has more axes than there are letters."""
 
 
 @dataclass
@@ -71,16 +87,16 @@ class _Letters:
         for axis in axes:
             if axis not in self.of:
                 if len(self.of) == len(LETTERS):
-                    raise UnknownError(f"it has more than {len(LETTERS)} axes")
+                    raise _LettersError(f"it has more than {len(LETTERS)} axes")
                 self.of[axis] = LETTERS[len(self.of)]
         return "".join(self.of[axis] for axis in axes)
 
 
 class _Writing:
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, is_short: bool = False) -> None:
         self.block = block
         self.inside = {tensor for operation in block.operations for tensor in operation.outputs}
-        self.letters = _Letters(_merged(block.operations))
+        self.letters = _Letters(_merged(block.operations, is_short))
         self.names: dict[Taken, str] = {}
         self.sources: dict[str, Source] = {}
         self.dtypes: dict[str, str] = {}
@@ -150,7 +166,7 @@ class _Writing:
             if fixed and not KINDS[operation.kind].placewise:
                 raise UnknownError(f"a part is taken of what a {operation.kind} makes")
             self.wanted[operation].append(fixed)
-            waiting += [(each.view.tensor, _fixed(each, dict(fixed))) for each in reversed(operation.inputs)]
+            waiting += [(each.view.tensor, taken_of(each, dict(fixed))) for each in reversed(operation.inputs)]
 
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""
@@ -158,7 +174,7 @@ class _Writing:
         if operation.kind != "cast" or tensor in self.block.results:
             return False
         (operand,) = operation.inputs
-        read = self.names.get((operand.view.tensor, _fixed(operand, dict(fixed))))
+        read = self.names.get((operand.view.tensor, taken_of(operand, dict(fixed))))
         made = self.casts.get((read or "", tensor.dtype))
         if made is not None:
             self.names[tensor, fixed] = made
@@ -210,7 +226,7 @@ class _Writing:
     def _operand(self, operation: Operation, operand: BoundView, places: Mapping[Axis, int], name: str) -> str:
         """Return the name of the tensor that an operator reads; one from outside gets a name here."""
         tensor = operand.view.tensor
-        taken = tensor, _fixed(operand, places)
+        taken = tensor, taken_of(operand, places)
         if taken not in self.names:
             if tensor in self.inside:
                 raise UnknownError("it reads what is made later")
@@ -232,12 +248,14 @@ class _Writing:
         return tuple(self.letters(dim) for dim in dims if dim)
 
 
-def _merged(operations: Sequence[Operation]) -> dict[Axis, Axis]:
+def _merged(operations: Sequence[Operation], is_short: bool = False) -> dict[Axis, Axis]:
     """Return axes that can have one letter, each with the one that stands for it.
 
     These are axes that some operator binds to each other, such as the features that go into a layer and those that come
     out of it and are added, unless an operator or a tensor has both. So can be axes at one place of weights that one
     tensor is multiplied with, such as the features of a query's head and of a value's: the products are siblings.
+
+    Where letters are short, so can be axes of programs alone, to which only extents matter, and others of one extent.
     """
     together: list[set[Axis]] = []
     pairs: list[tuple[Axis, Axis]] = []
@@ -245,8 +263,9 @@ def _merged(operations: Sequence[Operation]) -> dict[Axis, Axis]:
         bound = {axis for operand in operation.inputs for axis in _bound(operand, {})}
         together.append(bound.union(*(_axes(tensor) for tensor in operation.outputs)))
         together += [set(_axes(operand.view.tensor)) for operand in operation.inputs]
-        pairs += [pair for operand in operation.inputs for pair in _renaming(operand).items()]
+        pairs += [pair for operand in operation.inputs for pair in renaming(operand).items()]
     pairs += _of_siblings(operations)
+    pairs += _of_programs(operations) if is_short else ()
     stands: dict[Axis, Axis] = {}
     for one, other in pairs:
         first, second = stands.get(one, one), stands.get(other, other)
@@ -255,6 +274,17 @@ def _merged(operations: Sequence[Operation]) -> dict[Axis, Axis]:
         stands |= {axis: second for axis, known in stands.items() if known is first} | {first: second}
         together = [{second if axis is first else axis for axis in each} for each in together]
     return stands
+
+
+def _of_programs(operations: Iterable[Operation]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield axes that no operators but programs have, each with all others of its extent."""
+    seen: dict[Axis, bool] = {}  # whether only programs have it
+    for operation in operations:
+        bound = [axis for operand in operation.inputs for axis in _bound(operand, {})]
+        for axis in (*bound, *(axis for tensor in operation.outputs for axis in _axes(tensor))):
+            seen[axis] = seen.get(axis, True) and operation.kind in WITH_SHAPES
+    for place, axis in enumerate(seen):
+        yield from ((axis, other) for other in list(seen)[:place] if seen[axis] and other.extent == axis.extent)
 
 
 def _of_siblings(operations: Iterable[Operation]) -> Iterator[tuple[Axis, Axis]]:
@@ -280,29 +310,8 @@ def _axes(tensor: TensorValue) -> list[Axis]:
     return whole(axis for dim in tensor.dims for axis in dim)
 
 
-def _renaming(operand: BoundView) -> dict[Axis, Axis]:
-    found: dict[Axis, Axis] = {}
-    for one, other in operand.renamed:
-        mine, theirs = whole([one]), whole([other])
-        if [axis.extent for axis in mine] != [axis.extent for axis in theirs]:
-            raise UnknownError("two of its dimensions are split in different ways")
-        found |= dict(zip(mine, theirs, strict=True))
-    return found
-
-
-def _fixed(operand: BoundView, places: Mapping[Axis, int]) -> frozenset[tuple[Axis, int]]:
-    """Return where an operand's tensor is taken, if its operator's results are taken at these places."""
-    renaming = _renaming(operand)
-    found = fixed_of(operand.view.fixed)
-    for axis in _axes(operand.view.tensor):
-        bound = renaming.get(axis, axis)
-        if bound in places and axis not in found:
-            found[axis] = places[bound]
-    return frozenset(found.items())
-
-
 def _bound(operand: BoundView, places: Mapping[Axis, int]) -> list[Axis]:
     """Return the axes that an operator binds to its operand's, in the order of the operand's memory."""
-    renaming = _renaming(operand)
-    fixed = dict(_fixed(operand, places))
-    return [renaming.get(axis, axis) for axis in _axes(operand.view.tensor) if axis not in fixed]
+    names = renaming(operand)
+    fixed = dict(taken_of(operand, places))
+    return [names.get(axis, axis) for axis in _axes(operand.view.tensor) if axis not in fixed]

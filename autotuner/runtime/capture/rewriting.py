@@ -1,14 +1,16 @@
 """Regions in a graph of dynamo's: which there are, and calls in place of the nodes that they stand for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from autotuner.runtime.capture.aside import aside
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.calls import EXAMPLE
+from autotuner.runtime.capture.layers import layer_calls
 from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import GraphReading
@@ -37,12 +39,16 @@ class Captured:
             if node.op == "output" or (node.op.startswith("call") and node not in self._reading.values)
         ]  # fmt: skip
         self._narrow()
-        self._set_stages()
-        _, readers = self._live(frozenset(self._reading.operations))
+        self._set_layers()
+        live, readers = self._live(frozenset(self._reading.operations))
+        needed = self._needed(set(readers))
+        self._set_stages(live, needed)
+        beside = aside([each for each in self._reading.operations if each in needed])
+        _, readers = self._live(frozenset(self._reading.operations) - beside)
         demanded = set(readers)
+        needed = self._needed(demanded)
         self.regions: list[Region] = []
         self.reasons, self.refused = self._reading.reasons, self._reading.refused
-        needed = self._needed(demanded)
         self._views: dict[TensorValue, list[fx.Node]] = {}
         self._made: dict[Any, tuple[fx.Node | None, int]] = {}
         for node, value in self._reading.values.items():
@@ -58,12 +64,12 @@ class Captured:
 
     def _refuse(self, block: Block, error: UnknownError) -> None:
         self.reasons[f"a block: {error}"] += 1
-        nodes = list(self._reading.order)
+        nodes = self._reading.nodes
         self.refused |= {nodes[operation.place]: f"a block: {error}" for operation in block.operations}
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""
-        nodes = list(self._reading.order)
+        nodes = self._reading.nodes
         return {nodes[place] for operation in region.block.operations for place in (operation.place, *operation.places)}
 
     def _narrow(self) -> None:
@@ -74,8 +80,19 @@ class Captured:
             if isinstance(value, View):
                 self._reading.values[node] = renamed(value, stands_for)
 
-    def _set_stages(self) -> None:
-        """Give each operator the number of strange parts that lie before it, at most, on any way to it."""
+    def _set_layers(self) -> None:
+        """Give each operator the layers of the model that it is in."""
+        nodes = list(self._reading.order)
+        for operation in self._reading.operations:
+            operation.layers = layer_calls(nodes[operation.place].meta.get("nn_module_stack"))
+
+    def _set_stages(self, live: Set[fx.Node], needed: Set[Operation]) -> None:
+        """Give each operator the number of strange parts that lie before it, at most, on any way to it.
+
+        Args:
+            live: nodes that run where all operators are calls.
+            needed: operators whose results somebody reads.
+        """
         stages: dict[fx.Node, int] = {}
 
         def of_tensor(tensor: TensorValue) -> int:
@@ -99,19 +116,19 @@ class Captured:
                 else:
                     stage = max(stage, stages[given])
             stages[node] = stage
-        self._raise_stages(stages)
+        self._raise_stages(stages, live, needed)
 
-    def _raise_stages(self, stages: Mapping[fx.Node, int]) -> None:
+    def _raise_stages(self, stages: Mapping[fx.Node, int], live: Set[fx.Node], needed: Set[Operation]) -> None:
         """Move operators to the stage of their readers, where no strange part reads them before that."""
         bounds: dict[TensorValue, int] = {}
-        for node in self.graph.nodes:
+        for node in live:
             if not isinstance(self._reading.values.get(node), View):
                 for given in node.all_input_nodes:
                     value = self._reading.values.get(given)
                     if isinstance(value, View):
                         tensor = value.tensor
                         bounds[tensor] = min(bounds.get(tensor, stages[node] - 1), stages[node] - 1)
-        for operation in reversed(self._reading.operations):
+        for operation in reversed([each for each in self._reading.operations if each in needed]):
             of_readers = [bounds[tensor] for tensor in operation.outputs if tensor in bounds]
             operation.stage = max(operation.stage, min(of_readers, default=operation.stage))
             for operand in operation.inputs:
@@ -188,11 +205,20 @@ class Captured:
                         fixed = {} if taken else fixed_of(value.fixed)
                         shown = rearranged(self.graph, node, _shape(node), axes, fixed, wanted, shape)
                         view.replace_all_uses_with(_with_strides(self.graph, shown, view.meta[EXAMPLE]))
+        self._annotate(placed)
         for node in reversed(list(self.graph.nodes)):
             if (node in self._reading.values or EXAMPLE_SHAPE in node.meta) and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
         return list(placed)
+
+    def _annotate(self, placed: Mapping[Region, fx.Node]) -> None:
+        """Give new nodes what users have noted at the calls that they stand for, as a budget for activations."""
+        noted = next((node.meta[ANNOTATION] for node in placed.values() if ANNOTATION in node.meta), None)
+        if noted is not None:
+            for node in self.graph.nodes:
+                if node not in self._reading.order:
+                    node.meta.setdefault(ANNOTATION, noted)
 
     def _computed(self, tensor: TensorValue, dtype: str, place: int) -> fx.Node:
         """Write the call that computes a tensor, in a type, from others; what stands before a place is used again."""
@@ -259,6 +285,8 @@ class Captured:
 
 
 EXAMPLE_SHAPE = "autotuner_shape"
+ANNOTATION = "custom"
+"""Key of what `torch.fx.traceback.annotate` notes at a node."""
 
 
 def _with_strides(graph: fx.Graph, node: fx.Node, example: Tensor) -> fx.Node:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import AutotunerError
+from autotuner.ir.programmed import CHOICE, PLACES
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.choices import is_choice, places_of
 from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
+from autotuner.runtime.capture.equal_calls import GROUPED
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of
 from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
-from autotuner.runtime.capture.reader import RULES, Reader, held, in_order
+from autotuner.runtime.capture.reader import RULES, Reader, has_parts, held, in_order
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
 
@@ -77,6 +80,19 @@ class Unread:
             raise UnknownError(f"it is read as {view.dtype} {shape_of(view)}, and torch says otherwise")
         self._reader.results_of_calls[call] = view
         return view
+
+    def _places(self, call: Deferred) -> View:
+        """Return a view of the places that a choice finds: numbers between operators, and integers inside of them."""
+        if call not in self._reader.choices:
+            places, place = places_of(call, self._calls), self._reader.place
+            self._reader.place = call.place
+            try:
+                view = self._program(call, CHOICE)
+            finally:
+                self._reader.place = place
+            view.tensor.places = places
+            self._reader.choices[call] = view
+        return self._reader.choices[call]
 
     def _named(self, value: Any) -> View | None:
         """Return what an expression is by itself, where a known operator computes it."""
@@ -156,7 +172,7 @@ class Unread:
         """
         inside: dict[Deferred, bool] = {sink: True}  # whether nobody outside reads it
         views: dict[Any, View] = {}
-        waiting = {sink}
+        waiting, is_choosing = {sink}, is_choice(sink, self._calls)
         while waiting:  # each turn takes the last call that is left, so that all of its readers are known
             call = max(waiting, key=lambda each: each.number)
             waiting.remove(call)
@@ -168,7 +184,7 @@ class Unread:
                     continue
                 owned = of is not None and self._is_owned(value, inside)
                 if isinstance(value, View):
-                    if of is None or not owned or not self._is_inlined(value, of):
+                    if of is None or not owned or sink.target is GROUPED or not self._is_inlined(value, of):
                         views[value] = value
                         continue
                 elif of is None:
@@ -176,7 +192,10 @@ class Unread:
                 elif of in self._reader.results_of_calls:
                     views[value] = self._reader.results_of_calls[of]
                     continue
-                elif self._is_apart(of, owned) or (by_element and of.is_view and of.target not in COPIES):
+                elif not is_choosing and is_choice(of, self._calls):
+                    views[value] = self._places(of)
+                    continue
+                elif self._is_apart(of, owned, sink) or (by_element and of.is_view and of.target not in COPIES):
                     seen = self._or_none(lambda value=value: self.view_of(value))  # type: ignore[misc]
                     if seen is not None:
                         views[value] = seen
@@ -188,9 +207,11 @@ class Unread:
                 waiting.add(of)
         return sorted(inside, key=lambda each: each.number), views
 
-    def _is_apart(self, call: Deferred, owned: bool) -> bool:
-        """Say whether a call is made by an operator of its own, since others read its result too."""
-        return not owned and call.is_floating and not call.is_view and (call.made or call.learned)
+    def _is_apart(self, call: Deferred, owned: bool, sink: Deferred) -> bool:
+        """Say whether a call is made by an operator of its own: others read its result too, or it is a product, or what
+        such a one reads, which no gradient should compute again."""
+        is_cut = call.target is GROUPED or (sink.target is GROUPED and call.is_pointwise)
+        return (not owned or is_cut) and call.is_floating and not call.is_view and call.learned
 
     def _is_owned(self, value: Any, inside: dict[Deferred, bool]) -> bool:
         """Say whether all that read a value are calls of a cone that nobody else reads."""
@@ -234,21 +255,23 @@ class Unread:
             if own and shape_of(view) == sink.shape and _is_whole(view):
                 in_order(x, bound)
             operands.append(bound)
-        text = ProgramText(calls, self._calls, by_element=True)
+        text = ProgramText(calls, self._calls, "pointwise")
         for view in views:
             text.read(view, (), sink.dtype)
         return self._appended("pointwise", sink, text, seen, operands, list(_memory(x)), x.dims, calls)
 
-    def _program(self, sink: Deferred) -> View:
+    def _program(self, sink: Deferred, kind: str = "program") -> View:
         """Append an operator that runs calls on contiguous tensors."""
         calls, seen = self._cone(sink, by_element=False)
         views = self._in_order(seen.values())
-        text, operands = ProgramText(calls, self._calls, by_element=False), []
+        text, operands = ProgramText(calls, self._calls, kind), []
         tensors: dict[TensorValue, list[View]] = {}
         for view in views:
             tensors.setdefault(view.tensor, []).append(view)
         for tensor, parts in tensors.items():
             common = frozenset.intersection(*(frozenset(fixed_of(part.fixed).items()) for part in parts))
+            if not has_parts(View(tensor, (), tuple(common))):
+                common = frozenset()
             axes = [axis for axis in held(parts[0]) if axis not in dict(common)]
             if not axes:
                 raise UnknownError("an operand of one element")
@@ -258,21 +281,23 @@ class Unread:
         if not operands:
             raise UnknownError("it follows from constants alone")
         dims = _labelled(sink.shape, views)
-        axes = whole(axis for dim in dims for axis in dim)
-        if not axes:
+        if not whole(axis for dim in dims for axis in dim):
             raise UnknownError("its result is one element")
-        return self._appended("program", sink, text, seen, operands, axes, dims, calls)
+        order = _order_in_memory(dims, operands[0].view)
+        axes = whole(axis for place in order for axis in dims[place])
+        return self._appended(kind, sink, text, seen, operands, axes, dims, calls, order)
 
     def _appended(
         self, kind: str, sink: Deferred, text: ProgramText, seen: dict[Any, View], operands: Sequence[BoundView],
-        axes: Sequence[Axis], dims: tuple[Dim, ...], calls: Sequence[Deferred],
+        axes: Sequence[Axis], dims: tuple[Dim, ...], calls: Sequence[Deferred], order: Sequence[int] = (),
     ) -> View:  # fmt: skip
         try:
-            program = written(text.program(sink, seen), kind)
+            program = written(text.program(sink, seen, order), kind)
             flop = flop_of(program)
         except AutotunerError as error:
             raise UnknownError(str(error).partition("\n")[0]) from error
-        made = self._reader.make(kind, operands, [axes], {"program": program}, sink.dtype)
+        dtype = PLACES if kind == CHOICE else sink.dtype
+        made = self._reader.make(kind, operands, [axes], {"program": program}, dtype)
         operation = made[0].made_by
         assert operation is not None
         operation.flop, operation.places = flop, frozenset(each.place for each in calls)
@@ -284,7 +309,7 @@ class Unread:
         for view in views:
             if not any(view is other for other in distinct):
                 distinct.append(view)
-        return sorted(distinct, key=lambda view: not self._calls.is_made(view))
+        return sorted(distinct, key=lambda view: bool(view.tensor.places) or not self._calls.is_made(view))
 
     def _as_number(self, view: View) -> View:
         """Return 0.0 and 1.0 in place of a boolean tensor from outside."""
@@ -319,6 +344,22 @@ def _is_whole(view: View) -> bool:
         return set(whole(axis for dim in view.dims for axis in dim)) == set(_memory(view))
     except UnknownError:
         return False
+
+
+def _order_in_memory(dims: Sequence[Dim], view: View) -> list[int]:
+    """Return the order in which a program's result lies: as what it reads does, where that has the same axes.
+
+    So queries whose heads are put before positions, and then turned, lie as those that nothing turns.
+    """
+    try:
+        memory = _memory(view)
+        runs = [whole(dim) for dim in dims]
+    except UnknownError:
+        return list(range(len(dims)))
+    order = sorted((place for place, run in enumerate(runs) if run and run[0] in memory),
+                   key=lambda place: memory.index(runs[place][0]))  # fmt: skip
+    is_alike = len(order) == len(runs) and [axis for place in order for axis in runs[place]] == memory
+    return order if is_alike else list(range(len(dims)))
 
 
 def _labelled(shape: Sequence[int], views: Sequence[View]) -> tuple[Dim, ...]:

@@ -1,5 +1,6 @@
 """What is too large to be enumerated or run is refused when a model is read, with what would be possible."""
 
+import json
 from copy import deepcopy
 from typing import Any
 
@@ -76,6 +77,31 @@ def test_no_tensor_and_no_loop_is_larger_than_a_device_could_bear() -> None:
     }
     with pytest.raises(ModelError, match="at most"):
         read(content)
+
+
+def test_operands_of_a_program_have_no_loop_in_common() -> None:
+    """A projection of 8 experts, as in Mixtral: all of its axes together have 2**66 places, and nothing visits them."""
+    (s, h), (t, u, v) = (2**13, 2**12), (8, 2**13, 2**12)
+    program = {
+        "calls": [["select.int", ["%1", 0, 3], {}], ["permute.default", ["%2", [1, 0]], {}],
+                  ["mm.default", ["%0", "%3"], {}]],
+        "inputs": [["float32", [s, h], True], ["float32", [t, u, v], True]],
+        "output": ["float32", [s, u]],
+        "result": "%4",
+        "saved": [0, 1],
+    }  # fmt: skip
+    content = chain(1) | {
+        "axes": dict.fromkeys("shtuvw", "an axis"),
+        "presets": {"small": {"s": s, "h": h, "t": t, "u": u, "v": v, "w": u}},
+        "inputs": {"t0": {"axes": "sh"}},
+        "parameters": {"w0": "tuv"},
+        "operators": [
+            {"name": "o0", "kind": "program", "spec": "sh,tuv->sw", "inputs": ["t0", "w0"], "outputs": ["t1"],
+             "attributes": {"program": json.dumps(program)}}
+        ],
+    }  # fmt: skip
+    (operator,) = read(content).graph().operators
+    assert operator.kind == "program"
 
 
 def test_24_encoder_layers_written_out_are_within_the_bounds() -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from autotuner.api.backend import COMPILED, rewrite
+from autotuner.api.backend import COMPILED, compiler_of, rewrite
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import canonical_json
@@ -72,7 +73,7 @@ class Compilation:
         self.regions: list[TunedRegion] = []
         self._in_place = in_place
         self._knowledge, self._begun = knowledge or Known(), len(COMPILED)
-        self._compiler = torch._dynamo.lookup_backend(compiler)
+        self._compiler = compiler_of(compiler)
         torch._dynamo.reset()
         self.model = torch.compile(model, backend=self._compile, dynamic=False, **given)
 
@@ -101,3 +102,25 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance:
     largest = max(float(each.norm()) for each in wanted.values())
     off = {name: float((found[name] - wanted[name]).norm()) / largest for name in wanted}
     assert max(off.values()) <= tolerance, max(off, key=off.__getitem__)
+
+
+def assert_is_slope(loss: Callable[[], Tensor], weight: Tensor) -> None:
+    """Check a weight's gradient against how the loss changes with it, at the masks that a seed gives the loss."""
+
+    def at_seed() -> Tensor:
+        torch.manual_seed(5)
+        return loss()
+
+    weight.grad = None
+    at_seed().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    step = 1e-5
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2), dtype=weight.dtype)
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(sign * step * direction)
+        ends.append(float(at_seed().detach()))
+        with torch.no_grad():
+            weight.sub_(sign * step * direction)
+    assert float((weight.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)

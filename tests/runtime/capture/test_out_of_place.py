@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from autotuner.runtime.capture import functional_forms
 from autotuner.runtime.capture.changed_in_place import changed_in_place
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.placed import placed
@@ -305,3 +306,15 @@ def test_programs_with_aliases_compute_what_they_compute_in_place(steps: list[tu
     except RuntimeError:  # eager has changed what its own backward reads
         reject()
     assert check(program).reasons == []
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "inplace"), reason="this version of torch does not tag them")
+def test_operators_that_change_their_first_argument_are_those_that_torch_tags() -> None:
+    names = {each.partition("::")[2].partition(".")[0] for each in torch._C._dispatch_get_all_op_names()
+             if each.startswith("aten::")}  # fmt: skip
+    found = {name for name in names if functional_forms._is_changing(name)}
+    tagged = {name for name in found if any(torch.Tag.inplace in getattr(getattr(torch.ops.aten, name), each).tags
+                                            for each in getattr(torch.ops.aten, name).overloads())}  # fmt: skip
+    assert found == tagged
+    assert {"relu_", "add_", "masked_fill_", "silu_"} <= found
+    assert found.isdisjoint({"bernoulli_", "dropout_", "transpose_", "squeeze_", "_fused_adam_"})

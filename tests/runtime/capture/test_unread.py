@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autotuner.api.survey import region_calls
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients
@@ -157,6 +158,20 @@ def test_any_of_them_behind_each_other(seed: int) -> None:
     chosen = random.Random(seed).sample(sorted((POINTWISE | PROGRAMS).items()), 3)
     _, tuned = captured([inner for _, inner in chosen])
     assert tuned == LAYERS
+
+
+class FirstPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+@pytest.mark.slow
+def test_one_place_of_what_40_layers_make_is_found_along_each_tensor_once() -> None:
+    """Each layer adds what it reads to what it makes of it: along all ways there would be 2**40 of them."""
+    layers = [Layer([nn.functional.gelu]) for _ in range(40)]
+    model = nn.Sequential(*layers, FirstPlace(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4))
+    found = region_calls(model, [torch.randn(2, LENGTH, WIDTH)])
+    assert list(found.runs.values()) == [40]
 
 
 @pytest.mark.slow
