@@ -17,9 +17,11 @@ from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
 from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
+from autotuner.ir.kinds import draws
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
+from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpoints
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import RegionPorts, TunedRegion
@@ -64,7 +66,7 @@ def compile_graph(
     given = dict(options or {})
     checked(given)
     name = str(given.get("compiler", "inductor"))
-    compiler = _compiler(name, mode, given.get("inductor"))
+    compiler = compiler_of(name, mode, given.get("inductor"))
     say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
@@ -179,6 +181,7 @@ def rewrite(
                 continue
             made[region] = tuned
             calls[region] = _writer(tuned, region)
+    selective = captured.told_of(calls)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
         module.recompile()
@@ -188,7 +191,7 @@ def rewrite(
     tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
     reasons = dict(captured.reasons)
     told = "; ".join(each for each in notes if each)
-    _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us))
+    _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us, selective))
     return [tuned for region, tuned in made.items() if region in placed]
 
 
@@ -212,6 +215,8 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
 def _writer(tuned: TunedRegion, region: Region) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
         made = graph.call_function(tuned.operator, tuned.arguments(inputs, parameters))
+        if any(draws(operator.kind) for operator in region.model.graph().operators):
+            repeat_as_drawn(made)
         outputs = graph.call_function(operator.getitem, (made, 0))
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 
@@ -227,7 +232,8 @@ def _device_type(example_inputs: Sequence[Any]) -> str:
     return "cuda" if "cuda" in types else "cpu"
 
 
-def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -> Callable[..., Any]:
+def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Return the compiler of what is not tuned; `mode` and `inductor` are of Inductor."""
     if name == "inductor":
         from torch import _TorchCompileInductorWrapper
 
@@ -236,7 +242,7 @@ def _compiler(name: str, mode: str | None, inductor: Mapping[str, Any] | None) -
         )
         return wrapper
     found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
-    return found
+    return (lambda module, inputs: found(with_checkpoints(module), inputs)) if name == "eager" else found
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:

@@ -5,15 +5,21 @@ graph of its own, a body, and marks its call. The other compiler runs a body onc
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.capture.rewriting import Call, Captured
+from autotuner.runtime.capture.selective import CONTEXTS, told_of_policies
 
 CHECKPOINT = "tag_activation_checkpoint"
+BUDGET = "_region_activation_memory_budget"
+"""Key of what `torch.autograd.graph.region_activation_memory_budget` notes at the calls of a graph."""
 
 
 class CapturedModule:
@@ -56,6 +62,15 @@ class CapturedModule:
         owner = next(each for each in (self._whole, *self._bodies.values()) if region in each.regions)
         return owner.nodes_of(region)
 
+    def told_of(self, regions: Iterable[Region]) -> str:
+        """Say what is done with regions, not yet replaced, of which a selective checkpoint keeps some calls only."""
+        wanted = set(regions)
+        found = {
+            body: [captured.nodes_of(region) for region in captured.regions if region in wanted]
+            for body, captured in self._bodies.items()
+        }
+        return told_of_policies(found)
+
     def replace(self, calls: Mapping[Region, Call]) -> list[Region]:
         """Put calls in place of regions, and return those for which that was possible."""
         placed = []
@@ -79,6 +94,35 @@ def _bodies(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
                 seen.add(body)
                 yield body
                 yield from _bodies(body)
+
+
+def repeat_as_drawn(call: fx.Node) -> None:
+    """Have the call of a region that draws random numbers made again with the same ones, where it is made again.
+
+    Under a budget for activations the other compiler makes calls again as it sees fit. Those that are marked get the
+    state of random numbers of the first time; the others draw anew. Where a checkpoint holds the call, it marks it.
+    """
+    budgets = (node.meta.get("custom") or {} for node in call.graph.nodes)
+    if config.activation_memory_budget < 1 or any(BUDGET in each for each in budgets):
+        call.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def with_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
+    """Have a graph's checkpoints restore the state of random numbers, for one that runs call by call.
+
+    Torch leaves that to compilers which draw numbers from a seed.
+    """
+    for each in (module, *_bodies(module)):
+        for node in each.graph.nodes:
+            if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+                node.target = _checkpoint
+        each.recompile()
+    return module
+
+
+def _checkpoint(body: fx.GraphModule, *given: Any, **options: Any) -> Any:
+    contexts = body.meta.get(CONTEXTS, noop_context_fn)
+    return checkpoint(body, *given, **options | {"use_reentrant": False, "context_fn": contexts})
 
 
 def _has_attention(region: Region) -> bool:

@@ -15,6 +15,7 @@ from autotuner.api.backend import checked, compile_graph
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError
+from autotuner.kernels.torch import programmed
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients, planned
@@ -95,6 +96,17 @@ class Adapted(nn.Module):
         weights = low.view(2, 3, self.parts, -1).softmax(-1).view(2, 3, HIDDEN)
         query, key, value = (each.view(2, 3, 4, 4).transpose(1, 2) for each in (base + low, base, low + weights))
         return x + functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 3, HIDDEN)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_gradients_of_programs_are_made_while_compiled_code_runs(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programmed, "_TRACED", {})  # as in a new process
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(1), Adapted(1))
+    check_equal(model, inputs(2, 3), 2, Compilation(model, compiler=compiler))
+    assert programmed._TRACED
 
 
 @pytest.mark.parametrize("parts", [1, 4])  # what splits the axis of a softmax is a program
