@@ -27,8 +27,8 @@ class Heads(Structure):
 OPERANDS = ("query", "key", "value", "out", "grad", "grad_query", "grad_key", "grad_value")
 
 
-class Attention(Structure):
-    """What the source's structure of this name has."""
+class AttentionOperands(Structure):
+    """Operands of the kernels, in the order of the source's structure `Attention`."""
 
     _fields_ = (
         *((name, c_int64) for name in ("batch", "heads", "shared", "rows", "columns", "features")),
@@ -60,11 +60,11 @@ def _built(name: str, subgraph: Subgraph, heads: dict[str, Tensor], statistics: 
     batch, count, rows, features = heads["query"].shape
     _, shared, columns, _ = heads["key"].shape
     operands = (_heads(heads.get(operand)) for operand in OPERANDS)
-    structure = Attention(
+    structure = AttentionOperands(
         batch, count, count // shared, rows, columns, features, causal(subgraph), factor(subgraph), *operands,
         None if statistics is None else statistics.data_ptr(),
     )  # fmt: skip
-    run, pointer, threads = function("attention", name, Attention), byref(structure), torch.get_num_threads
+    run, pointer, threads = function("attention", name, AttentionOperands), byref(structure), torch.get_num_threads
 
     def attend(_kept: object = (structure, heads, statistics)) -> None:
         run(pointer, threads())

@@ -24,24 +24,24 @@ EPILOGUES = ("", "gelu_erf", "gelu_tanh", "gelu_erf_grad", "gelu_tanh_grad")
 """In the order of the source's enumeration."""
 
 
-class Matrix(Structure):
+class StridedMatrix(Structure):
     """A pointer and strides in elements."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("row", c_int64), ("column", c_int64))
 
 
 class Product(Structure):
-    """What the source's structure of this name has."""
+    """Operands of the kernel, in the order of the source's structure of this name."""
 
     _fields_ = (
-        ("batch", c_int64), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("a", Matrix), ("b", Matrix), ("c", Matrix),
-        ("added", Matrix), ("saved", Matrix), ("epilogue", c_int32),
+        ("batch", c_int64), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("a", StridedMatrix), ("b", StridedMatrix), ("c", StridedMatrix),
+        ("added", StridedMatrix), ("saved", StridedMatrix), ("epilogue", c_int32),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Epilogue:
-    """What is done to a product.
+class BehindProduct:
+    """Additions and activation that follow a product.
 
     Args:
         kind: "" for nothing, GELU, or its gradient.
@@ -56,13 +56,13 @@ class Epilogue:
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One product, batched where the spec has batch axes."""
-    return _product(*contraction.product_matrices(call, inputs, outputs), Epilogue())
+    return _product(*contraction.product_matrices(call, inputs, outputs), BehindProduct())
 
 
 def matmul_plus(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """A product added to a bias or to a tensor like the product itself."""
     a, b, c, term = contraction.with_term(call, inputs, outputs)
-    return _product(a, b, c, Epilogue(added=term))
+    return _product(a, b, c, BehindProduct(added=term))
 
 
 def matmul_gelu(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -75,7 +75,7 @@ def matmul_gelu(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor])
     a, b, c = contraction.product_matrices(alone, operands, [made])
     beside = None if saved is None else lying[saved].as_strided(c.shape, c.stride())
     term = None if bias is None else _along_product(alone, lying[bias[0]], bias[1], c, made)
-    return _product(a, b, c, Epilogue(gelu.kind, term, beside))
+    return _product(a, b, c, BehindProduct(gelu.kind, term, beside))
 
 
 def _along_product(alone: Call, bias: Tensor, letters: str, c: Tensor, made: Tensor) -> Tensor:
@@ -88,10 +88,10 @@ def _along_product(alone: Call, bias: Tensor, letters: str, c: Tensor, made: Ten
 def stacked_matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One product over siblings, onto their biases or what is added to their sum."""
     a, b, c = stacked.product_matrices(call, inputs, outputs)
-    return _product(a, b, c, Epilogue(added=stacked.added_term(call, inputs, c)))
+    return _product(a, b, c, BehindProduct(added=stacked.added_term(call, inputs, c)))
 
 
-def _product(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Run:
+def _product(a: Tensor, b: Tensor, c: Tensor, epilogue: BehindProduct) -> Run:
     """Return the product of matrices of m x k and k x n, or of batches of them."""
     tensors = (a, b, c, epilogue.added, epilogue.saved)
     added, saved = epilogue.added, epilogue.saved
@@ -111,8 +111,8 @@ def _product(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Run:
     return multiply
 
 
-def _matrix(tensor: Tensor | None) -> Matrix:
+def _matrix(tensor: Tensor | None) -> StridedMatrix:
     if tensor is None:
-        return Matrix(None, 0, 0, 0)
+        return StridedMatrix(None, 0, 0, 0)
     batch = tensor.stride(0) if tensor.dim() == 3 else 0
-    return Matrix(tensor.data_ptr(), batch, tensor.stride(-2), tensor.stride(-1))
+    return StridedMatrix(tensor.data_ptr(), batch, tensor.stride(-2), tensor.stride(-1))

@@ -121,12 +121,12 @@ def test_text_fits_into_its_box(drawing: Drawing) -> None:
 
 def test_a_reader_of_a_form_that_nobody_wrote_is_joined_to_what_was_written_last(small: Model) -> None:
     found = made_up_configuration(small)
-    number = next(n for n, step in enumerate(found.steps) if any(name == "product" for name, _ in step.outputs))
-    odd = replace(found.steps[number], outputs=(("product", "fb"),))
+    number = next(n for n, step in enumerate(found.steps) if any(name == "grad_biased" for name, _ in step.outputs))
+    odd = replace(found.steps[number], outputs=(("grad_biased", "fb"),))
     steps = (*found.steps[:number], odd, *found.steps[number + 1 :])
     content = diagram(replace(found, steps=steps))
-    assert ("product", "fb") in {flow.made for flow in content.flows}
-    assert ("product", "bf") not in {flow.made for flow in content.flows}
+    assert ("grad_biased", "fb") in {flow.made for flow in content.flows}
+    assert ("grad_biased", "bf") not in {flow.made for flow in content.flows}
     draw(content)
 
 

@@ -236,7 +236,9 @@ def test_a_cover_may_return_what_it_also_reads_inside(tmp_path: Path, text: str)
     # Backward reads the biased tensor, so the fused kernel of bias and activation returns it besides using it.
     space = small(tmp_path, text, train=True)
     whole = ("biased", "y")
-    problem = priced(space, lambda choice: 60.0 if choice.cover.operators == whole else 600.0)
+    problem = priced(
+        space, lambda choice: 60.0 if choice.cover.operators == whole else 600.0 * len(choice.cover.operators)
+    )
     solution, covers = solved(problem)
     assert whole in covers
     chosen = next(choice for choice in problem.chosen(solution) if choice.cover.operators == whole)
