@@ -7,6 +7,8 @@ from math import ceil, inf
 import torch
 from torch import Tensor
 
+from autotuner.errors import KernelError
+from autotuner.kernels.cpp.matmul import matrix_product
 from autotuner.measure.operands import dtype_of
 from autotuner.measure.roofline import Ladder, Roofline
 from autotuner.measure.timer import Run, Sweep, Timer
@@ -23,6 +25,7 @@ BYTES_HELD_SHARE = 4
 """Of the memory that operand sets may take, one rung takes at most this part."""
 
 Make = Callable[[], Run]
+Multiply = Callable[[Tensor, Tensor, Tensor], Run]
 
 
 def measure_roofline(timer: Timer, held_bytes: int, dtypes: Iterable[str], sweep: Sweep | None = None) -> Roofline:
@@ -128,16 +131,33 @@ def _products(
     bench: _Bench, extents: Iterable[int], dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[float, float]]:
     """Yield the flop of a cube, the best shape for so much, and the least time for it in any order of its operands."""
+    multiplies = list(_multipliers(dtype, device))
     for extent in extents:
-        makes = [_multiplied(extent, one, other, dtype, device) for one in (False, True) for other in (False, True)]
+        makes = [
+            _multiplied(extent, one, other, dtype, device, multiply)
+            for multiply in multiplies for one in (False, True) for other in (False, True)
+        ]  # fmt: skip
         yield 2 * extent**3, bench.least_us(makes, 3 * extent**2 * dtype.itemsize)
 
 
-def _multiplied(extent: int, one_turned: bool, other_turned: bool, dtype: torch.dtype, device: torch.device) -> Make:
+def _multipliers(dtype: torch.dtype, device: torch.device) -> Iterator[Multiply]:
+    """Yield torch's product and, of what this package can compile for a processor, its own."""
+    yield lambda one, other, target: lambda: torch.mm(one, other, out=target)
+    if device.type == "cpu" and dtype == torch.float32:
+        try:
+            matrix_product(torch.empty(1, 1), torch.empty(1, 1), torch.empty(1, 1))
+        except KernelError:  # no compiler: no candidate uses it either
+            return
+        yield matrix_product
+
+
+def _multiplied(
+    extent: int, one_turned: bool, other_turned: bool, dtype: torch.dtype, device: torch.device, multiply: Multiply
+) -> Make:
     def make() -> Run:
         one, other = _matrix(extent, one_turned, dtype, device), _matrix(extent, other_turned, dtype, device)
         target = torch.empty(extent, extent, dtype=dtype, device=device)
-        return lambda: torch.mm(one, other, out=target)
+        return multiply(one, other, target)
 
     return make
 

@@ -10,9 +10,9 @@ these follows an optimistic cost of any call. It is admissible, never above what
   nor multiplies more in less time than the fastest of dense products of less flop;
 - the device is not faster later than when its ceilings were measured.
 
-A kernel that skips what a mask hides breaks the first, one with a better product than the library's the second, a busy
-machine the third. So a measured call that is faster than its optimistic cost lowers the ladder where it stands: see
-`Roofline.lowered`.
+A kernel that skips what a mask hides breaks the first, one with a better product than the two that are tried (torch's
+and, on a processor, this package's own) the second, a busy machine the third. So a measured call that is faster than
+its optimistic cost lowers the ladder where it stands: see `Roofline.lowered`.
 """
 
 from bisect import bisect_right

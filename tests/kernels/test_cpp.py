@@ -14,7 +14,7 @@ from autotuner.ir.models import load_model
 from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cpp import compiled
-from autotuner.kernels.cpp.matmul import BehindProduct, _product
+from autotuner.kernels.cpp.matmul import BehindProduct, matrix_product
 from tests.kernels.calls import ODD, ROOMY, admitted, faults, hidden_copies, layer, prepare, subgraphs
 
 COUNTS = {
@@ -176,7 +176,7 @@ def test_any_number_of_threads_computes_the_same(count: int) -> None:
         assert faults(calls) == {}
         torch.manual_seed(0)
         a, b, c = torch.randn(100, 385), torch.randn(385, 450), torch.empty(100, 450)
-        _product(a, b, c, BehindProduct())()
+        matrix_product(a, b, c)()
         made.append(c)
     assert torch.equal(*made)
 
@@ -227,8 +227,8 @@ def test_gelu_and_its_gradient_are_right_on_the_whole_line_and_beyond(kind: str)
     x = torch.cat([torch.linspace(-9, 9, 40_001), torch.tensor([-1e4, 1e4, 1e30, float("inf"), float("nan")])])
     approximate = {"gelu_erf": "none", "gelu_tanh": "tanh"}[kind]
     saved, made, slope = torch.empty(1, len(x)), torch.empty(1, len(x)), torch.empty(1, len(x))
-    _product(torch.ones(1, 1), x[None], made, BehindProduct(kind, None, saved))()
-    _product(torch.ones(1, 1), torch.ones(1, len(x)), slope, BehindProduct(f"{kind}_grad", None, x[None]))()
+    matrix_product(torch.ones(1, 1), x[None], made, BehindProduct(kind, None, saved))()
+    matrix_product(torch.ones(1, 1), torch.ones(1, len(x)), slope, BehindProduct(f"{kind}_grad", None, x[None]))()
     assert torch.equal(saved[0, :-1], x[:-1])
     wide = x.double().requires_grad_()
     expected = torch.nn.functional.gelu(wide, approximate=approximate)
@@ -243,7 +243,7 @@ def test_gelu_and_its_gradient_are_right_on_the_whole_line_and_beyond(kind: str)
 def test_numbers_that_are_none_stay_what_they_are() -> None:
     a, b, c = torch.ones(20, 40), torch.ones(40, 50), torch.empty(20, 50)
     a[3, 7], b[5, 11] = float("nan"), float("inf")
-    _product(a, b, c, BehindProduct())()
+    matrix_product(a, b, c)()
     assert torch.equal(c.isnan().any(1), torch.arange(20) == 3)
     assert torch.equal(c.isinf().any(0), torch.arange(50) == 11)
 

@@ -1,7 +1,9 @@
 """Roofline, measured on this device: ladders that rise, and no call of the plainest kernels below them."""
 
 import pytest
+import torch
 
+from autotuner.errors import KernelError
 from autotuner.measure import microbenchmarks as measuring
 from autotuner.measure.devices.cpu_sampling import CpuTimer
 from autotuner.measure.policy import CpuPolicy
@@ -39,3 +41,22 @@ def test_a_product_that_fills_its_last_wave_badly_counts_at_the_rate_of_the_next
     assert list(measuring._full_waves([(100.0, 10.0), (200.0, 50.0), (400.0, 20.0)])) == [
         (100.0, 10.0), (200.0, 10.0), (400.0, 20.0)
     ]  # fmt: skip
+
+
+def test_products_of_float32_on_a_processor_are_measured_by_torch_and_by_the_kernel_of_this_package() -> None:
+    one, other = torch.randn(5, 7), torch.randn(7, 3)
+    made = [torch.empty(5, 3) for _ in measuring._multipliers(torch.float32, torch.device("cpu"))]
+    assert len(made) == 2
+    for multiply, target in zip(measuring._multipliers(torch.float32, torch.device("cpu")), made, strict=True):
+        multiply(one, other, target)()
+        torch.testing.assert_close(target, one @ other)
+    assert len(list(measuring._multipliers(torch.bfloat16, torch.device("cpu")))) == 1
+    assert len(list(measuring._multipliers(torch.float32, torch.device("cuda")))) == 1
+
+
+def test_without_a_compiler_products_are_measured_by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise KernelError("own CPU kernels need a C++ compiler")
+
+    monkeypatch.setattr(measuring, "matrix_product", refused)
+    assert len(list(measuring._multipliers(torch.float32, torch.device("cpu")))) == 1

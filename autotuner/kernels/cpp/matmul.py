@@ -34,8 +34,9 @@ class Product(Structure):
     """Operands of the kernel, in the order of the source's structure of this name."""
 
     _fields_ = (
-        ("batch", c_int64), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("a", StridedMatrix), ("b", StridedMatrix), ("c", StridedMatrix),
-        ("added", StridedMatrix), ("saved", StridedMatrix), ("epilogue", c_int32),
+        ("batch", c_int64), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("a", StridedMatrix),
+        ("b", StridedMatrix), ("c", StridedMatrix), ("added", StridedMatrix), ("saved", StridedMatrix),
+        ("epilogue", c_int32),
     )  # fmt: skip
 
 
@@ -56,13 +57,13 @@ class BehindProduct:
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One product, batched where the spec has batch axes."""
-    return _product(*contraction.product_matrices(call, inputs, outputs), BehindProduct())
+    return matrix_product(*contraction.product_matrices(call, inputs, outputs))
 
 
 def matmul_plus(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """A product added to a bias or to a tensor like the product itself."""
     a, b, c, term = contraction.with_term(call, inputs, outputs)
-    return _product(a, b, c, BehindProduct(added=term))
+    return matrix_product(a, b, c, BehindProduct(added=term))
 
 
 def matmul_gelu(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -75,7 +76,7 @@ def matmul_gelu(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor])
     a, b, c = contraction.product_matrices(alone, operands, [made])
     beside = None if saved is None else lying[saved].as_strided(c.shape, c.stride())
     term = None if bias is None else _along_product(alone, lying[bias[0]], bias[1], c, made)
-    return _product(a, b, c, BehindProduct(gelu.kind, term, beside))
+    return matrix_product(a, b, c, BehindProduct(gelu.kind, term, beside))
 
 
 def _along_product(alone: Call, bias: Tensor, letters: str, c: Tensor, made: Tensor) -> Tensor:
@@ -88,11 +89,16 @@ def _along_product(alone: Call, bias: Tensor, letters: str, c: Tensor, made: Ten
 def stacked_matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One product over siblings, onto their biases or what is added to their sum."""
     a, b, c = stacked.product_matrices(call, inputs, outputs)
-    return _product(a, b, c, BehindProduct(added=stacked.added_term(call, inputs, c)))
+    return matrix_product(a, b, c, BehindProduct(added=stacked.added_term(call, inputs, c)))
 
 
-def _product(a: Tensor, b: Tensor, c: Tensor, epilogue: BehindProduct) -> Run:
-    """Return the product of matrices of m x k and k x n, or of batches of them."""
+def matrix_product(a: Tensor, b: Tensor, c: Tensor, epilogue: BehindProduct | None = None) -> Run:
+    """Return what multiplies float32 matrices of m x k and k x n, or batches of them, into a third.
+
+    Raises:
+        KernelError: there is no compiler, or it has failed.
+    """
+    epilogue = epilogue or BehindProduct()
     tensors = (a, b, c, epilogue.added, epilogue.saved)
     added, saved = epilogue.added, epilogue.saved
     if c.stride(-1) != 1 and c.shape[-1] > 1:  # the kernel writes rows: the transposed product is the same

@@ -94,12 +94,12 @@ def test_both_colour_schemes_and_print_are_styled(page: Page) -> None:
 
 def test_the_summary_states_what_the_configuration_knows_about_itself(page: Page, encoder: Configuration) -> None:
     summary = page.one("section", id="summary").text
-    assert "3.21 ms" in summary
+    assert "1.61 ms" in summary
     assert "2.00× as fast as eager, the faster of its peers" in summary  # noqa: RUF001
     for name in ("torch.compile", "lower bound", "the paper's shortest path", "default", "bytes moved"):
         assert name in summary
     facts = page.one("section", id="facts").text
-    for fact in (encoder.model.dtype, "Intel(R) Xeon(R) Processor", "2.13.0+cpu", encoder.environment_key, encoder.key):
+    for fact in (encoder.model.dtype, "AMD EPYC", "2.13.0+cpu", encoder.environment_key, encoder.key):
         assert fact in facts
 
 
@@ -123,14 +123,14 @@ def test_every_step_is_a_box_and_a_row_with_its_times(page: Page, recorded: Reco
         assert step.kernel in texts[2]
         assert texts[9:12] == [f"{row.measured}/{row.candidates}", "0", "0"]
     texts = cells(page, 1)
-    assert (texts[3], texts[5], texts[6], texts[7]) == ("142", "132", "253", "142")
-    assert "best 132; chosen 142; default 253; worst 142 µs" in texts[8]
+    assert (texts[3], texts[5], texts[6], texts[7]) == ("65.8", "65.8", "85.2", "148")
+    assert "best 65.8; chosen 65.8; default 85.2; worst 148 µs" in texts[8]
 
 
 def test_edges_carry_tensors_with_their_layouts_and_conversions_stand_out(page: Page, encoder: Configuration) -> None:
     drawing = page.one("section", id="graph")
     labels = {" ".join(text.text.split()) for text in drawing.within("text")}
-    conversion = next(step for step in encoder.steps if step.is_conversion)
+    conversion = next(step for step in encoder.steps if step.is_conversion and "#" not in step.inputs[0][1])
     (tensor, source), (_, target) = conversion.inputs[0], conversion.outputs[0]
     assert f"{tensor} {source}" in " | ".join(labels)
     assert f"{tensor} {source} → {target}" in labels
@@ -144,7 +144,7 @@ def test_without_measurements_the_page_says_so_and_how_to_give_them(bare: Page) 
     assert "autotuner report CONFIGURATION.json --database" in steps
     assert "worst" not in steps.replace("default, worst and", "")
     texts = cells(bare, 1)
-    assert (texts[3], texts[5]) == ("142", "132")
+    assert (texts[3], texts[5]) == ("65.8", "65.8")
 
 
 def test_a_database_without_these_measurements_is_told_apart_from_none(
@@ -154,7 +154,7 @@ def test_a_database_without_these_measurements_is_told_apart_from_none(
     steps = page.one("section", id="steps").text
     assert "holds no time for any step" in steps
     assert encoder.environment_key[:12] in steps
-    assert cells(page, 1)[5] == "132"
+    assert cells(page, 1)[5] == "65.8"
     assert f"{len(recorded.space.calls):,}" in page.one("section", id="counts").text
 
 
