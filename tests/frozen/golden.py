@@ -8,7 +8,7 @@ the commit that changes it, with the function `write` of the test's module:
 
 and the difference that `git diff` shows of a text file, or the test before of a packed one, is read and told in the
 commit. `database.sqlite.gz` and the configurations stand for files of earlier versions: they are kept as they are, and
-one of a later version is added beside them.
+one of a later version is added beside them. All are of the sweeps in `RECORDINGS`, which stay as they are too.
 """
 
 import gzip
@@ -17,7 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scripts.recorded import LARGE, Recording
+
 FROZEN = Path(__file__).resolve().parents[1] / "data" / "frozen"
+TINY = Recording(FROZEN / "recording_tiny.json.gz")
+RECORDINGS = {"tiny": TINY, "large": LARGE}
 TOLERANCE = 1e-9
 SHOWN = 20
 

@@ -12,8 +12,7 @@ import pytest
 
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.tuner import TuningPolicy, build_configuration
-from scripts.recorded import RECORDINGS
-from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
+from tests.frozen.golden import FROZEN, RECORDINGS, assert_same, golden, write_golden
 
 NAMES = ("tiny", "large")
 FILES = (

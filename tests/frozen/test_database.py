@@ -18,8 +18,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
 from autotuner.tuner import Replay, tune
-from scripts.recorded import TINY
-from tests.frozen.golden import FROZEN, assert_same, golden, write_golden
+from tests.frozen.golden import FROZEN, TINY, assert_same, golden, write_golden
 from tests.tuner.asking import Asking
 
 PACKED = FROZEN / "database.sqlite.gz"

@@ -17,8 +17,7 @@ from autotuner.solve import SOLVERS, budgeted, least_bytes
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import TuningPolicy, tune
-from scripts.recorded import RECORDINGS, TINY
-from tests.frozen.golden import assert_same, golden, write_golden
+from tests.frozen.golden import RECORDINGS, TINY, assert_same, golden, write_golden
 from tests.tuner.asking import Asking
 
 NAMES = ("tiny", "large")

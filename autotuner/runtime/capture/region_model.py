@@ -1,7 +1,7 @@
 """A block as a model: the operators with letters for axes, and where its operands come from."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
-from autotuner.runtime.capture.axes import Axis, UnknownError, whole
+from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
 from autotuner.runtime.capture.blocks import Block
 from autotuner.runtime.capture.program import (
     BoundView,
@@ -23,6 +23,7 @@ from autotuner.runtime.capture.program import (
     source_of,
     taken_of,
 )
+from autotuner.runtime.capture.side_by_side import Run, runs_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 
@@ -34,6 +35,15 @@ class Source:
     tensor: TensorValue
     fixed: Mapping[Axis, int]
     dims: tuple[tuple[Axis, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A tensor that a region makes, at fixed places, with the dimensions in which it is handed out."""
+
+    tensor: TensorValue
+    fixed: frozenset[tuple[Axis, int]]
+    dims: tuple[Run, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +61,7 @@ class Region:
     parameters: tuple[Port, ...]
     outputs: tuple[Port, ...]
     sources: tuple[Source, ...]
-    results: tuple[Taken, ...]
+    results: tuple[Result, ...]
 
     @property
     def key(self) -> str:
@@ -77,19 +87,40 @@ class _LettersError(UnknownError):
 
 @dataclass
 class _Letters:
-    """Letters by axis, given out in order of appearance; axes that have the same one are `merged`."""
+    """Letters by axis, given out in order of appearance; axes that have the same one are `merged`.
+
+    Axes of a run are side by side wherever one of them is, so they have one letter, that of the first.
+    """
 
     merged: Mapping[Axis, Axis]
+    runs: Mapping[Axis, Run] = field(default_factory=dict)
     of: dict[Axis, str] = field(default_factory=dict)
 
     def __call__(self, axes: Iterable[Axis]) -> str:
-        axes = [self.merged.get(axis, axis) for axis in axes]
+        axes = [axis for axis in self.stand_for(axes) if self._run(axis)[0] is axis]
         for axis in axes:
             if axis not in self.of:
                 if len(self.of) == len(LETTERS):
                     raise _LettersError(f"it has more than {len(LETTERS)} axes")
                 self.of[axis] = LETTERS[len(self.of)]
         return "".join(self.of[axis] for axis in axes)
+
+    def stand_for(self, axes: Iterable[Axis]) -> list[Axis]:
+        return [self.merged.get(axis, axis) for axis in axes]
+
+    def dims(self, axes: Sequence[Axis]) -> tuple[Run, ...]:
+        """Return axes as dimensions, one for each letter."""
+        found: list[Run] = []
+        for axis, stands_for in zip(axes, self.stand_for(axes), strict=True):
+            begins = self._run(stands_for)[0] is stands_for
+            found[-1 if not begins else len(found) :] = [(axis,) if begins else (*found[-1], axis)]
+        return tuple(found)
+
+    def extents(self) -> dict[str, int]:
+        return {letter: extent(self._run(axis)) for axis, letter in self.of.items()}
+
+    def _run(self, axis: Axis) -> Run:
+        return self.runs.get(axis, (axis,))
 
 
 class _Writing:
@@ -107,11 +138,9 @@ class _Writing:
     def region(self) -> Region:
         for tensor in self.block.results:
             self._want(tensor, frozenset())
+        self.letters.runs = self._runs()
         entries = [
-            self._entry(operation, fixed)
-            for operation in self.block.operations
-            for fixed in self.wanted.get(operation, ())
-            if not self._is_made(operation, fixed)
+            self._entry(operation, fixed) for operation, fixed in self._made() if not self._is_made(operation, fixed)
         ]
         inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
@@ -120,11 +149,12 @@ class _Writing:
         ((dtype, _),) = Counter(self.dtypes.values()).most_common(1)
         declared = {name: self._axes(source) for name, source in self.sources.items()}
         other = {name: {"dtype": own} if own != dtype else {} for name, own in self.dtypes.items()}
+        extents = self.letters.extents()
         definition = {
             "version": 1,
             "name": "captured",
             "dtype": dtype,
-            "axes": {letter: f"{axis.extent} elements" for axis, letter in self.letters.of.items()},
+            "axes": {letter: f"{elements} elements" for letter, elements in extents.items()},
             "inputs": {name: {"axes": declared[name], **other[name]} for name in inputs},
             "parameters": {
                 name: {"axes": declared[name], **other[name]} if other[name] else declared[name] for name in parameters
@@ -133,17 +163,15 @@ class _Writing:
             "outputs": list(results),
         }
         definition["name"] = f"captured-{digest([definition['operators'], definition['inputs']])[:8]}"
-        extents = {letter: axis.extent for axis, letter in self.letters.of.items()}
         try:
             file = ModelFile("a captured block", parse_definition(definition, "a captured block"))
             model = file.instantiate(None, extents=extents, options={}, dtype=dtype)
         except AutotunerError as error:
             raise UnknownError(str(error)) from error
         ports = {name: Port(name, (name,), self._dims(source.dims)) for name, source in self.sources.items()}
-        handed_out = (*((tensor, frozenset[tuple[Axis, int]]()) for tensor in self.block.results), *self.block.shown)
+        made = tuple(Result(*taken, self.letters.dims(axes_left(taken))) for taken in self._handed_out())
         outputs = tuple(
-            Port(name, (name,), self._dims(dims_left(taken)))
-            for name, taken in zip((*results, *shown), handed_out, strict=True)
+            Port(name, (name,), self._dims(result.dims)) for name, result in zip((*results, *shown), made, strict=True)
         )
         return Region(
             self.block,
@@ -152,7 +180,7 @@ class _Writing:
             tuple(ports[name] for name in parameters),
             outputs,
             tuple(self.sources[name] for name in (*inputs, *parameters)),
-            handed_out,
+            made,
         )
 
     def _want(self, tensor: TensorValue, fixed: frozenset[tuple[Axis, int]]) -> None:
@@ -167,6 +195,31 @@ class _Writing:
                 raise UnknownError(f"a part is taken of what a {operation.kind} makes")
             self.wanted[operation].append(fixed)
             waiting += [(each.view.tensor, taken_of(each, dict(fixed))) for each in reversed(operation.inputs)]
+
+    def _made(self) -> Iterator[tuple[Operation, frozenset[tuple[Axis, int]]]]:
+        """Yield the block's operators in order, each for the places at which its results are wanted."""
+        return ((each, fixed) for each in self.block.operations for fixed in self.wanted.get(each, ()))
+
+    def _handed_out(self) -> tuple[Taken, ...]:
+        return (*((tensor, frozenset[tuple[Axis, int]]()) for tensor in self.block.results), *self.block.shown)
+
+    def _runs(self) -> dict[Axis, Run]:
+        """Return axes that need one letter between them, such as the parts of a head of which a program reads one.
+
+        What callers hand over has dimensions, and each has letters of its own.
+        """
+        lists = [axes_left(taken) for taken in self._handed_out()]
+        alike: list[tuple[list[Axis], list[Axis]]] = []
+        for operation, fixed in self._made():
+            places = dict(fixed)
+            lists += [whole([each]) for each in operation.attributes.values() if isinstance(each, Axis)]
+            lists += [[axis for axis in _axes(tensor) if axis not in places] for tensor in operation.outputs]
+            for operand in operation.inputs:
+                tensor, taken = operand.view.tensor, taken_of(operand, places)
+                lists += [] if tensor in self.inside else dims_left(tensor, dict(taken))
+                alike.append((_bound(operand, places), axes_left((tensor, taken))))
+        stand_for = self.letters.stand_for
+        return runs_of(map(stand_for, lists), [(stand_for(one), stand_for(other)) for one, other in alike])
 
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""
@@ -235,10 +288,9 @@ class _Writing:
             while name in self.sources:
                 name += "_too"
             fixed = dict(taken[1])
-            dims = tuple(tuple(axis for axis in whole(dim) if axis not in fixed) for dim in tensor.dims)
             self.names[taken] = name
             self.dtypes[name] = tensor.dtype if tensor.dtype != "bool" else operation.outputs[0].dtype
-            self.sources[name] = Source(tensor, fixed, tuple(dim for dim in dims if dim))
+            self.sources[name] = Source(tensor, fixed, tuple(map(tuple, dims_left(tensor, fixed))))
         return self.names[taken]
 
     def _axes(self, source: Source) -> str:
@@ -298,12 +350,17 @@ def _of_siblings(operations: Iterable[Operation]) -> Iterator[tuple[Axis, Axis]]
             yield from zip(axes, first.setdefault((source_of(x.view.tensor), shape), axes), strict=True)
 
 
-def dims_left(taken: Taken) -> list[list[Axis]]:
-    """Return the dimensions of a tensor at fixed places, without those of one element."""
+def dims_left(tensor: TensorValue, fixed: Collection[Axis]) -> list[list[Axis]]:
+    """Return the dimensions of a tensor at fixed places along some axes, without those of one element."""
+    dims = ([axis for axis in whole(dim) if axis not in fixed] for dim in tensor.dims)
+    return [dim for dim in dims if dim]
+
+
+def axes_left(taken: Taken) -> list[Axis]:
+    """Return the axes of a tensor but for those along which one place is taken."""
     tensor, fixed = taken
     places = dict(fixed)
-    dims = ([axis for axis in whole(dim) if axis not in places] for dim in tensor.dims)
-    return [dim for dim in dims if dim]
+    return [axis for axis in _axes(tensor) if axis not in places]
 
 
 def _axes(tensor: TensorValue) -> list[Axis]:

@@ -14,7 +14,7 @@ from autotuner.runtime.capture.layers import layer_calls
 from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import GraphReading
-from autotuner.runtime.capture.region_model import Region, dims_left, region_of
+from autotuner.runtime.capture.region_model import Region, region_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
 """Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""
@@ -190,10 +190,10 @@ class Captured:
                     fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
                 count = len(region.inputs)
                 made = calls[region](self.graph, fetched[:count], fetched[count:])
-                for (tensor, taken), node in zip(region.results, made, strict=True):
-                    dims = dims_left((tensor, taken))
-                    node.meta[EXAMPLE_SHAPE] = tuple(extent(dim) for dim in dims)
-                    axes = tuple(axis for dim in dims for axis in dim)
+                for result, node in zip(region.results, made, strict=True):
+                    tensor, taken = result.tensor, result.fixed
+                    node.meta[EXAMPLE_SHAPE] = tuple(extent(dim) for dim in result.dims)
+                    axes = tuple(axis for dim in result.dims for axis in dim)
                     if not taken:
                         stands_for[tensor] = node, axes
                     for view in self._views.get(tensor, ()):
@@ -247,17 +247,17 @@ class Captured:
                 try:
                     behind = max((self._position(source.tensor, at) for source in region.sources), default=-1.0)
                     place = min((o.place for o in region.block.operations if o.place > behind), default=None)
+                    views = [view for result in region.results for view in self._views.get(result.tensor, ())]
                     if place is None or any(
-                        self._reading.order[user] < place and user in live
-                        for tensor, _ in region.results for view in self._views.get(tensor, ()) for user in view.users
-                    ):  # fmt: skip
+                        self._reading.order[user] < place and user in live for view in views for user in view.users
+                    ):
                         raise UnknownError("other parts of the model lie between its own")
                 except UnknownError as error:
                     self._refuse(region.block, error)
                     refused = region
                     break
                 found[region] = nodes[place]
-                at |= dict.fromkeys((tensor for tensor, taken in region.results if not taken), place - 0.5)
+                at |= dict.fromkeys((each.tensor for each in region.results if not each.fixed), place - 0.5)
             if refused is None:
                 return found
             regions = [region for region in regions if region is not refused]
