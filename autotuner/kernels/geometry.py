@@ -163,8 +163,26 @@ def packed(matrix: tuple[int, int, int], rows: int, columns: int) -> bool:
     return matrix[0] == rows * columns and matrix[1:] in ((columns, 1), (1, rows))
 
 
+ROLE_ORDERS_MAX = 3
+"""Axes of one role in a product that are tried in every order. More come from positions that windows split."""
+ORDERS_MAX = 5
+"""Axes of a tensor that element-wise kernels try in every order: 120 of them."""
+
+
 def orders(letters: str) -> list[str]:
-    return ["".join(order) for order in permutations(letters)]
+    """Return the orders in which axes of one role in a product are tried: all, or the declared one of many."""
+    return ["".join(order) for order in permutations(letters)] if len(letters) <= ROLE_ORDERS_MAX else [letters]
+
+
+def memory_orders(letters: str) -> list[str]:
+    """Return the orders of memory in which element-wise kernels try a tensor, the declared one first.
+
+    Of more axes than `ORDERS_MAX`, one is moved to the front or to the end: products want no other order of those.
+    """
+    if len(letters) <= ORDERS_MAX:
+        return ["".join(order) for order in permutations(letters)]
+    moved = ((letter, letters.replace(letter, "")) for letter in letters)
+    return list(dict.fromkeys([letters, *(order for one, rest in moved for order in (one + rest, rest + one))]))
 
 
 def contraction_layouts(node: Node) -> Iterator[tuple[str, str, str]]:

@@ -227,8 +227,9 @@ def count_graph(module: fx.GraphModule, layers: Layers) -> GraphCount:
     if not isinstance(captured, str):
         nodes = {node for region in regions for node in captured.nodes_of(region)}
     calls = calls_of(module.graph)
-    paths = {each.module for each in calls if each.module}
-    # A graph that begins inside of the model has paths that begin there too.
+    # A graph that begins inside of the model has paths that begin there too; modules of products tell, since small ones
+    # of a layer, such as its dropout, may be named as one of the model's.
+    paths = {each.module for each in calls if each.module and each.flop}
     nested = not any(path in layers.names for path in paths) and any(map(layers.inside, paths))
     inside = {each for each in calls if nested or layers.of_path(each.module)}
     coverage = Parts(module.graph, captured).coverage(regions, "")

@@ -41,11 +41,12 @@ TIMM: dict[str, tuple[str, Sizes]] = {
                     "num_heads": (2, 4), "window_size": 4, "num_classes": CLASSES}),
     "Swin V2 (timm)": ("swin_transformer_v2:swinv2_tiny_window8_256", {"img_size": 32, "embed_dim": 32,
                        "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "num_classes": CLASSES}),
-    "LeViT (timm)": ("levit:levit_128", {"img_size": 64, "embed_dim": (32, 48), "depth": 2, "num_heads": (2, 3),
+    "LeViT (timm)": ("levit:levit_128", {"img_size": 64, "embed_dim": (32, 48), "depth": (2, 2), "num_heads": (2, 3),
                      "key_dim": 16, "num_classes": CLASSES}),
-    "MLP-Mixer (timm)": ("mlp_mixer:mixer_b16_224", {"img_size": IMAGE, "patch_size": PATCH, "embed_dim": WIDTH,
-                         "num_blocks": LAYERS, "num_classes": CLASSES}),
-    "ConvNeXt (timm)": ("convnext:convnext_tiny", {"depths": (2, 2), "dims": (32, 64), "num_classes": CLASSES}),
+    "MLP-Mixer (timm)": ("mlp_mixer:_create_mixer", {"variant": "mixer_b16_224", "img_size": IMAGE, "patch_size": PATCH,
+                         "embed_dim": WIDTH, "num_blocks": LAYERS, "num_classes": CLASSES}),
+    "ConvNeXt (timm)": ("convnext:convnext_tiny", {"depths": (1, 1, 2, 1), "dims": (16, 32, 48, 64),
+                        "num_classes": CLASSES}),
 }  # fmt: skip
 
 DECODER: dict[str, Sizes] = {

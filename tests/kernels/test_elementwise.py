@@ -118,6 +118,14 @@ def test_a_layer_norm_over_a_scattered_axis_is_refused() -> None:
     )
 
 
+def test_a_layer_norm_over_two_axes_has_both_innermost_and_in_order() -> None:
+    wide, rows, narrow = (2, 4, 8), (2,), (4, 8)
+    norm = subgraph("layer_norm", "abc,bc,bc->abc,a,a", wide, narrow, narrow, wide, rows, rows)
+    assert refusal("torch_layer_norm", norm, "abc", "ab", "ab", "abc", "a", "a") is None
+    for order in ("acb", "bac"):
+        assert refusal("torch_layer_norm", norm, order, "ab", "ab", order, "a", "a") is not None
+
+
 @pytest.mark.parametrize(
     "forms, reason",
     [

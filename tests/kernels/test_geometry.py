@@ -14,9 +14,11 @@ from autotuner.kernels.geometry import (
     contraction_layouts,
     letter_extents,
     letter_groups,
+    memory_orders,
     merge,
     operand_letters,
     operand_strides,
+    orders,
     packed,
     translate,
     unit_stride,
@@ -151,3 +153,17 @@ def test_arrangements_of_a_batched_operand() -> None:
 
 def test_a_layout_is_translated_by_place() -> None:
     assert translate("cab", "abc", "blh") == "hbl"
+
+
+def test_few_axes_are_tried_in_every_order_and_many_in_few() -> None:
+    assert (len(orders("ab")), len(orders("abc")), orders("abcd")) == (2, 6, ["abcd"])
+    assert len(memory_orders("abcde")) == 120
+    moved = memory_orders("abcdef")
+    assert moved[0] == "abcdef"
+    assert {"fabcde", "bcdefa", "cabdef"} <= set(moved)
+    assert len(moved) == len(set(moved)) == 11
+
+
+def test_a_product_over_windows_has_few_layouts() -> None:
+    """Positions that a window splits in four, and features: 120 orders of the first alone would be 960 layouts."""
+    assert len(list(contraction_layouts(Node("contraction", "abcdef,gf->abcdeg", (0, 1), (2,))))) == 8

@@ -1,9 +1,9 @@
 """Dropout masks drawn by a counter-based generator, at once or as a seed; torch's own ways are in `elementwise`."""
 
 from collections.abc import Iterator
-from itertools import permutations
 
 from autotuner.ir.records import Candidate, Subgraph
+from autotuner.kernels.geometry import memory_orders
 from autotuner.kernels.patterns import Draws, Operators
 from autotuner.kernels.registry import KERNELS, Kernel
 
@@ -11,8 +11,8 @@ from autotuner.kernels.registry import KERNELS, Kernel
 def raw_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate every memory order of a raw mask: the kernel fills memory as it lies."""
     (mask,) = subgraph.outputs
-    for order in permutations(subgraph.tensors[mask].axes):
-        yield ("".join(order),)
+    for order in memory_orders(subgraph.tensors[mask].axes):
+        yield (order,)
 
 
 def seed_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:

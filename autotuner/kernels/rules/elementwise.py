@@ -5,7 +5,6 @@ parameters keep their declared order.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
 
 from autotuner.ir.form import ABSENT, Form
 from autotuner.ir.kinds import KINDS, draws
@@ -15,6 +14,7 @@ from autotuner.kernels.geometry import (
     forms_by_number,
     letter_extents,
     letter_sides,
+    memory_orders,
     merge,
     operand_letters,
     operand_numbers,
@@ -65,7 +65,7 @@ def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     masks = dropout_masks(subgraph)
     lead = widest(node)
     fixed = vectors(node)
-    for order in permutations(lead):
+    for order in memory_orders(lead):
         row: dict[int, str] = {}
         for number, letters in zip(operand_numbers(node), operand_letters(node), strict=True):
             axes = subgraph.tensors[number].axes
@@ -115,9 +115,12 @@ def axis_not_contiguous(subgraph: Subgraph, candidate: Candidate) -> str | None:
         return reason
     node = subgraph.nodes[0]
     strides = operand_strides(subgraph, node, forms_by_number(subgraph, candidate))[0]
-    axes = normalised(node)
-    if strides[axes[-1]] != 1:
-        return f"the library's {node.kind} copies unless axis {axes[-1]!r} is contiguous"
+    axes, extents = normalised(node), letter_extents(subgraph, node)
+    dense = 1
+    for axis in reversed(axes):  # innermost, in the order of the scale
+        if strides[axis] != dense:
+            return f"the library's {node.kind} copies unless axis {axis!r} is contiguous"
+        dense *= extents[axis]
     return None
 
 

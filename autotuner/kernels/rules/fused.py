@@ -1,13 +1,12 @@
 """The generic fused kernel: a connected set of element-wise and normalisation operators, compiled by Inductor."""
 
 from collections.abc import Iterator
-from itertools import permutations
 
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
-from autotuner.kernels.geometry import has_programs, operand_numbers
+from autotuner.kernels.geometry import has_programs, memory_orders, operand_numbers
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
 from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
@@ -55,7 +54,7 @@ def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     lead = max(letters.values(), key=len)
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
     fixed = kept_as_declared(subgraph)
-    for order in permutations(lead):
+    for order in memory_orders(lead):
         for storage in MASK_STORAGES if masks else ("raw",):
             row = []
             for number in subgraph.boundary:

@@ -7,14 +7,13 @@ gradients, which a norm also runs along. All axes before are the rows.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations
 from math import gcd
 from typing import Literal
 
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
-from autotuner.kernels.geometry import forms_by_number, letter_sides, merge, operand_numbers
+from autotuner.kernels.geometry import forms_by_number, letter_sides, memory_orders, merge, operand_numbers
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.elementwise import dropout_masks
@@ -273,7 +272,7 @@ def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     masks = dropout_masks(subgraph)
     fixed = kept_as_declared(subgraph)
     lead = max(letters.values(), key=len)
-    for order in permutations(lead):
+    for order in memory_orders(lead):
         row = []
         for number in subgraph.boundary:
             own, axes = letters[number], subgraph.tensors[number].axes

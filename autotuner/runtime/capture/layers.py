@@ -12,6 +12,8 @@ from autotuner.runtime.capture.program import LayerCall, Operation
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
+_CHILD = re.compile(r"(__dict__\['_modules'\]|_modules)\['")
+"""The second is how dynamo looks a child up; the first, where the parent's class has a `__getattr__` of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def layer_calls(stack: Any) -> tuple[LayerCall, ...]:
 
 def bare_path(path: Any) -> str:
     """Return the path of a module as `named_modules` has it, from that in dynamo's words."""
-    return _ROOT.sub("", str(path)).replace("_modules['", "").replace("']", "")
+    return _CHILD.sub("", _ROOT.sub("", str(path))).replace("']", "")
 
 
 def siblings_of(operations: Iterable[Operation]) -> dict[tuple[str, str], int]:

@@ -206,7 +206,7 @@ class _Writing:
     def _runs(self) -> dict[Axis, Run]:
         """Return axes that need one letter between them, such as the parts of a head of which a program reads one.
 
-        What callers hand over has dimensions, and each has letters of its own.
+        What torch makes has dimensions, and each has letters of its own; what regions make is handed over as it is.
         """
         lists = [axes_left(taken) for taken in self._handed_out()]
         alike: list[tuple[list[Axis], list[Axis]]] = []
@@ -216,7 +216,7 @@ class _Writing:
             lists += [[axis for axis in _axes(tensor) if axis not in places] for tensor in operation.outputs]
             for operand in operation.inputs:
                 tensor, taken = operand.view.tensor, taken_of(operand, places)
-                lists += [] if tensor in self.inside else dims_left(tensor, dict(taken))
+                lists += [] if tensor in self.inside or tensor.made_by else dims_left(tensor, dict(taken))
                 alike.append((_bound(operand, places), axes_left((tensor, taken))))
         stand_for = self.letters.stand_for
         return runs_of(map(stand_for, lists), [(stand_for(one), stand_for(other)) for one, other in alike])
@@ -290,7 +290,8 @@ class _Writing:
             fixed = dict(taken[1])
             self.names[taken] = name
             self.dtypes[name] = tensor.dtype if tensor.dtype != "bool" else operation.outputs[0].dtype
-            self.sources[name] = Source(tensor, fixed, tuple(map(tuple, dims_left(tensor, fixed))))
+            made = self.letters.dims(axes_left(taken)) if tensor.made_by else map(tuple, dims_left(tensor, fixed))
+            self.sources[name] = Source(tensor, fixed, tuple(made))
         return self.names[taken]
 
     def _axes(self, source: Source) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autotuner.api.survey import region_calls
 from autotuner.ir.models import Model
-from autotuner.runtime.capture.layers import layer_calls
+from autotuner.runtime.capture.layers import bare_path, layer_calls
 from autotuner.runtime.capture.program import LayerCall
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
@@ -173,3 +173,16 @@ def test_layers_are_read_from_the_modules_that_call() -> None:
         LayerCall("stages.0.h.*", "", "stages.0.h.4", "1"),
     )
     assert layer_calls(None) == ()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "L['self'].blocks.2.attn",
+        "L['self']._modules['blocks'].2.attn",
+        "G['model'].__dict__['_modules']['blocks'].2.attn",
+        "L['self'].__dict__['_modules']['blocks']._modules['2'].attn",
+    ],
+)
+def test_paths_of_modules_are_those_of_named_modules(path: str) -> None:
+    assert bare_path(path) == "blocks.2.attn"

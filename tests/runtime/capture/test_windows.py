@@ -1,0 +1,80 @@
+"""Models whose attention is inside of windows: their layers are regions, and small enough to be searched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from autotuner.api.survey import region_calls
+from autotuner.ir.autodiff import training_graph
+from autotuner.space import build_space, space_file
+from tests.runtime.capture.known import Compilation, assert_equal, gradients
+
+SIZES = {"image_size": 64, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "num_labels": 8,
+         "drop_path_rate": 0.0}  # fmt: skip
+
+
+class Windows(nn.Module):
+    """A layer as torchvision's and timm's: norm and attention in windows of 4 x 4 positions, then a feed-forward."""
+
+    def __init__(self, width: int = 32, heads: int = 2, window: int = 4) -> None:
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.stacked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def attend(self, x: Tensor) -> Tensor:
+        b, height, breadth, width = x.shape
+        of, heads = self.window, self.heads
+        x = x.view(b, height // of, of, breadth // of, of, width).permute(0, 1, 3, 2, 4, 5)
+        x = x.reshape(-1, of * of, width)
+        query, key, value = self.stacked(x).view(len(x), of * of, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        x = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape)
+        x = self.out(x).view(b, height // of, breadth // of, of, of, width)
+        return x.permute(0, 1, 3, 2, 4, 5).reshape(b, height, breadth, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.norm1(x))
+        y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        return y
+
+
+def swin() -> tuple[nn.Module, dict[str, Tensor]]:
+    model: Any = transformers.SwinForImageClassification(transformers.SwinConfig(**SIZES))
+    return model, {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 2])}
+
+
+def windows() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(Windows(), Windows()), (torch.randn(2, 8, 8, 32),)
+
+
+@pytest.mark.parametrize("make", [swin, windows])
+def test_the_search_space_of_each_layer_is_small(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    torch.manual_seed(0)
+    model, batch = make()
+    found = region_calls(model, [batch]).models.values()
+    assert found
+    for device_type in ("cpu", "cuda"):
+        sizes = [len(build_space(training_graph(each.graph()), space_file(device_type)).choices) for each in found]
+        assert max(sizes) < 20_000
+
+
+@pytest.mark.slow
+def test_layers_with_windows_compute_what_eager_does() -> None:
+    torch.manual_seed(0)
+    model, (x,) = windows()
+    model, x = model.double(), x.double()
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().mean()
+        return found
+
+    wanted = gradients(model, loss)
+    compilation = Compilation(model)
+    for _ in range(2):
+        assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
+    assert sum(graph.tuned_places for graph in compilation.compiled) >= 2
