@@ -6,6 +6,7 @@ No other module reads an environment variable.
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
@@ -20,6 +21,14 @@ DEFAULT_SERVER = "http://127.0.0.1:8000"
 DEFAULT_HOST = "127.0.0.1"
 LogFormat = Literal["auto", "words", "json"]
 DATABASE_KINDS = ("sqlite", "postgresql")
+
+
+def package_version() -> str:
+    """Return this package's version; "unknown" where a checkout is on the path and nothing is installed."""
+    try:
+        return version("autotuner")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.text import Text
 from autotuner.cli import asking, databases, fleet, serving, tokens, tuning
 from autotuner.cli.console import err, plain
 from autotuner.errors import AutotunerError
+from autotuner.settings import package_version
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +27,7 @@ for module in (tuning, serving, fleet, asking, tokens, databases):
 
 def say_version(wanted: bool) -> None:
     if wanted:
-        print(f"autotuner {version('autotuner')}")
+        print(f"autotuner {package_version()}")
         raise typer.Exit
 
 

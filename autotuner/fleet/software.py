@@ -2,8 +2,9 @@
 
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
+
+from autotuner.settings import package_version
 
 ROOT = Path(__file__).parents[1]
 MEASURING = ("ir", "kernels", "measure")
@@ -19,7 +20,7 @@ def own_software() -> str:
 
     The sources are read once, when this is first called: what is installed over them later is another process's.
     """
-    return f"{version('autotuner')} ({digest(ROOT)})"
+    return f"{package_version()} ({digest(ROOT)})"
 
 
 def digest(root: Path) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from time import monotonic
 
 from autotuner.checkpoint import OverError, until
@@ -12,6 +11,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
 from autotuner.plan.step import Alternative, Step, tensor_of
+from autotuner.settings import package_version
 from autotuner.solve import SOLVERS
 from autotuner.solve.baselines import default_us
 from autotuner.solve.problem import Solution
@@ -97,7 +97,7 @@ def build_configuration(
         counts=dict(counts),
         bytes_moved={"unfused": unfused, "chosen": chosen},
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"autotuner": metadata.version("autotuner")},
+        versions={"autotuner": package_version()},
         overtaking=overtaking,
         doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
         memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),

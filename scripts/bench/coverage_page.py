@@ -27,6 +27,21 @@ def facts() -> dict[str, Any]:
     return found
 
 
+SENTENCES = {
+    "Qwen3-Next": "Three of four layers are a recurrence (gated delta rule), written as a loop that takes one position "
+    "at a time of an axis that other calls split.",
+    "Mamba": "Its layers are a selective scan, which torch computes inside of a transform (vmap) that capture does not "
+    "read; there is no attention.",
+    "LeViT (timm)": "Batch norms stand behind its projections. They change running statistics, so they stay torch's.",
+    "Stable Diffusion 3 (diffusers)": "A layer of text and image has more than 26 axes, the letters that a region has.",
+    "U-Net with cross-attention (diffusers)": "Most of its flop are convolutions, which have no kernel here.",
+    "Swin V2 (torchvision)": "Windows split the positions of some layers so far that a product has eight axes, more "
+    "than a tensor may have.",
+    "ViT in einops' style": "Dynamo breaks the graph at the model's loop, and leaves its `nn.Sequential` to Python.",
+}
+"""Reasons why less than `LEAST` is in regions."""
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -56,7 +71,8 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "the layers' flop in products that more than one candidate of the search space for CUDA could compute. "
         "*Read* is the time from dynamo's graphs to regions; beside it stand dynamo's own tracing, and a first call "
         "with the backend `aot_eager`. *Error* compares a training step in float64 with eager: the largest difference "
-        "of an output as a share of its norm, or of a gradient as a share of the largest gradient's norm.",
+        "of an output as a share of its norm, or of a gradient as a share of the largest gradient's norm. torch "
+        "multiplies no experts in float64, so layers with experts have none there.",
         "",
         *table(
             ("architecture", "of", "layers", "all", "regions a layer", "operators", "choice", "read, s",
@@ -66,6 +82,7 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         "## What ends regions",
         "",
+        *(line for row in counted for line in _sentence(row)),
         "The heaviest parts of layers that are in no region, as shares of the layers' flop. `*` is a layer's number.",
         "",
         *table(("architecture", "share", "module", "why"), (cells for row in rows for cells in _reasons(row))),
@@ -111,6 +128,12 @@ def _reasons(row: dict[str, Any]) -> list[tuple[str, ...]]:
     if not told and row["why_not"]:
         told = [("", "", _plain(row["why_not"]))]
     return [(row["name"] if place == 0 else "", *cells) for place, cells in enumerate(told[:TOLD])]
+
+
+def _sentence(row: dict[str, Any]) -> list[str]:
+    if row["share"] >= LEAST:
+        return []
+    return [f"- **{row['name']}**, {_share(row['share'])}: {SENTENCES.get(row['name'], 'not looked into.')}", ""]
 
 
 def _all_reasons(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import version
 from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
@@ -27,6 +26,7 @@ from autotuner.server.http.operations import operation_routes
 from autotuner.server.http.problems import handle_problems
 from autotuner.server.http.strict import BodyLimit
 from autotuner.server.http.submissions import ModelFiles
+from autotuner.settings import package_version
 
 QUOTA = Quota()
 CROSS_ORIGIN: dict[str, Any] = {
@@ -54,7 +54,7 @@ def create_app(
         quota: of each client.
         origins: of sites whose pages may ask it (CORS).
     """
-    number, files = version("autotuner"), ModelFiles()
+    number, files = package_version(), ModelFiles()
     metrics = Metrics(database, number)
     watch = Watch(database, render, metrics.count_streams)
     access, answers = Access(database, local=local), Answers(database)
