@@ -11,8 +11,8 @@ from autotuner.ir.programmed import WITH_SHAPES
 OPERATORS_MAX = 1024
 """Of a model: 34 encoder layers written out. Backward makes twice as many of them again."""
 
-AXES_MAX = 6
-"""Of a tensor. A transformer's have 4, or 5 where heads share keys; 6 axes have 720 orders, and 12 have 479 million."""
+AXES_MAX = 8
+"""Of a tensor. A transformer's have 4, or 5 where heads share keys, and up to 8 where windows split positions."""
 
 EXTENT_MAX = 2**31 - 1
 """The largest index of 32 bits, as kernels of a device have it."""
@@ -38,7 +38,7 @@ def check_count(operators: Collection[object]) -> None:
 
 
 def check_axes(operator: Operator) -> None:
-    """Check that no tensor of an operator has more axes than have orders that can be enumerated.
+    """Check that no tensor of an operator has more axes than models need.
 
     Raises:
         GraphError: one has.

@@ -10,6 +10,7 @@ only where both are whole and not one, so there is no circle.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 from autotuner.errors import AutotunerError
@@ -24,7 +25,7 @@ class Axis:
     """An axis of some extent: whole, or split into parts, or the same as another one.
 
     `free` until it is found to be the same as one that another tensor has. One that an attention runs along is `kept`
-    whole: what a model does to its positions behind all layers is no reason to lose them.
+    whole: what a model does to its positions behind all layers is no reason to lose them. A part knows what it is `of`.
     """
 
     extent: int
@@ -32,6 +33,7 @@ class Axis:
     kept: bool = False
     parts: "tuple[Axis, Axis] | None" = None
     same: "Axis | None" = None
+    of: "Axis | None" = None
 
 
 Dim = tuple[Axis, ...]
@@ -68,7 +70,7 @@ class Axes:
             raise UnknownError(f"an axis of {axis.extent} that attention runs along would be split")
         if slow in (0, 1, axis.extent) or axis.extent % slow:
             raise UnknownError(f"an axis of {axis.extent} cannot be split into {slow} parts")
-        parts = Axis(slow, axis.free), Axis(axis.extent // slow, axis.free)
+        parts = Axis(slow, axis.free, of=axis), Axis(axis.extent // slow, axis.free, of=axis)
         self._set(axis, "parts", parts)
 
     def keep(self, axes: Iterable[Axis]) -> None:
@@ -177,6 +179,14 @@ def _whole(axes: Iterable[Axis]) -> Iterator[Axis]:
             yield axis
         else:
             yield from _whole(axis.parts)
+
+
+def are_neighbours(one: Axis, other: Axis) -> bool:
+    """Say whether two whole axes are parts of one axis, the second right behind the first."""
+    root = one
+    while root.of is not None:
+        root = root.of
+    return root is not one and (one, other) in pairwise(whole([root]))
 
 
 def extent(axes: Iterable[Axis]) -> int:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from autotuner.errors import AutotunerError
@@ -12,7 +13,7 @@ from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
-from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
+from autotuner.runtime.capture.axes import Axis, UnknownError, are_neighbours, extent, whole
 from autotuner.runtime.capture.blocks import Block
 from autotuner.runtime.capture.program import (
     BoundView,
@@ -89,7 +90,7 @@ class _LettersError(UnknownError):
 class _Letters:
     """Letters by axis, given out in order of appearance; axes that have the same one are `merged`.
 
-    Axes of a run are side by side wherever one of them is, so they have one letter, that of the first.
+    Axes of a run are parts of one axis, side by side wherever one of them is: they have one letter, that of the first.
     """
 
     merged: Mapping[Axis, Axis]
@@ -219,7 +220,10 @@ class _Writing:
                 lists += [] if tensor in self.inside or tensor.made_by else dims_left(tensor, dict(taken))
                 alike.append((_bound(operand, places), axes_left((tensor, taken))))
         stand_for = self.letters.stand_for
-        return runs_of(map(stand_for, lists), [(stand_for(one), stand_for(other)) for one, other in alike])
+        pairs = {pair for each in (*lists, *(each for both in alike for each in both)) for pair in pairwise(each)}
+        joint = (stand_for(pair) for pair in pairs if are_neighbours(*pair))
+        neighbours = {(one, other) for one, other in joint}
+        return runs_of(map(stand_for, lists), [(stand_for(one), stand_for(other)) for one, other in alike], neighbours)
 
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""

@@ -33,13 +33,13 @@ def read(content: dict[str, Any]) -> Model:
     return ModelFile("mine.yaml", parse_definition(content, "mine.yaml")).instantiate("small")
 
 
-def test_a_tensor_has_six_axes_at_most() -> None:
-    assert AXES_MAX == 6
-    read(chain(2, "abcdef"))
+def test_a_tensor_has_eight_axes_at_most() -> None:
+    assert AXES_MAX == 8
+    read(chain(2, "abcdefgh"))
     with pytest.raises(ModelError) as raised:
         read(chain(2, "abcdefghijkl"))
     assert str(raised.value) == (
-        "mine.yaml: operator 'o0': spec 'abcdefghijkl->abcdefghijkl' gives tensor 't0' 12 axes; at most 6 are "
+        "mine.yaml: operator 'o0': spec 'abcdefghijkl->abcdefghijkl' gives tensor 't0' 12 axes; at most 8 are "
         "possible: write those as one that no operator tells apart"
     )
 
