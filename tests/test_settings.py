@@ -1,10 +1,11 @@
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
 from autotuner.errors import InputError, SettingsError
 from autotuner.server.wire.requests import SubmittedJob
-from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, database_url, server_url
+from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, database_url, package_version, server_url
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -120,3 +121,12 @@ def test_the_options_of_a_job_have_the_same_names_and_defaults_for_python_caller
     with pytest.raises(TypeError, match="bugdet_bytes"):
         TuneOptions.of(bugdet_bytes=None)  # type: ignore[call-arg]
     assert TuneOptions.from_json(TuneOptions(limits=Limits(3.0, 5), retry=True).to_json()).limits == Limits(3.0, 5)
+
+
+def test_without_an_installation_the_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    assert package_version() == version("autotuner")
+    monkeypatch.setattr("autotuner.settings.version", missing)
+    assert package_version() == "unknown"

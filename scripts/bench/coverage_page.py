@@ -16,17 +16,6 @@ GOAL, LEAST, AIM = 0.9, 0.6, 50
 TOLERANCE = 1e-9
 TOLD = 3
 
-
-def facts() -> dict[str, Any]:
-    """Return where, when, and with which versions the page is made."""
-    found = about("coverage")
-    del found["versions"]["numpy"], found["versions"]["scipy"]
-    optional = {name: _version(name) for name in OPTIONAL}
-    found["install"] = [f"{name}=={number}" for name, number in optional.items() if number]
-    found["versions"] |= {name: number for name in PACKAGES if (number := _version(name))}
-    return found
-
-
 SENTENCES = {
     "Qwen3-Next": "Three of four layers are a recurrence (gated delta rule), written as a loop that takes one position "
     "at a time of an axis that other calls split.",
@@ -40,6 +29,16 @@ SENTENCES = {
     "ViT in einops' style": "Dynamo breaks the graph at the model's loop, and leaves its `nn.Sequential` to Python.",
 }
 """Reasons why less than `LEAST` is in regions."""
+
+
+def facts() -> dict[str, Any]:
+    """Return where, when, and with which versions the page is made."""
+    found = about("coverage")
+    del found["versions"]["numpy"], found["versions"]["scipy"]
+    optional = {name: _version(name) for name in OPTIONAL}
+    found["install"] = [f"{name}=={number}" for name, number in optional.items() if number]
+    found["versions"] |= {name: number for name in PACKAGES if (number := _version(name))}
+    return found
 
 
 def _version(package: str) -> str:

@@ -9,14 +9,14 @@ from autotuner.kernels.registry import KERNELS, Kernel
 
 
 def raw_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of a raw mask: the kernel fills memory as it lies."""
+    """Enumerate memory orders of a raw mask: the kernel fills memory as it lies."""
     (mask,) = subgraph.outputs
     for order in memory_orders(subgraph.tensors[mask].axes):
         yield (order,)
 
 
 def seed_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate a seed for every memory order: it means another mask in each."""
+    """Enumerate a seed for each of those memory orders: it means another mask in each."""
     for (layout,) in raw_mask_layouts(subgraph):
         yield (f"{layout}:seed",)
 
@@ -28,13 +28,13 @@ def no_seed_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def byte_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of a mask of bytes."""
+    """Enumerate memory orders of a mask of bytes."""
     for (layout,) in raw_mask_layouts(subgraph):
         yield (f"{layout}:byte",)
 
 
 def bit_mask_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of a mask of bits; of several masks the declared ones only."""
+    """Enumerate memory orders of a mask of bits; of several masks the declared ones only."""
     if len(subgraph.outputs) > 1:
         yield tuple(f"{subgraph.tensors[number].axes}:bit" for number in subgraph.outputs)
         return

@@ -60,7 +60,7 @@ def drawn_masks(subgraph: Subgraph) -> set[int]:
 
 
 def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of the widest operand; the others follow it; masks in each storage format."""
+    """Enumerate memory orders of the widest operand; the others follow it; masks in each storage format."""
     node = subgraph.nodes[0]
     masks = dropout_masks(subgraph)
     lead = widest(node)

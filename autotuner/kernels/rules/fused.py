@@ -43,7 +43,7 @@ def kept_as_declared(subgraph: Subgraph) -> set[int]:
 
 
 def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of the widest operand; the others follow it, parameters stay as declared.
+    """Enumerate memory orders of the widest operand; the others follow it, parameters stay as declared.
 
     Where one of the operators is a program, all stay as declared.
     """

@@ -267,7 +267,7 @@ def not_rows(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate every memory order of the widest operand, masks as bits; parameters stay as declared."""
+    """Enumerate memory orders of the widest operand, masks as bits; parameters stay as declared."""
     letters = global_letters(subgraph)
     masks = dropout_masks(subgraph)
     fixed = kept_as_declared(subgraph)

@@ -113,8 +113,10 @@ class _Letters:
         """Return axes as dimensions, one for each letter."""
         found: list[Run] = []
         for axis, stands_for in zip(axes, self.stand_for(axes), strict=True):
-            begins = self._run(stands_for)[0] is stands_for
-            found[-1 if not begins else len(found) :] = [(axis,) if begins else (*found[-1], axis)]
+            if self._run(stands_for)[0] is stands_for:
+                found.append((axis,))
+            else:
+                found[-1] += (axis,)
         return tuple(found)
 
     def extents(self) -> dict[str, int]:
