@@ -188,8 +188,8 @@ def memory_orders(letters: str) -> list[str]:
 def contraction_layouts(node: Node) -> Iterator[tuple[str, str, str]]:
     """Enumerate assignments of layouts that map to one strided, batched matrix product.
 
-    The letters of one role keep one order in all operands, each of `orders`. Without a batch an operand is stored rows first or columns
-    first; with one, the batch stands outermost or between rows and columns.
+    The letters of one role keep one order in all operands, each of `orders`. Without a batch an operand is stored rows
+    first or columns first; with one, the batch stands outermost or between rows and columns.
     """
     batch, m, n, k = letter_groups(node)
     seen: set[tuple[str, str, str]] = set()
