@@ -55,6 +55,39 @@ class HeadAxes:
         return self.batch + self.columns + self.shared + self.features
 
 
+@dataclass(frozen=True, slots=True)
+class HeadOperand:
+    """Query, key, value or output of attention, or a gradient of one.
+
+    Args:
+        declared: letters of its axes, as it is declared: models have them in any order.
+        heads_first: the same letters as batch, heads (one axis, or two), rows, features.
+        rows_first: as batch, rows, heads, features.
+        heads: the letters of its heads.
+    """
+
+    declared: str
+    heads_first: str
+    rows_first: str
+    heads: str
+
+    @property
+    def batch(self) -> str:
+        return self.heads_first[0]
+
+    @property
+    def features(self) -> str:
+        return self.heads_first[-1]
+
+    @classmethod
+    def of_query(cls, declared: str, axes: HeadAxes) -> "HeadOperand":
+        return cls(declared, axes.query, axes.query_rows_first, axes.heads)
+
+    @classmethod
+    def of_key(cls, declared: str, axes: HeadAxes) -> "HeadOperand":
+        return cls(declared, axes.key, axes.key_rows_first, axes.shared)
+
+
 def head_axes(query: str, key: str, weights: str) -> HeadAxes | None:
     """Return what the letters of a product of attention stand for, or None where it does not run over batch and heads.
 
@@ -88,6 +121,35 @@ def score_axes(subgraph: Subgraph) -> HeadAxes:
     """
     query, key, scores = operand_letters(subgraph.nodes[0])
     return _found(head_axes(query, key, scores))
+
+
+def head_operands(subgraph: Subgraph) -> dict[int, HeadOperand]:
+    """Return query, key, value and output by number; in backward also the gradients of all, and first the output's.
+
+    Backward reads no output by an operator: it is declared as its gradient is.
+
+    Raises:
+        ValueError: it is no attention.
+    """
+    scores = subgraph.nodes[0]
+    first, (query, key, _) = score_axes(subgraph), operand_letters(scores)
+    found = {scores.inputs[0]: HeadOperand.of_query(query, first), scores.inputs[1]: HeadOperand.of_key(key, first)}
+    if "softmax_grad" not in subgraph.kinds:
+        context = subgraph.nodes[-1]
+        second, (_, value, out) = context_axes(context), operand_letters(context)
+        return found | {
+            context.inputs[1]: HeadOperand.of_key(value, second),
+            context.outputs[0]: HeadOperand.of_query(out, second),
+        }
+    above, query_number, key_number, value_number, out_number = subgraph.inputs[:5]
+    node = next(n for n in subgraph.nodes if n.kind == "contraction" and n.inputs == (above, value_number))
+    gradient, value, weights = operand_letters(node)
+    second = _found(head_axes(gradient, value, weights))
+    of_out, of_value = HeadOperand.of_query(gradient, second), HeadOperand.of_key(value, second)
+    of_each = {above: of_out, query_number: found[query_number], key_number: found[key_number],
+               value_number: of_value, out_number: of_out}  # fmt: skip
+    made = (found[query_number], found[key_number], of_value)
+    return of_each | dict(zip(subgraph.outputs[:3], made, strict=True))
 
 
 def context_axes(context: Node) -> HeadAxes:

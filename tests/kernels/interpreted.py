@@ -50,6 +50,8 @@ ADDED: Mapping[str, tuple[str, str, str, float]] = {
     "bias of heads that share a key": ("bias", "nrqk", "bqnrp", 0.0),
     "mask over rows": ("mask", "bqk", "bqnrp", 0.0),
     "mask of each head": ("mask", "nrk", "bqnrp", 0.25),
+    "heads before rows": ("bias", "nqk", "bnqp", 0.25),
+    "rows before the batch": ("mask", "bk", "qbnp", 0.0),
 }
 """Kind and axes of what is added to the scores, axes of the query, and the share of weights that is dropped."""
 

@@ -223,7 +223,7 @@ def test_what_would_be_copied_is_refused_in_a_sentence() -> None:
     scattered = reason(call, ["abdc", *call.candidate.forms[1:]])
     assert scattered == "the library copies tensor 0: features are not contiguous in abdc"
     moved = [*back.candidate.forms[:4], "acbd", *back.candidate.forms[5:]]
-    assert reason(back, moved) == "it takes forward's output as it is declared; it lies as acbd"
+    assert reason(back, moved) == "the library copies tensor 4: it reads abcd, and this lies as acbd"
     plain = [text.replace(":efficient", "") for text in call.candidate.forms]
     assert reason(call, plain) == "its mask is of its own generator, efficient; abcd is not"
     other = [text.replace(":efficient", ":flash") for text in call.candidate.forms]

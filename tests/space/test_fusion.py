@@ -390,13 +390,15 @@ def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int
     ("axes", "forward", "backward"),
     [
         (("bqnp", "bknp", "bnqk", "bknv", "bqnv"), 1, 1),
-        (("bnqp", "bnkp", "bnqk", "bnkv", "bnqv"), 1, 0),  # heads before rows: backward wants rows first
+        (("bnqp", "bnkp", "bnqk", "bnkv", "bnqv"), 1, 1),  # heads before rows
+        (("qbnp", "kbnp", "bnqk", "kbnv", "qbnv"), 1, 1),  # rows before the batch
+        (("bqnp", "bnkp", "bnqk", "kbnv", "bnqv"), 1, 1),  # each in an order of its own
         (("bqnp", "bkp", "bnqk", "bkv", "bqnv"), 0, 0),  # one key for all heads
         (("bqnp", "knp", "bnqk", "knv", "bqnv"), 0, 0),  # one key for the batch
         (("bqnp", "bknp", "nbqk", "bknv", "bqnv"), 0, 0),  # the log-sum-exp would lie otherwise
         (("bqp", "bkp", "bqk", "bkv", "bqv"), 0, 0),  # no heads
         (("bqnrp", "bknp", "bnrqk", "bknv", "bqnrv"), 1, 1),  # one key for two heads
-        (("bnrqp", "bnkp", "bnrqk", "bnkv", "bnrqv"), 1, 0),
+        (("bnrqp", "bnkp", "bnrqk", "bnkv", "bnrqv"), 1, 1),
         (("bqrnp", "bknp", "bnrqk", "bknv", "bqrnv"), 0, 0),  # heads that share a key lie apart
         (("bqnrp", "bknp", "bnrqk", "bknv", "bqrnv"), 0, 0),
         (("bqnrp", "bknp", "brnqk", "bknv", "bqnrv"), 0, 0),  # the log-sum-exp would lie otherwise

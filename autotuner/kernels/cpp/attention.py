@@ -13,7 +13,14 @@ from torch import Tensor
 
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.cpp.compiled import function
-from autotuner.kernels.torch.attention import causal, factor, forward_operands, forward_output, rows_first
+from autotuner.kernels.torch.attention import (
+    backward_operands,
+    backward_outputs,
+    causal,
+    factor,
+    forward_operands,
+    forward_output,
+)
 
 Run = Callable[[], Any]
 
@@ -47,12 +54,12 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside.
 
-    The boundary's inputs are gradient, query, key, value, output (each declared as batch, rows, heads, features) and
-    log-sum-exp.
+    The boundary's inputs are gradient, query, key, value, output and log-sum-exp.
     """
     names = ("grad", "query", "key", "value", "out")
-    heads = {name: rows_first(tensor) for name, tensor in zip(names, inputs[:5], strict=True)}
-    heads |= {f"grad_{name}": rows_first(each) for name, each in zip(names[1:4], outputs, strict=True)}
+    heads = dict(zip(names, backward_operands(call.subgraph, inputs), strict=True))
+    into = backward_outputs(call.subgraph, outputs)
+    heads |= {f"grad_{name}": each for name, each in zip(names[1:4], into, strict=True)}
     return _built("attention_grad", call.subgraph, heads, inputs[5])
 
 

@@ -17,7 +17,14 @@ from torch import Tensor
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import causal, factor, forward_operands, forward_output, rows_first
+from autotuner.kernels.torch.attention import (
+    backward_operands,
+    backward_outputs,
+    causal,
+    factor,
+    forward_operands,
+    forward_output,
+)
 
 Run = Callable[[], Any]
 
@@ -67,9 +74,9 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Gradients of query, key and value; the boundary is that of `attention_flash.backward`."""
     names = ("dO", "q", "k", "v", "o")
-    operands = {name: rows_first(tensor) for name, tensor in zip(names, inputs[:5], strict=True)}
+    operands = dict(zip(names, backward_operands(call.subgraph, inputs), strict=True))
     operands["stats"] = inputs[5].view(*operands["q"].shape[:3], 1)
-    operands |= {name: rows_first(tensor) for name, tensor in zip(("dQ", "dK", "dV"), outputs, strict=True)}
+    operands |= zip(("dQ", "dK", "dV"), backward_outputs(call.subgraph, outputs), strict=True)
     return _launched(call.subgraph, operands, inputs[6] if len(inputs) > 6 else None, backward=True, draws=False)
 
 

@@ -7,7 +7,7 @@ from math import floor
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
-from autotuner.kernels.heads import context_axes, score_axes
+from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
@@ -102,25 +102,38 @@ def _single(number: float) -> float:
 def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate what a library's attention reads as it lies: query, key and value with rows or heads first.
 
-    What is added to the scores has its keys last, or is as declared. What attention writes, and what backward reads of
-    that, is as declared: batch, rows, heads, features.
+    They may also lie as they are declared, and what is added to the scores may, or has its keys last. What attention
+    writes, and what backward reads of that, is as declared.
     """
     projected = subgraph.inputs[1:4] if backward_of(subgraph) else subgraph.inputs[:3]
-    rows_first = operand_letters(subgraph.nodes[0])[0][1] == score_axes(subgraph).rows
-    for order in _orders_of_added(subgraph):
-        for turned in (False, True):
+    operands = head_operands(subgraph)
+    orders = [{number: order(operands[number]) for number in projected} for order in (_declared, _rows, _heads)]
+    distinct = [order for place, order in enumerate(orders) if order not in orders[:place]]
+    for added in _orders_of_added(subgraph):
+        for order in distinct:
             yield tuple(
-                _turned(subgraph.tensors[number].axes, rows_first=rows_first) if turned and number in projected
-                else order.get(number, subgraph.tensors[number].axes)
+                _in_order(subgraph.tensors[number].axes, operands[number].declared, order[number])
+                if number in projected
+                else added.get(number, subgraph.tensors[number].axes)
                 for number in subgraph.boundary
-            )  # fmt: skip
+            )
 
 
-def _turned(axes: str, *, rows_first: bool) -> str:
-    """Return the axes of an operand that is declared with rows first, heads first; or the other way round."""
-    batch, between, features = axes[0], axes[1:-1], axes[-1]
-    turned = [*between[1:], between[0]] if rows_first else [between[-1], *between[:-1]]
-    return "".join((batch, *turned, features))
+def _declared(operand: HeadOperand) -> str:
+    return operand.declared
+
+
+def _rows(operand: HeadOperand) -> str:
+    return operand.rows_first
+
+
+def _heads(operand: HeadOperand) -> str:
+    return operand.heads_first
+
+
+def _in_order(axes: str, declared: str, order: str) -> str:
+    """Return the axes of a tensor, whose letters in an operator are `declared`, in another order of these letters."""
+    return "".join(axes[declared.index(letter)] for letter in order)
 
 
 def _orders_of_added(subgraph: Subgraph) -> list[dict[int, str]]:
@@ -186,7 +199,19 @@ def _not_flash(subgraph: Subgraph, candidate: Candidate) -> str | None:
     dropped = dropped_by_flash(p)
     if abs(dropped - p) > FLASH_OFF * min(p, 1 - p):
         return f"it drops whole 256ths of the weights: {dropped:.6g} where p is {p:g}"
-    return _not_halves(subgraph, candidate)
+    return _not_halves(subgraph, candidate) or _not_rows_first(subgraph, candidate)
+
+
+def _not_rows_first(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which operand torch's backward would copy, since it reads batch, rows, heads, features; None if none."""
+    if not backward_of(subgraph):
+        return None
+    forms, operands = forms_by_number(subgraph, candidate), head_operands(subgraph)
+    for number in (subgraph.inputs[0], subgraph.inputs[4]):
+        wanted = _in_order(subgraph.tensors[number].axes, operands[number].declared, operands[number].rows_first)
+        if str(forms[number]) != wanted:
+            return f"the library copies tensor {number}: it reads {wanted}, and this lies as {forms[number]}"
+    return None
 
 
 def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -200,10 +225,9 @@ def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
     if score_axes(subgraph).group:
         return "it takes as many heads of keys as of queries"
     forms = forms_by_number(subgraph, candidate)
-    if backward_of(subgraph):
-        out = subgraph.inputs[4]
-        if str(forms[out]) != subgraph.tensors[out].axes:
-            return f"it takes forward's output as it is declared; it lies as {forms[out]}"
+    copied = _not_rows_first(subgraph, candidate)
+    if copied:
+        return copied
     number, added_along = added_mask(subgraph)
     if number is None:
         return None
@@ -259,17 +283,10 @@ def features_scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
 def _heads_and_features(subgraph: Subgraph) -> Iterator[tuple[int, list[int], int]]:
     """Yield query, key, value and output, in backward the output's gradient too: number, and where it has its heads and
     its features."""
-    if backward_of(subgraph):  # each is declared as batch, rows, heads, features
-        for number in subgraph.inputs[:5]:
-            last = len(subgraph.tensors[number].axes) - 1
-            yield number, list(range(2, last)), last
-        return
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    first, second = score_axes(subgraph), context_axes(context)
-    numbers = (*scores.inputs, context.inputs[1], *context.outputs)
-    letters = (*operand_letters(scores)[:2], *operand_letters(context)[1:])
-    for number, own, axes in zip(numbers, letters, (first, first, second, second), strict=True):
-        yield number, [own.index(letter) for letter in axes.heads if letter in own], own.index(axes.features)
+    for number, operand in head_operands(subgraph).items():
+        if number not in subgraph.outputs or not backward_of(subgraph):
+            heads = [operand.declared.index(letter) for letter in operand.heads]
+            yield number, heads, operand.declared.index(operand.features)
 
 
 def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:

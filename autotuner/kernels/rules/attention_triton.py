@@ -3,8 +3,8 @@
 from math import log2, prod
 
 from autotuner.ir.records import Candidate, Subgraph
-from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents, operand_letters
-from autotuner.kernels.heads import context_axes, score_axes
+from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents
+from autotuner.kernels.heads import head_operands, score_axes
 from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
@@ -119,17 +119,7 @@ def _too_far_apart(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 def _batch_axes(subgraph: Subgraph) -> dict[int, int]:
     """Return where query, key, value, output and, in backward, gradients have their batch: it is counted in 64 bits."""
-    if backward_of(subgraph):  # inputs are declared with the batch first; gradients are declared as what they are of
-        first = subgraph.inputs[:5]
-        like = {subgraph.tensors[number].extents for number in first}
-        made = [number for number in subgraph.outputs if subgraph.tensors[number].extents in like]
-        return dict.fromkeys((*first, *made), 0)
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    of_scores, of_context = score_axes(subgraph).batch, context_axes(context).batch
-    numbers = (*scores.inputs, context.inputs[1], *context.outputs)
-    letters = (*operand_letters(scores)[:2], *operand_letters(context)[1:])
-    batches = (of_scores, of_scores, of_context, of_context)
-    return {number: own.index(batch) for number, own, batch in zip(numbers, letters, batches, strict=True)}
+    return {number: each.declared.index(each.batch) for number, each in head_operands(subgraph).items()}
 
 
 def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:

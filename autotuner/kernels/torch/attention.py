@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.records import LETTERS, Call, Subgraph
+from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.geometry import operand_letters
-from autotuner.kernels.heads import context_axes, score_axes
+from autotuner.kernels.heads import head_operands
 from autotuner.kernels.rules.attention import added_mask
 
 aten = torch.ops.aten
@@ -30,10 +30,27 @@ def heads_first(tensor: Tensor, letters: str, wanted: str) -> Tensor:
     return turned if len(heads) == 1 else turned.view(batch, prod(heads), rows, features)
 
 
-def rows_first(tensor: Tensor) -> Tensor:
-    """View an operand that is declared as batch, rows, heads, features as batch, heads, rows and features."""
-    letters = LETTERS[: tensor.dim()]
-    return heads_first(tensor, letters, f"{letters[0]}{letters[2:-1]}{letters[1]}{letters[-1]}")
+def by_heads(subgraph: Subgraph, numbers: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """View operands of attention, forward or backward, as (batch, heads, rows, features).
+
+    Args:
+        numbers: of the operands in the subgraph.
+    """
+    known = head_operands(subgraph)
+    return [
+        heads_first(tensor, known[number].declared, known[number].heads_first)
+        for number, tensor in zip(numbers, tensors, strict=True)
+    ]
+
+
+def backward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradient, query, key, value and output as (batch, heads, rows, features)."""
+    return by_heads(subgraph, subgraph.inputs[:5], inputs[:5])
+
+
+def backward_outputs(subgraph: Subgraph, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return where gradients of query, key and value go, as (batch, heads, rows, features)."""
+    return by_heads(subgraph, subgraph.outputs[:3], outputs[:3])
 
 
 def factor(subgraph: Subgraph) -> float:
@@ -49,20 +66,14 @@ def causal(subgraph: Subgraph) -> bool:
 def forward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return query, key and value as (batch, heads, rows, features)."""
     by_number = dict(zip(subgraph.inputs, inputs, strict=True))
-    scores, context = subgraph.nodes[0], subgraph.nodes[-1]
-    (query, key, _), (_, value, _) = operand_letters(scores), operand_letters(context)
-    first, second = score_axes(subgraph), context_axes(context)
-    return [
-        heads_first(by_number[scores.inputs[0]], query, first.query),
-        heads_first(by_number[scores.inputs[1]], key, first.key),
-        heads_first(by_number[context.inputs[1]], value, second.key),
-    ]
+    numbers = (*subgraph.nodes[0].inputs, subgraph.nodes[-1].inputs[1])
+    return by_heads(subgraph, numbers, [by_number[number] for number in numbers])
 
 
 def forward_output(subgraph: Subgraph, output: Tensor) -> Tensor:
     """View attention's output as (batch, heads, rows, features)."""
-    context = subgraph.nodes[-1]
-    return heads_first(output, operand_letters(context)[2], context_axes(context).query)
+    (found,) = by_heads(subgraph, subgraph.nodes[-1].outputs, [output])
+    return found
 
 
 def added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
@@ -120,9 +131,9 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Gradients of query, key and value from forward's output and log-sum-exp; weights are recomputed inside."""
-    grad, query, key, value, out, log_sum_exp = _backward_operands(inputs)
+    grad, query, key, value, out, log_sum_exp = _read_by_backward(call.subgraph, inputs)
     scale, is_causal = factor(call.subgraph), causal(call.subgraph)
-    into = [rows_first(tensor) for tensor in outputs]
+    into = backward_outputs(call.subgraph, outputs)
 
     def run() -> None:
         made = aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -134,18 +145,15 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     return run
 
 
-def _backward_operands(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return gradient, query, key, value, output (as batch, heads, rows, features) and log-sum-exp.
-
-    The boundary's inputs are in that order, and each is declared as batch, rows, heads, features.
-    """
-    first = [rows_first(tensor) for tensor in inputs[:5]]
+def _read_by_backward(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradient, query, key, value, output (as batch, heads, rows, features) and log-sum-exp."""
+    first = backward_operands(subgraph, inputs)
     return [*first, inputs[5].view(first[0].shape[:3])]
 
 
 def fill_in_statistics(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     """Make output and log-sum-exp those of the given query, key and value."""
-    _, query, key, value, out, log_sum_exp = _backward_operands(inputs)
+    _, query, key, value, out, log_sum_exp = _read_by_backward(subgraph, inputs)
     made, statistics = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, is_causal=causal(subgraph), scale=factor(subgraph)
     )

@@ -21,12 +21,13 @@ from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.torch.attention import (
     added,
+    backward_operands,
+    backward_outputs,
     bias_gradient,
     causal,
     factor,
     forward_operands,
     forward_output,
-    rows_first,
 )
 
 Run = Callable[[], Any]
@@ -62,9 +63,9 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     """Gradients of query, key and value, and of a bias; the boundary is that of `attention_flash.backward`, and what
     is added to the scores. The library's gradient of a bias is as large as the scores, and is summed behind it."""
     subgraph = call.subgraph
-    grad, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
+    grad, query, key, value, out = backward_operands(subgraph, inputs)
     addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
-    into = [rows_first(tensor) for tensor in outputs[:3]]
+    into = backward_outputs(subgraph, outputs)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     state = inputs[6] if dropped else torch.zeros(2, dtype=torch.int64)
     missing = -query.shape[2] % LOG_SUM_EXP_ROWS

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import causal, factor, forward_operands, forward_output, rows_first
+from autotuner.kernels.torch.attention import (
+    backward_operands,
+    backward_outputs,
+    causal,
+    factor,
+    forward_operands,
+    forward_output,
+)
 
 Run = Callable[[], Any]
 aten = torch.ops.aten
@@ -40,12 +47,12 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Gradients of query, key and value from forward's output, log-sum-exp and mask; weights are recomputed inside.
 
-    The boundary's inputs are gradient, query, key, value, output (each declared as batch, rows, heads, features),
-    log-sum-exp, and the state of the mask's generator where weights are dropped.
+    The boundary's inputs are gradient, query, key, value, output, log-sum-exp, and the state of the mask's generator
+    where weights are dropped.
     """
     subgraph = call.subgraph
-    grad, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
-    into = [rows_first(tensor) for tensor in outputs]
+    grad, query, key, value, out = backward_operands(subgraph, inputs)
+    into = backward_outputs(subgraph, outputs)
     log_sum_exp = inputs[5].view(query.shape[:3])
     state = inputs[6] if len(inputs) > 6 else torch.zeros(2, dtype=torch.int64, device=grad.device)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)

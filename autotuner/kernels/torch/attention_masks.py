@@ -16,7 +16,7 @@ from torch import Tensor
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Subgraph
 from autotuner.kernels.rules.attention import dropped_share
-from autotuner.kernels.torch.attention import added, causal, factor, rows_first
+from autotuner.kernels.torch.attention import added, backward_operands, causal, factor
 
 FEATURES = 64
 """Of a head with which masks are read; what is drawn does not depend on it."""
@@ -79,7 +79,7 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
         inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
             are dropped, and the one that is added to the scores where one is.
     """
-    query, key, value, out = (rows_first(tensor) for tensor in inputs[1:5])
+    _, query, key, value, out = backward_operands(subgraph, inputs)
     wide_key, wide_value = (each.float().repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
     scores = (query.float() @ wide_key.transpose(-1, -2)) * factor(subgraph)
     addend = added(subgraph, inputs, query, key)

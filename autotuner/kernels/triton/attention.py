@@ -16,12 +16,13 @@ from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.rules.attention_triton import WORD_BITS, kept_levels, params_of
 from autotuner.kernels.torch.attention import (
     added,
+    backward_operands,
+    backward_outputs,
     bias_gradient,
     causal,
     factor,
     forward_operands,
     forward_output,
-    rows_first,
 )
 
 Run = Callable[[], Any]
@@ -92,8 +93,8 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     bits, and what is added to the scores."""
     _, of_queries, of_keys, of_bias = _programs()
     subgraph, params = call.subgraph, params_of(call.candidate)
-    gradient, query, key, value, out = (rows_first(tensor) for tensor in inputs[:5])
-    into = [rows_first(tensor) for tensor in outputs[:3]]
+    gradient, query, key, value, out = backward_operands(subgraph, inputs)
+    into = backward_outputs(subgraph, outputs)
     batch, heads, rows, features = query.shape
     shared_heads, columns = key.shape[1:3]
     p = dropped_share(subgraph)

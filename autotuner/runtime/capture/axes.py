@@ -183,10 +183,33 @@ def _whole(axes: Iterable[Axis]) -> Iterator[Axis]:
 
 def are_neighbours(one: Axis, other: Axis) -> bool:
     """Say whether two whole axes are parts of one axis, the second right behind the first."""
-    root = one
-    while root.of is not None:
-        root = root.of
+    root = root_of(one)
     return root is not one and (one, other) in pairwise(whole([root]))
+
+
+def root_of(axis: Axis) -> Axis:
+    """Return the axis that another one is a part of, or it itself where it is none."""
+    while axis.of is not None:
+        axis = axis.of
+    return axis
+
+
+def are_shuffled(dim: Iterable[Axis], memory: Sequence[Axis]) -> bool:
+    """Say whether a dimension is put together from parts of two axes that a tensor has as a whole.
+
+    So it is where an image is cut into windows: the rows of a window and its columns become one axis. Heads and their
+    features, which attention has of several tensors, are none.
+
+    Args:
+        memory: the axes of the tensor, in order.
+    """
+    behind, held = dict(pairwise(memory)), set(memory)
+    for one, other in pairwise(whole(dim)):
+        roots = [root_of(one), root_of(other)]
+        are_parts = one is not roots[0] and other is not roots[1] and roots[0] is not roots[1]
+        if are_parts and behind.get(one) is not other and held.issuperset(whole(roots)):
+            return True
+    return False
 
 
 def extent(axes: Iterable[Axis]) -> int:

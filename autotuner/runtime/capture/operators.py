@@ -84,10 +84,11 @@ def _bmm(reader: Reader, a: View, b: View) -> View:
 
 def _as_queries(weights: View) -> list[Axis]:
     """Return the axes of the queries in the order of their memory, where weights are those of attention written out."""
-    made = weights.tensor.made_by
+    made, has_softmax = weights.tensor.made_by, False
     while made is not None and made.kind in _OF_WEIGHTS:
+        has_softmax = has_softmax or made.kind == "softmax"
         made = made.inputs[0].view.tensor.made_by
-    is_attention = made is not None and made.kind == "contraction" and made is not weights.tensor.made_by
+    is_attention = made is not None and made.kind == "contraction" and has_softmax
     return held(made.inputs[0].view) if made is not None and is_attention else []
 
 
@@ -100,7 +101,7 @@ def _matmul(reader: Reader, a: View, b: View) -> View:
         return _product(reader, a, b, (-1, 0))
     if len(a.dims) != len(b.dims) or len(b.dims) < 2:
         raise UnknownError(f"a product of {len(a.dims)} and {len(b.dims)} dimensions")
-    return _product(reader, a, b, (-1, -2), len(a.dims) - 2)
+    return _product(reader, a, b, (-1, -2), len(a.dims) - 2, _as_queries(a))
 
 
 def _with_bias(reader: Reader, x: View, bias: View) -> View:

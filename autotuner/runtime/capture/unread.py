@@ -16,9 +16,9 @@ from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fres
 from autotuner.runtime.capture.choices import is_choice, places_of
 from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
 from autotuner.runtime.capture.equal_calls import GROUPED
-from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of
+from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of, source_of
 from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
-from autotuner.runtime.capture.reader import RULES, Reader, has_parts, held, in_order
+from autotuner.runtime.capture.reader import RULES, Reader, has_parts, held, in_order, learned
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
 
@@ -134,7 +134,7 @@ class Unread:
         if not of.dtype:  # one of several results
             inner = self._seen_parts(of)
             return None if inner is None else self._or_none(lambda: self.resolved(inner[rest[0]]))
-        if of.is_view and not of.is_floating:
+        if (of.is_view and not of.is_floating) or self._is_merged_copy(call, of):
             return None
         rule = RULES[call.target]
 
@@ -142,6 +142,17 @@ class Unread:
             return self.resolved(rule(self._reader, self.view_of(base), *rest, **call.kwargs))
 
         return self._or_none(found)  # type: ignore[no-any-return]
+
+    def _is_merged_copy(self, call: Deferred, of: Deferred) -> bool:
+        """Say whether a view merges dimensions of another one that a program has to copy, for nobody else: it can copy
+        them as they are merged, so that the positions of a window are one axis."""
+        is_alone = of not in self._reader.results_of_calls and len(self._calls.readers.get(of, ())) == 1
+        if not (is_alone and of.is_view and len(call.shape) < len(of.shape)):
+            return False
+        mark = self._reader.mark()
+        is_seen = self._tried("seen", of, lambda: self._seen(of)) is not None
+        self._reader.take_back(mark)
+        return not is_seen
 
     def _seen_parts(self, call: Deferred) -> tuple[Any, ...] | None:
         rule = RULES.get(call.target) if call.is_view else None
@@ -304,12 +315,21 @@ class Unread:
         return View(made[0], dims)
 
     def _in_order(self, views: Iterable[View]) -> list[View]:
-        """Return distinct views: first those of what flows through the program, and parameters and others behind."""
+        """Return distinct views: first those of what flows through the program, and parameters and others behind.
+
+        What comes from outside and has a gradient flows as well, so that the first layer is like those behind it.
+        """
         distinct: list[View] = []
         for view in views:
             if not any(view is other for other in distinct):
                 distinct.append(view)
-        return sorted(distinct, key=lambda view: bool(view.tensor.places) or not self._calls.is_made(view))
+        return sorted(distinct, key=lambda view: not self._is_flowing(view))
+
+    def _is_flowing(self, view: View) -> bool:
+        if view.tensor.places:
+            return False
+        source = source_of(view.tensor)
+        return self._calls.is_made(view) or (source.made_by is None and not source.parameter and learned(view))
 
     def _as_number(self, view: View) -> View:
         """Return 0.0 and 1.0 in place of a boolean tensor from outside."""

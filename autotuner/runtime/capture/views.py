@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.runtime.capture.axes import Dim, UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import Dim, UnknownError, are_shuffled, extent, fresh, whole
 from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, held, rule
 from autotuner.runtime.capture.written_out import is_named, uncast
@@ -23,11 +23,15 @@ def _seen(x: View, dims: tuple[Dim, ...]) -> View:
 
     Raises:
         UnknownError: it makes one dimension of several of a tensor that comes from outside, as of the rows and columns
-            of an image. The view is then what comes from outside, and its positions are one axis.
+            of an image. The view is then what comes from outside, and its positions are one axis. Or it cuts an image
+            into windows, or puts it together again: that is a copy, so that the positions of a window are one axis, as
+            kernels of attention want them.
     """
     tensor, own = x.tensor, set(held(x))  # what it only repeats, as a mask for all heads, is none of its positions
     if tensor.made_by is None and not tensor.parameter and any(len(own.intersection(whole(dim))) > 1 for dim in dims):
         raise UnknownError("a view that merges dimensions of what is no result of ours")
+    if any(are_shuffled(dim, held(x)) for dim in dims):
+        raise UnknownError("a view that shuffles parts of two dimensions, as windows of an image do")
     return View(tensor, dims, x.fixed)
 
 

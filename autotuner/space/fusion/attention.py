@@ -75,18 +75,6 @@ def _extent(graph: Graph, operator: Operator, operand: int, axis: str) -> int:
     return graph.shape(operator.inputs[operand])[operator.input_axes[operand].index(axis)]
 
 
-def _rows_before_heads(chain: Sequence[Operator]) -> bool:
-    """Tell whether query, key, value and output are declared as batch, rows, heads, features, as in backward."""
-    axes = _axes_of(chain)
-    if axes is None:
-        return False
-    first, second = axes
-    declared = (*chain[0].input_axes, chain[-1].input_axes[1], *chain[-1].output_axes)
-    return declared == (
-        first.query_rows_first, first.key_rows_first, second.key_rows_first, second.query_rows_first,
-    )  # fmt: skip
-
-
 def _causal_of_queries(chain: Sequence[Operator]) -> bool:
     """Tell whether a causal mask, where attention has one, hides keys (which the softmax runs along) from queries."""
     mask = next((operator for operator in chain if operator.kind == "causal_mask"), None)
@@ -106,10 +94,10 @@ def attention_grad(
     are not. The gradient of a bias is the last output.
     """
     for chain, (inputs, outputs) in attention_forward(graph, Attention(pattern.forward)):
-        if len(outputs) == 1 or not _rows_before_heads(chain):
+        query, key, value, *added = inputs
+        if len(outputs) == 1 or len({query, key, value}) < 3:
             continue
         *made_again, context = chain
-        query, key, value, *added = inputs
         softmax = next(o for o in chain if o.kind == "softmax")
         drawing = next((o for o in chain if o.kind == "dropout_mask"), None)
         again = [o for o in made_again if o is not drawing]

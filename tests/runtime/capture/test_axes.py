@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotuner.runtime.capture.axes import Axes, Axis, UnknownError, extent, fresh, whole
+from autotuner.runtime.capture.axes import Axes, Axis, UnknownError, are_shuffled, extent, fresh, whole
 
 
 def test_a_view_splits_an_axis_and_merging_it_again_gives_the_same() -> None:
@@ -130,3 +130,24 @@ def test_uniting_ends_and_leaves_every_dimension_its_extent(one: list[int], othe
     with suppress(UnknownError):
         axes.unite(first, second)
     assert [extent(whole(dim)) for dim in dims.values()] == [2, 3, 4, 6, 8]
+
+
+def test_positions_of_windows_are_shuffled_and_heads_with_their_features_are_not() -> None:
+    axes = Axes()
+    image = fresh([2, 8, 12, 32])
+    batch, down, rows, across, columns, features = axes.regrouped(image, [2, 2, 4, 3, 4, 32])
+    memory = whole(axis for dim in image for axis in dim)
+    assert are_shuffled((*rows, *columns), memory)
+    assert are_shuffled((*batch, *down, *across), memory)
+    assert not are_shuffled((*batch, *down), memory)
+    assert not are_shuffled((*rows, *across), memory), "they lie one behind the other"
+    assert not are_shuffled((*batch, *features), memory), "none of them is a part"
+    context = [*rows, *features]  # as attention's, which has heads of a query that it does not have as a whole
+    assert not are_shuffled((*rows, *features), context)
+
+
+def test_parts_of_one_axis_in_another_order_are_not_shuffled() -> None:
+    axes = Axes()
+    (features,) = fresh([32])
+    heads, rest = axes.regrouped([features], [4, 8])
+    assert not are_shuffled((*rest, *heads), whole(features))

@@ -18,10 +18,14 @@ SIZES = {"image_size": 64, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4
 
 
 class Windows(nn.Module):
-    """A layer as torchvision's and timm's: norm and attention in windows of 4 x 4 positions, then a feed-forward."""
+    """A layer as torchvision's and timm's: norm and attention in windows of 4 x 4 positions, then a feed-forward.
 
-    def __init__(self, width: int = 32, heads: int = 2, window: int = 4) -> None:
+    Where it `adds`, attention is written out, with a learned bias for each pair of positions.
+    """
+
+    def __init__(self, width: int = 32, heads: int = 2, window: int = 4, *, adds: bool = False) -> None:
         super().__init__()
+        self.bias = nn.Parameter(torch.randn(window**2, window**2, heads)) if adds else None
         self.heads, self.window = heads, window
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.stacked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -33,7 +37,12 @@ class Windows(nn.Module):
         x = x.view(b, height // of, of, breadth // of, of, width).permute(0, 1, 3, 2, 4, 5)
         x = x.reshape(-1, of * of, width)
         query, key, value = self.stacked(x).view(len(x), of * of, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-        x = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape)
+        if self.bias is None:
+            y = nn.functional.scaled_dot_product_attention(query, key, value)
+        else:
+            scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1) + self.bias.permute(2, 0, 1)
+            y = scores.softmax(-1) @ value
+        x = y.transpose(1, 2).reshape(x.shape)
         x = self.out(x).view(b, height // of, breadth // of, of, of, width)
         return x.permute(0, 1, 3, 2, 4, 5).reshape(b, height, breadth, width)
 
@@ -48,8 +57,8 @@ def swin() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 2])}
 
 
-def windows() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return nn.Sequential(Windows(), Windows()), (torch.randn(2, 8, 8, 32),)
+def windows(*, adds: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(Windows(adds=adds), Windows(adds=adds)), (torch.randn(2, 8, 8, 32),)
 
 
 @pytest.mark.parametrize("make", [swin, windows])
@@ -63,10 +72,23 @@ def test_the_search_space_of_each_layer_is_small(make: Callable[[], tuple[nn.Mod
         assert max(sizes) < 20_000
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_positions_of_a_window_are_one_axis_so_that_attention_is_one_kernel(adds: bool) -> None:
+    model, (x,) = windows(adds=adds)
+    calls_of_layers = region_calls(model.bfloat16(), [(x.bfloat16().requires_grad_(),)])
+    (model_of_layer,) = calls_of_layers.models.values()  # the first layer is like the second
+    graph = model_of_layer.graph()
+    (softmax,) = (operator for operator in graph.operators if operator.kind == "softmax")
+    assert graph.shape(softmax.outputs[0]) == (8, 2, 16, 16)  # windows, heads, positions twice
+    calls = build_space(training_graph(graph), space_file("cuda")).calls.values()
+    assert {"triton_attention", "triton_attention_grad"} <= {call.candidate.kernel for call in calls}
+
+
 @pytest.mark.slow
-def test_layers_with_windows_compute_what_eager_does() -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_layers_with_windows_compute_what_eager_does(adds: bool) -> None:
     torch.manual_seed(0)
-    model, (x,) = windows()
+    model, (x,) = windows(adds=adds)
     model, x = model.double(), x.double()
 
     def loss(called: Any) -> Tensor:

@@ -1,0 +1,90 @@
+"""Attention of models that declare heads before rows, rows before the batch, or each operand in an order of its own."""
+
+import pytest
+
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph, Operator, Tensor
+from autotuner.ir.records import Call, Candidate
+from autotuner.kernels import KERNELS
+from autotuner.kernels.heads import head_operands
+from autotuner.kernels.rules.attention import attention_layouts
+from autotuner.space.fusion import covers
+from tests.kernels.calls import faults
+
+EXTENTS = {"b": 2, "n": 3, "r": 2, "q": 5, "k": 7, "p": 8}
+ORDERS = {
+    "heads before rows": ("bnqp", "bnkp", "bnkp", "bnqp"),
+    "rows before the batch": ("qbnp", "kbnp", "kbnp", "qbnp"),
+    "each its own": ("bqnp", "bnkp", "kbnp", "bnqp"),
+    "heads that share a key": ("bnrqp", "bnkp", "bknp", "qbnrp"),
+}
+CPU = ("torch_flash_attention", "cpp_attention")
+
+
+def attention(query: str, key: str, value: str, out: str, dtype: str = "float32") -> Graph:
+    """Return attention with a scale, and its gradients, of operands with these axes."""
+    scores = "bnrqk" if "r" in query else "bnqk"
+    rest = scores[:-1]
+    axes = {"query": query, "key": key, "value": value, "scores": scores, "scaled": scores, "weights": scores,
+            "out": out}  # fmt: skip
+    given = ("query", "key", "value")
+    tensors = {name: Tensor(name, own, dtype, "input" if name in given else "activation") for name, own in axes.items()}
+    tensors["sums"] = Tensor("sums", rest, "float32", "auxiliary", optional=True)
+    operators = (
+        Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
+        Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 0.5),)),
+        Operator(
+            "weights", "softmax", f"{scores}->{scores},{rest}", ("scaled",), ("weights", "sums"), (("axis", "k"),)
+        ),
+        Operator("out", "contraction", f"{scores},{value}->{out}", ("weights", "value"), ("out",)),
+    )
+    extents = {axis: EXTENTS[axis] for axis in dict.fromkeys("".join(axes.values()))}
+    return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
+
+
+def calls(graph: Graph, name: str) -> list[Call]:
+    """Return the calls of a kernel, in all of its layouts, as far as its rule admits them."""
+    named = {operator.name: operator for operator in graph.operators}
+    kernel = KERNELS[name]
+    found = []
+    for cover in covers(graph, (name, kernel.partner), 8):
+        if name not in cover.kernels:
+            continue
+        members = [named[member] for member in cover.recomputed + cover.operators]
+        subgraph = graph.subgraph(members, cover.inputs, cover.outputs)
+        candidates = (Candidate(name, row) for row in dict.fromkeys(kernel.layouts(subgraph)))
+        found += [Call(subgraph, each) for each in candidates if kernel.refuses(subgraph, each) is None]
+    return found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CPU)
+def test_every_order_equals_the_reference(order: str, name: str) -> None:
+    if name.startswith("torch") and "share" in order:
+        pytest.skip("torch's takes as many heads of keys as of queries")
+    graph = attention(*ORDERS[order])
+    for kernel in (name, f"{name}_grad"):
+        found = calls(graph, kernel)
+        assert len(found) >= 2
+        assert faults(found) == {}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_operands_may_lie_as_declared_with_rows_first_and_with_heads_first(order: str) -> None:
+    graph = attention(*ORDERS[order], dtype="bfloat16")
+    (call, *_) = calls(graph, "cudnn_attention")
+    operands = head_operands(call.subgraph)
+    rows = list(attention_layouts(call.subgraph))
+    assert len(rows) == len(set(rows))
+    for place, number in enumerate(call.subgraph.inputs[:3]):
+        of, axes = operands[number], call.subgraph.tensors[number].axes
+        orders = {"".join(axes[of.declared.index(letter)] for letter in each)
+                  for each in (of.declared, of.rows_first, of.heads_first)}  # fmt: skip
+        assert {row[place] for row in rows} == orders
+
+
+@pytest.mark.parametrize("name", ["cuda_flash_attention", "cuda_efficient_attention"])
+def test_backward_of_torch_copies_what_has_its_rows_not_first(name: str) -> None:
+    backward = f"{name}_grad"
+    assert calls(attention("bqnp", "bknp", "bknp", "bqnp", "bfloat16"), backward)
+    assert not calls(attention("bqnp", "bknp", "bknp", "bnqp", "bfloat16"), backward)
