@@ -14,6 +14,7 @@ import torch
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.records import Call, Candidate, Scalar
+from autotuner.ir.soft_cap import soft_cap
 from autotuner.kernels import KERNELS
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.attention import added_mask
@@ -43,7 +44,7 @@ CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "odd bias": (ODD | {"q": 37, "k": 37}, {"p": 0.0, "model": "t5-block"}),
 }
 
-ADDED: Mapping[str, tuple[str, str, str, float]] = {
+ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, float]] = {
     "bias with keys first": ("bias", "kqn", "bqnp", 0.0),
     "bias of a batch entry": ("bias", "bnqk", "bqnp", 0.0),
     "bias of all heads": ("bias", "qk", "bqnp", 0.25),
@@ -52,12 +53,17 @@ ADDED: Mapping[str, tuple[str, str, str, float]] = {
     "mask of each head": ("mask", "nrk", "bqnrp", 0.25),
     "heads before rows": ("bias", "nqk", "bnqp", 0.25),
     "rows before the batch": ("mask", "bk", "qbnp", 0.0),
+    "soft cap and a mask over rows": ("mask", "bqk", "bqnrp", 0.0, 2.0),
+    "soft cap and a mask of keys": ("mask", "bk", "bqnp", 0.25, 0.5),
+    "soft cap of causal attention": ("causal_mask", "", "bqnp", 0.0, 1.0),
+    "soft cap alone": ("", "", "bqnp", 0.25, 1.5),
 }
-"""Kind and axes of what is added to the scores, axes of the query, and the share of weights that is dropped."""
+"""Kind and axes of what is added to the scores, axes of the query, the share of weights that is dropped, and what the
+scores are capped at, where they are scaled as well."""
 
 
-def adding(kind: str, axes: str, query: str, p: float = 0.0) -> Graph:
-    """Return attention that adds something to its scores, without a scale, with its gradients."""
+def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -> Graph:
+    """Return attention that adds something to its scores, with its gradients."""
     length = WORDS["l"] if p else ODD["l"]
     extents = {"b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
     heads = "nr" if "r" in query else "n"
@@ -66,10 +72,30 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0) -> Graph:
     made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
     tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
     tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
-    tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
+    given_axes = [axes] if axes else []
+    if axes:
+        tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
+    moving: list[Operator] = []
+    last = "scores"
+    if cap:
+        program = (("program", soft_cap(cap, "float16").text),)
+        moving = [
+            Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 1.5),)),
+            Operator("capped", "pointwise", f"{scores}->{scores}", ("scaled",), ("capped",), program),
+        ]
+        tensors |= {name: Tensor(name, scores, "float16", "activation") for name in ("scaled", "capped")}
+        last = "capped"
+    if kind:
+        spec = ",".join((scores, *given_axes))
+        hides = (("query_axis", "q"), ("key_axis", "k")) if kind == "causal_mask" else ()
+        read = (last, *(["added"] if axes else []))
+        moving.append(Operator("moved", kind, f"{spec}->{scores}", read, ("moved",), hides))
+        last = "moved"
+    else:
+        del tensors["moved"]
     tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
     dropping: tuple[Operator, ...] = ()
-    read = "dropped" if p else "weights"
+    weighed = "dropped" if p else "weights"
     if p:
         share = (("p", p),)
         tensors["drawn"] = Tensor("drawn", scores, "float16", "auxiliary")
@@ -80,12 +106,12 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0) -> Graph:
         )
     operators = (
         Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),
-        Operator("moved", kind, f"{scores},{axes}->{scores}", ("scores", "added"), ("moved",)),
+        *moving,
         Operator(
-            "weights", "softmax", f"{scores}->{scores},{weights}", ("moved",), ("weights", "sums"), (("axis", "k"),)
+            "weights", "softmax", f"{scores}->{scores},{weights}", (last,), ("weights", "sums"), (("axis", "k"),)
         ),
         *dropping,
-        Operator("out", "contraction", f"{scores},bknp->{query}", (read, "value"), ("out",)),
+        Operator("out", "contraction", f"{scores},bknp->{query}", (weighed, "value"), ("out",)),
     )  # fmt: skip
     return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
 

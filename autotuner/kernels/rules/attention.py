@@ -6,6 +6,7 @@ from math import floor
 
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
+from autotuner.ir.soft_cap import cap_of
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
 from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad
@@ -24,10 +25,14 @@ FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
 MASKED_FORWARD = ("contraction", "scale", "mask", "softmax", "contraction")
 BIASED_FORWARD = ("contraction", "scale", "bias", "softmax", "contraction")
+CAPPED_FORWARD = ("contraction", "scale", "pointwise", "softmax", "contraction")
+CAPPED_CAUSAL_FORWARD = ("contraction", "scale", "pointwise", "causal_mask", "softmax", "contraction")
+CAPPED_MASKED_FORWARD = ("contraction", "scale", "pointwise", "mask", "softmax", "contraction")
+"""With a soft cap of the scores, which is an expression."""
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
-GRADIENTS = {"scale": "scale", "dropout": "dropout", "bias": "bias_grad"}
+GRADIENTS = {"scale": "scale", "dropout": "dropout", "bias": "bias_grad", "pointwise": "pointwise_grad"}
 """Backward kinds of what may stand between the two contractions, beside the softmax; masks have none."""
 
 
@@ -52,6 +57,12 @@ def variants(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         for kinds in forwards
         for drop in ((), DROPPING)
     )
+
+
+def cap_of_scores(subgraph: Subgraph) -> float | None:
+    """Return c where scores are capped by c tanh(x / c), None where they are not, or by another expression."""
+    node = next((node for node in subgraph.nodes if node.kind == "pointwise"), None)
+    return None if node is None else cap_of(str(dict(node.attributes)["program"]))
 
 
 LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}

@@ -9,12 +9,16 @@ from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
     BIASED_FORWARD,
+    CAPPED_CAUSAL_FORWARD,
+    CAPPED_FORWARD,
+    CAPPED_MASKED_FORWARD,
     CAUSAL_FORWARD,
     FORWARD,
     MASKED_FORWARD,
     added_mask,
     attention_grads,
     backward_of,
+    cap_of_scores,
     dropped_share,
     features_scattered,
     library_layouts,
@@ -29,7 +33,7 @@ STORAGE = "bit"
 LEVELS = 1 << 16
 """Of the share that is kept."""
 WORD_BITS = 32
-FEATURES = (16, 32, 64, 128)
+FEATURES = (16, 32, 64, 128, 256)
 TILES = (16, 32, 64, 128, 256)
 MOST_OFFSET = (1 << 31) - 1
 """Elements from the first of a batch entry to another along one axis: programs count those in 32 bits."""
@@ -80,6 +84,8 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
     heads = prod(extents[letter] for letter in axes.batch + axes.heads)
     if heads > MOST_HEADS:
         return f"it launches at most {MOST_HEADS:,} heads over a whole batch; these are {heads:,}"
+    if "pointwise" in subgraph.kinds and cap_of_scores(subgraph) is None:
+        return "it computes no expression of the scores but a soft cap, c tanh(x / c)"
     factor = next((float(dict(node.attributes)["factor"]) for node in subgraph.nodes if node.kind == "scale"), 1.0)
     if factor <= 0:
         return f"it takes a positive factor of the scores; this one is {factor:g}"
@@ -185,7 +191,10 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
-_KINDS = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD)
+_KINDS = variants(
+    FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD,
+    CAPPED_MASKED_FORWARD,
+)  # fmt: skip
 for _name, _partner, _function, _patterns in (
     ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),
     ("triton_attention_grad", "triton_attention", "backward", attention_grads(_KINDS)),

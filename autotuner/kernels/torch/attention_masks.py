@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Subgraph
-from autotuner.kernels.rules.attention import dropped_share
+from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
 from autotuner.kernels.torch.attention import added, backward_operands, causal, factor
 
 FEATURES = 64
@@ -82,6 +82,9 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
     _, query, key, value, out = backward_operands(subgraph, inputs)
     wide_key, wide_value = (each.float().repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
     scores = (query.float() @ wide_key.transpose(-1, -2)) * factor(subgraph)
+    cap = cap_of_scores(subgraph)
+    if cap is not None:
+        scores = cap * (scores / cap).tanh()
     addend = added(subgraph, inputs, query, key)
     if addend is not None:
         scores += addend

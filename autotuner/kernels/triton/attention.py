@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autotuner.errors import KernelError
 from autotuner.ir.records import Call
-from autotuner.kernels.rules.attention import dropped_share
+from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
 from autotuner.kernels.rules.attention_triton import WORD_BITS, kept_levels, params_of
 from autotuner.kernels.torch.attention import (
     added,
@@ -62,20 +62,20 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     words = outputs[2].view(torch.int32) if len(outputs) > 2 else seed
     if p and len(outputs) < 3:  # nothing else reads the mask
         words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
-    addend = added(subgraph, inputs, query, key)
+    addend, cap = added(subgraph, inputs, query, key), cap_of_scores(subgraph)
     launch = TritonLaunch(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
             query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend, seed,
             *_strides(query, key, value, out), *_steps(addend), heads, rows, key.shape[2], factor(subgraph),
-            1 / (1 - p),
+            cap or 1.0, 1 / (1 - p),
         ),
         {
             "FEATURES": features, "ROWS": params["rows"], "COLUMNS": params["columns"],
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
-            "GROUP": heads // key.shape[1], "ADDS": addend is not None, "OVER_ROWS": _over_rows(addend),
-            "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
+            "GROUP": heads // key.shape[1], "CAPS": cap is not None, "ADDS": addend is not None,
+            "OVER_ROWS": _over_rows(addend), "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
             "PACKS": query.is_cuda, "num_warps": params["warps"], "num_stages": params["stages"],
         },
     )  # fmt: skip
@@ -101,10 +101,12 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     statistics = torch.empty(batch * heads * rows * 2, dtype=torch.float32, device=query.device)
     words = inputs[6].view(torch.int32) if p else statistics
     addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
-    last = (*_steps(addend), heads, rows, columns, factor(subgraph), 1 - p)
+    cap = cap_of_scores(subgraph)
+    last = (*_steps(addend), heads, rows, columns, factor(subgraph), cap or 1.0, 1 - p)
     mask = (words, statistics if addend is None else addend)
     flags = {"FEATURES": features, "GROUP": heads // shared_heads, "DROPS": p > 0}
-    adds = {"CAUSAL": causal(subgraph), "ADDS": addend is not None, "OVER_ROWS": _over_rows(addend)}
+    adds = {"ADDS": addend is not None, "OVER_ROWS": _over_rows(addend)}
+    adds |= {"CAUSAL": causal(subgraph), "CAPS": cap is not None}
     tiles = {side: {"ROWS": params[f"{side}_rows"], "COLUMNS": params[f"{side}_columns"]} for side in ("query", "key")}
     options = {
         side: flags | tile | {

@@ -8,7 +8,7 @@ depend on the order in which programs run.
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows
+from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows, capped
 from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
@@ -18,9 +18,9 @@ def query_gradient(
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     out_batch, out_head, out_row, gradient_batch, gradient_head, gradient_row,
     into_query_batch, into_query_head, into_query_row, added_batch, added_head, added_row, added_key,
-    heads, rows, columns, factor, kept,
+    heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of its rows.
 
@@ -65,7 +65,12 @@ def query_gradient(
         else:
             keys = tl.load(key_at, mask=(column < columns)[:, None], other=0.0)
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(keys)) * in_base_2
+        scores = tl.dot(queries, tl.trans(keys))
+        if CAPS:
+            share = capped(scores, factor, cap)
+            scores = share * (cap * LOG2_E)
+        else:
+            scores = scores * in_base_2
         above = tl.dot(gradients, tl.trans(values))
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
@@ -78,6 +83,8 @@ def query_gradient(
             spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)
             above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
         below = weights * (above - mean[:, None])
+        if CAPS:
+            below = below * (1.0 - share * share)
         sums = tl.dot(below.to(keys.dtype), keys, sums)
     sums = sums * (factor / kept)
     tl.store(
@@ -92,9 +99,9 @@ def key_value_gradient(
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, into_key_batch, into_key_head, into_key_row,
     into_value_batch, into_value_head, into_value_row, added_batch, added_head, added_row, added_key,
-    heads, rows, columns, factor, kept,
+    heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped.
 
@@ -143,7 +150,12 @@ def key_value_gradient(
             gradients = tl.load(gradient_at, mask=ok[:, None], other=0.0)
             both = tl.load(place, mask=ok[:, None], other=0.0)
         exponents, mean = tl.split(both)
-        scores = tl.dot(keys, tl.trans(queries)) * in_base_2
+        scores = tl.dot(keys, tl.trans(queries))
+        if CAPS:
+            share = capped(scores, factor, cap)
+            scores = share * (cap * LOG2_E)
+        else:
+            scores = scores * in_base_2
         if OVER_ROWS:
             own = added + head.to(tl.int64) * added_head
             addend = added_along_columns(own, row, column, added_row, added_key, rows, columns, EVEN, True)
@@ -163,6 +175,8 @@ def key_value_gradient(
         value_sums = tl.dot(dropped.to(gradients.dtype), gradients, value_sums)
         above = tl.dot(values, tl.trans(gradients))
         below = dropped * above - weights * mean[None, :]
+        if CAPS:
+            below = below * (1.0 - share * share)
         key_sums = tl.dot(below.to(queries.dtype), queries, key_sums)
     key_sums = key_sums * (factor / kept)
     value_sums = value_sums / kept
@@ -182,7 +196,7 @@ def bias_gradient(
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, into_batch, into_head, into_row, into_column,
     added_batch, added_head, added_row, added_key,
-    heads, rows, columns, factor, kept,
+    heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
     GROUP: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip

@@ -25,6 +25,12 @@ def hiding(addend):
 
 
 @triton.jit
+def capped(products, factor, cap):
+    """Return tanh(factor * products / cap), of which the scores are `cap` times as much."""
+    return 2.0 * tl.sigmoid(products * (2.0 * factor / cap)) - 1.0
+
+
+@triton.jit
 def added_along_rows(
     added, row, column, added_row, added_key, rows, columns, EVEN: tl.constexpr, OVER_ROWS: tl.constexpr
 ):
@@ -61,10 +67,10 @@ def forward(
     query, key, value, out, log_sum_exp, words, added, seed,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     out_batch, out_head, out_row, added_batch, added_head, added_row, added_key,
-    heads, rows, columns, factor, kept_inverse,
+    heads, rows, columns, factor, cap, kept_inverse,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr,
-    KEPT: tl.constexpr, PACKS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, SAVES: tl.constexpr,
+    DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T + added), dropped by bits, times value.
 
@@ -120,14 +126,17 @@ def forward(
             keys = tl.load(key_at, mask=(column < columns)[None, :], other=0.0)
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
         scores = tl.dot(queries, keys)
+        if CAPS:
+            scores = capped(scores, factor, cap) * (cap * LOG2_E)
+        elif ADDS:
+            scores = scores * in_base_2
         if ADDS:
-            addend = added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
-            scores = scores * in_base_2 + addend
+            scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
         if not EVEN:
             scores = tl.where((column < columns)[None, :], scores, float("-inf"))
         if CAUSAL:
             scores = tl.where(column[None, :] <= row[:, None], scores, float("-inf"))
-        if ADDS:
+        if ADDS or CAPS:
             grown = tl.maximum(largest, tl.max(scores, 1))
             base = tl.where(grown == float("-inf"), 0.0, grown)  # all keys so far are hidden
             weights = tl.exp2(scores - base[:, None])

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from autotuner.runtime.capture.attention_masks import masks_of_attention, sum_of_masks
+from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
-from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
+from autotuner.runtime.capture.reader import Reader, aten, held, in_order, memory, plain, rule
+from autotuner.runtime.capture.scores import in_pieces, masked
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def _as_queries(weights: View) -> list[Axis]:
     return held(made.inputs[0].view) if made is not None and is_attention else []
 
 
-_OF_WEIGHTS = ("dropout", "softmax", "mask", "bias", "scale")
+_OF_WEIGHTS = ("dropout", "softmax", "mask", "bias", "pointwise", "scale")
 
 
 @rule(aten.matmul.default)
@@ -243,7 +244,7 @@ def _softmax_call(reader: Reader, x: View, dim: int, dtype: torch.dtype | None =
 
 def softmax(reader: Reader, x: View, dim: int) -> View:
     """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
-    x = reader.typed(x)
+    x = reader.typed(in_pieces(reader, x))
     place = dim % len(x.dims)
     axes = whole(x.dims[place])
     if len(axes) != 1:
@@ -255,14 +256,6 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
     return View(made[0], x.dims)
 
 
-def _masked(reader: Reader, scores: View, mask: View, *, written_out: bool = False) -> tuple[View, View | None]:
-    """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`."""
-    if learned(mask):
-        return reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(mask))), None
-    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), written_out=written_out)
-    return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
-
-
 @rule(aten.baddbmm.default)
 def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, alpha: float = 1) -> View:
     """Append scores and the mask that is added to them, as torch has it where attention returns its weights."""
@@ -271,7 +264,7 @@ def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, a
     scores = _bmm(reader, a, b)
     if alpha != 1:
         scores = reader.mapped("scale", scores, factor=float(alpha))
-    return _masked(reader, scores, mask, written_out=True)[0]
+    return masked(reader, scores, mask, written_out=True)[0]
 
 
 @rule(aten.scaled_dot_product_attention.default)
@@ -307,7 +300,7 @@ def _attention(
         (query_axis,), (key_axis,) = queries, keys
         scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
     elif attn_mask is not None:
-        scores, sees = _masked(reader, scores, plain(attn_mask, "an attention mask"))
+        scores, sees = masked(reader, scores, plain(attn_mask, "an attention mask"))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)
     context = _product(reader, weights, value, (-1, -2), batch, held(query))
     return context if sees is None else reader.mapped("row_mask", context, reader.united(context.dims, sees))

@@ -111,16 +111,19 @@ def attention_grad(
             continue
         of_scores = graph.consumers[grad_softmax.outputs[0]]
         grad_bias = [o for o in of_scores if o.kind == "bias_grad"] if "bias" in pattern.forward else []
-        grad_scale = [o for o in of_scores if o.kind == "scale"] if "scale" in pattern.forward else []
-        last = [o for o in (graph.consumers[grad_scale[0].outputs[0]] if grad_scale else of_scores)
+        grad_cap = [o for o in of_scores if o.kind == "pointwise_grad"] if "pointwise" in pattern.forward else []
+        of_scaled = graph.consumers[grad_cap[0].outputs[0]] if grad_cap else of_scores
+        grad_scale = [o for o in of_scaled if o.kind == "scale"] if "scale" in pattern.forward else []
+        last = [o for o in (graph.consumers[grad_scale[0].outputs[0]] if grad_scale else of_scaled)
                 if o.kind == "contraction"]  # fmt: skip
         into_query = next((o for o in last if key in o.inputs), None)
         into_key = next((o for o in last if query in o.inputs), None)
         if not (into_query and into_key):
             continue
         dropped = (grad_drop,) if grad_drop else ()
-        members = (grad_weights, grad_value, *dropped, grad_softmax, *grad_scale, into_query, into_key, *grad_bias)
-        stays = all(_read_by(graph, each.outputs[0], members) for each in (grad_softmax, *grad_scale))
+        inner = (grad_softmax, *grad_cap, *grad_scale)
+        members = (grad_weights, grad_value, *dropped, *inner, into_query, into_key, *grad_bias)
+        stays = all(_read_by(graph, each.outputs[0], members) for each in inner)
         if stays and sorted(o.kind for o in members) == sorted(pattern.kinds):
             gradient = next(t for t in grad_weights.inputs if t != value)
             made = tuple(o.outputs[0] for o in (into_query, into_key, grad_value, *grad_bias))

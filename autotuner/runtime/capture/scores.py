@@ -1,0 +1,51 @@
+"""Scores of attention: what models do to them before the softmax, as operators that kernels of attention know."""
+
+from autotuner.ir.program import parse_program
+from autotuner.ir.soft_cap import pieces_of, soft_cap
+from autotuner.runtime.capture.attention_masks import masks_of_attention
+from autotuner.runtime.capture.axes import UnknownError, extent, whole
+from autotuner.runtime.capture.program import View
+from autotuner.runtime.capture.program_text import written
+from autotuner.runtime.capture.reader import Reader, learned, memory
+
+
+def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = False) -> tuple[View, View | None]:
+    """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`."""
+    if learned(mask):
+        return reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(mask))), None
+    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), written_out=written_out)
+    return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
+
+
+def in_pieces(reader: Reader, scores: View) -> View:
+    """Return scores by a scale, a soft cap and a mask, where one expression was all of these.
+
+    The expression stays; where nobody else reads it, it is part of no region.
+    """
+    made = scores.tensor.made_by
+    if made is None or made.kind != "pointwise" or scores.fixed:
+        return scores
+    product = made.inputs[0].view
+    if product.tensor.made_by is None or product.tensor.made_by.kind != "contraction":
+        return scores
+    program = parse_program(str(made.attributes["program"]))
+    pieces = pieces_of(program)
+    if pieces is None or pieces.factor <= 0:
+        return scores
+    mark = reader.mark()
+    try:
+        found = product
+        if pieces.factor != 1.0:
+            found = reader.mapped("scale", found, factor=pieces.factor)
+        if pieces.cap is not None:
+            text = written(soft_cap(pieces.cap, scores.dtype), "pointwise")
+            (capped,) = reader.make("pointwise", (found,), [memory(found)], {"program": text}, scores.dtype)
+            assert capped.made_by is not None
+            capped.made_by.places = made.places
+            found = View(capped, found.dims)
+        for number in pieces.added:
+            found, _ = masked(reader, found, made.inputs[number].view, written_out=True)
+    except UnknownError:
+        reader.take_back(mark)
+        return scores
+    return View(found.tensor, scores.dims)
