@@ -1,5 +1,6 @@
-"""Soft caps: c tanh(x / c), as a program that acts element by element, and found in one."""
+"""What programs do to the scores of attention, element by element: scale, cap softly by c tanh(x / c), add, hide."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -25,24 +26,38 @@ def soft_cap(cap: float, dtype: str) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """An input that says which keys are hidden: where it is 0, or where it is not."""
+
+    number: int
+    where_zero: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a program does to the scores of attention: scaled, capped, and then added to.
+    """What a program does to the scores of attention: scaled, capped, and then added to, or hidden in part.
 
     Args:
         factor: that its first input is multiplied with.
         cap: of the result, None where it has none.
         added: numbers of the inputs that are added behind that.
+        hidden: inputs that say where the result is a large negative number.
     """
 
     factor: float
     cap: float | None
     added: tuple[int, ...]
+    hidden: tuple[Hidden, ...] = ()
+
+
+HIDES = -1e4
+"""A score that is set to this, or to less, has no weight."""
 
 
 def cap_of(text: str) -> float | None:
     """Return c of a program that is c tanh(x / c), and nothing else; None of any other."""
     found = pieces_of(parse_program(text))
-    return None if found is None or found.added or found.factor != 1.0 else found.cap
+    return None if found is None or found.added or found.hidden or found.factor != 1.0 else found.cap
 
 
 def pieces_of(program: Program) -> Pieces | None:
@@ -52,27 +67,55 @@ def pieces_of(program: Program) -> Pieces | None:
     ...            "inputs": [["float32", [], true], ["float32", [], false]], "output": ["float32", []],
     ...            "result": "%3", "saved": []}'''
     >>> pieces_of(parse_program(text))
-    Pieces(factor=0.5, cap=None, added=(1,))
+    Pieces(factor=0.5, cap=None, added=(1,), hidden=())
     """
-    value, added = "%0", []
+    value, added, hidden = "%0", list[int](), list[Hidden]()
+    says: dict[str, Hidden] = {}
+    inputs = [f"%{place}" for place in range(1, len(program.inputs))]
     before = behind = 1.0
     has_cap = False
     for number, call in zip(count(len(program.inputs)), program.calls, strict=False):
+        made = _said(call, inputs, says)
+        if made is not None:
+            says[f"%{number}"] = made
+            continue
         other = _other(call, value)
-        if call.name == "tanh.default" and other is None and not has_cap and not added:
+        if call.name == "masked_fill.Scalar" and _hides(call, value, says):
+            hidden.append(says[call.arguments[1]])
+        elif call.name == "tanh.default" and other is None and not has_cap and not added + hidden:
             has_cap = True
-        elif call.name in ("mul.Tensor", "div.Tensor") and type(other) in (int, float) and other and not added:
+        elif call.name in ("mul.Tensor", "div.Tensor") and type(other) in (int, float) and other and not added + hidden:
             by = other if call.name == "mul.Tensor" else 1 / other
             before, behind = (before, behind * by) if has_cap else (before * by, behind)
-        elif call.name == "add.Tensor" and other in (f"%{place}" for place in range(1, len(program.inputs))):
+        elif call.name == "add.Tensor" and other in inputs:
             added.append(int(other[1:]))
         else:
             return None
         value = f"%{number}"
-    is_known = program.result == value and sorted(added) == list(range(1, len(program.inputs)))
+    read = sorted((*added, *(each.number for each in hidden)))
+    is_known = program.result == value and read == list(range(1, len(program.inputs)))
     if not is_known or len(program.dtypes) != 1 or (has_cap and behind <= 0):
         return None
-    return Pieces(before * behind, behind if has_cap else None, tuple(added))
+    return Pieces(before * behind, behind if has_cap else None, tuple(added), tuple(hidden))
+
+
+def _said(call: ProgramCall, inputs: list[str], says: Mapping[str, Hidden]) -> Hidden | None:
+    """Return what a call says of keys, where it makes a condition of an input or turns one round."""
+    first, *rest = call.arguments or (None,)
+    if call.name in ("ne.Scalar", "eq.Scalar") and first in inputs and rest == [0] and not call.keywords:
+        return Hidden(int(first[1:]), call.name == "eq.Scalar")
+    if call.name in ("logical_not.default", "bitwise_not.default") and isinstance(first, str) and first in says:
+        return Hidden(says[first].number, not says[first].where_zero)
+    return None
+
+
+def _hides(call: ProgramCall, value: str, says: Mapping[str, Hidden]) -> bool:
+    """Say whether a call sets a value to a large negative number where a condition holds."""
+    if call.keywords or len(call.arguments) != 3:
+        return False
+    scores, condition, filled = call.arguments
+    is_low = filled == "float:-inf" or (type(filled) in (int, float) and filled <= HIDES)
+    return scores == value and isinstance(condition, str) and condition in says and is_low
 
 
 def _other(call: ProgramCall, value: str) -> Any:

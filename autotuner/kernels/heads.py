@@ -12,7 +12,7 @@ class HeadAxes:
 
     Args:
         batch: of all operands.
-        shared: heads of keys and values.
+        shared: heads of keys and values; "" where there is one for all heads of queries.
         group: heads of queries for each of these; "" where there are as many heads of keys as of queries.
         rows: of queries.
         columns: of keys and values.
@@ -96,19 +96,20 @@ def head_axes(query: str, key: str, weights: str) -> HeadAxes | None:
         key: the operand with columns and features.
         weights: the operand or result with rows and columns; in the order batch, heads, rows, columns.
 
-    >>> head_axes("bqgrp", "bkgp", "bgrqk").heads
-    'gr'
+    >>> head_axes("bqgrp", "bkgp", "bgrqk").heads, head_axes("bqrp", "bkp", "brqk").heads
+    ('gr', 'r')
     """
     both = [letter for letter in weights if letter in query and letter in key]
     own = [letter for letter in weights if letter in query and letter not in key]
     columns = [letter for letter in weights if letter not in query]
     features = [letter for letter in query if letter not in weights]
-    if (len(both), len(columns), len(features)) != (2, 1, 1) or len(own) not in (1, 2):
+    if (len(columns), len(features)) != (1, 1) or (len(both), len(own)) not in ((2, 1), (2, 2), (1, 2)):
         return None
-    if query.index(both[0]) > query.index(both[1]):
-        return None
+    batch, *shared = both
     *group, rows = own
-    found = HeadAxes(both[0], both[1], "".join(group), rows, columns[0], features[0])
+    if query.index(batch) > min(query.index(letter) for letter in (*shared, *group)):
+        return None
+    found = HeadAxes(batch, "".join(shared), "".join(group), rows, columns[0], features[0])
     fits = weights == found.weights and sorted(query) == sorted(found.query) and sorted(key) == sorted(found.key)
     return found if fits else None
 

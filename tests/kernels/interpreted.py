@@ -57,6 +57,9 @@ ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, fl
     "soft cap and a mask of keys": ("mask", "bk", "bqnp", 0.25, 0.5),
     "soft cap of causal attention": ("causal_mask", "", "bqnp", 0.0, 1.0),
     "soft cap alone": ("", "", "bqnp", 0.25, 1.5),
+    "bias of causal attention": ("bias+causal_mask", "nqk", "bqnp", 0.25),
+    "mask of causal attention": ("mask+causal_mask", "bk", "bqnrp", 0.0),
+    "one key for all heads": ("mask", "bqk", "bqrp", 0.25),
 }
 """Kind and axes of what is added to the scores, axes of the query, the share of weights that is dropped, and what the
 scores are capped at, where they are scaled as well."""
@@ -66,15 +69,16 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -
     """Return attention that adds something to its scores, with its gradients."""
     length = WORDS["l"] if p else ODD["l"]
     extents = {"b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
-    heads = "nr" if "r" in query else "n"
+    heads = "".join(letter for letter in "nr" if letter in query)
     scores, weights = f"b{heads}qk", f"b{heads}q"
-    given = {"query": query, "key": "bknp", "value": "bknp"}
+    key = "bknp" if "n" in query else "bkp"
+    given = {"query": query, "key": key, "value": key}
     made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
     tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
     tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
     given_axes = [axes] if axes else []
     if axes:
-        tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind == "mask")
+        tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind.startswith("mask"))
     moving: list[Operator] = []
     last = "scores"
     if cap:
@@ -85,14 +89,15 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -
         ]
         tensors |= {name: Tensor(name, scores, "float16", "activation") for name in ("scaled", "capped")}
         last = "capped"
-    if kind:
-        spec = ",".join((scores, *given_axes))
-        hides = (("query_axis", "q"), ("key_axis", "k")) if kind == "causal_mask" else ()
-        read = (last, *(["added"] if axes else []))
-        moving.append(Operator("moved", kind, f"{spec}->{scores}", read, ("moved",), hides))
-        last = "moved"
-    else:
-        del tensors["moved"]
+    del tensors["moved"]
+    for each in kind.split("+") if kind else ():
+        hides = (("query_axis", "q"), ("key_axis", "k")) if each == "causal_mask" else ()
+        spec = ",".join((scores, *(given_axes if not hides else ())))
+        read = (last, *(["added"] if axes and not hides else []))
+        name = f"moved_by_{each}"
+        tensors[name] = Tensor(name, scores, "float16", "activation")
+        moving.append(Operator(name, each, f"{spec}->{scores}", read, (name,), hides))
+        last = name
     tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
     dropping: tuple[Operator, ...] = ()
     weighed = "dropped" if p else "weights"
@@ -105,13 +110,13 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -
             Operator("dropped", "dropout", f"{scores},{scores}->{scores}", ("weights", "drawn"), ("dropped",), share),
         )
     operators = (
-        Operator("scores", "contraction", f"{query},bknp->{scores}", ("query", "key"), ("scores",)),
+        Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
         *moving,
         Operator(
             "weights", "softmax", f"{scores}->{scores},{weights}", (last,), ("weights", "sums"), (("axis", "k"),)
         ),
         *dropping,
-        Operator("out", "contraction", f"{scores},bknp->{query}", (weighed, "value"), ("out",)),
+        Operator("out", "contraction", f"{scores},{key}->{query}", (weighed, "value"), ("out",)),
     )  # fmt: skip
     return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
 

@@ -17,13 +17,14 @@ ORDERS = {
     "rows before the batch": ("qbnp", "kbnp", "kbnp", "qbnp"),
     "each its own": ("bqnp", "bnkp", "kbnp", "bnqp"),
     "heads that share a key": ("bnrqp", "bnkp", "bknp", "qbnrp"),
+    "one key for all heads to share": ("bqrp", "bkp", "kbp", "brqp"),
 }
 CPU = ("torch_flash_attention", "cpp_attention")
 
 
 def attention(query: str, key: str, value: str, out: str, dtype: str = "float32") -> Graph:
     """Return attention with a scale, and its gradients, of operands with these axes."""
-    scores = "bnrqk" if "r" in query else "bnqk"
+    scores = f"b{''.join(letter for letter in 'nr' if letter in query)}qk"
     rest = scores[:-1]
     axes = {"query": query, "key": key, "value": value, "scores": scores, "scaled": scores, "weights": scores,
             "out": out}  # fmt: skip

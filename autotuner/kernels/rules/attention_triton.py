@@ -8,12 +8,14 @@ from autotuner.kernels.heads import head_operands, score_axes
 from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
+    BIASED_CAUSAL_FORWARD,
     BIASED_FORWARD,
     CAPPED_CAUSAL_FORWARD,
     CAPPED_FORWARD,
     CAPPED_MASKED_FORWARD,
     CAUSAL_FORWARD,
     FORWARD,
+    MASKED_CAUSAL_FORWARD,
     MASKED_FORWARD,
     added_mask,
     attention_grads,
@@ -192,8 +194,8 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 _KINDS = variants(
-    FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD,
-    CAPPED_MASKED_FORWARD,
+    FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_CAUSAL_FORWARD,
+    CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD,
 )  # fmt: skip
 for _name, _partner, _function, _patterns in (
     ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),

@@ -146,7 +146,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
                     query, key, value, gradient, into_bias, statistics, *mask,
                     *_strides(query, key, value, gradient), *into_bias.stride(), *last,
                 ),
-                options["query"] | alike,
+                options["query"] | alike | {"CAUSAL": causal(subgraph)},
             )
         )  # fmt: skip
 

@@ -198,7 +198,7 @@ def bias_gradient(
     added_batch, added_head, added_row, added_key,
     heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr, DROPS: tl.constexpr,
+    CAUSAL: tl.constexpr, GROUP: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a bias of the scores, for a tile of rows and keys: of the scores, summed over what shares the bias.
 
@@ -249,6 +249,8 @@ def bias_gradient(
         scores = tl.dot(queries, tl.trans(keys)) * in_base_2 + addend
         above = tl.dot(gradients, tl.trans(values))
         weights = tl.exp2(scores - exponents[:, None])
+        if CAUSAL:
+            weights = tl.where(column[None, :] <= row[:, None], weights, 0.0)
         if DROPS:
             row_starts = (head_of_all * rows + row) * words_per_row
             spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)

@@ -105,6 +105,34 @@ def _matmul(reader: Reader, a: View, b: View) -> View:
     return _product(reader, a, b, (-1, -2), len(a.dims) - 2, _as_queries(a))
 
 
+@rule(aten.einsum.default)
+def _einsum(reader: Reader, equation: str, operands: Sequence[View], path: Any = None) -> View:  # noqa: ARG001
+    terms, _, out = equation.replace(" ", "").partition("->")
+    sides = terms.split(",")
+    if len(sides) != 2 or len(operands) != 2 or not out or "." in equation:
+        raise UnknownError(f"einsum of {equation}")
+    (a, b), (one, other) = operands, sides
+    if a.tensor.parameter and not b.tensor.parameter:
+        (a, b), (one, other) = (b, a), (other, one)
+    batch = [letter for letter in out if letter in one and letter in other]
+    summed = [letter for letter in one if letter in other and letter not in out]
+    of_one = [letter for letter in one if letter not in other]
+    of_other = [letter for letter in other if letter not in one]
+    is_product = summed and sorted((*batch, *of_one, *of_other)) == sorted(out)
+    if not is_product or any(len(set(each)) < len(each) for each in (one, other)):
+        raise UnknownError(f"einsum of {equation}: no product of two")
+
+    def turned(x: View, side: str, own: Sequence[str]) -> View:
+        dims = dict(zip(side, x.dims, strict=True))
+        last = tuple(axis for letter in summed for axis in dims[letter])
+        return View(x.tensor, (*(dims[letter] for letter in (*batch, *own)), last), x.fixed)
+
+    a, b = turned(a, one, of_one), turned(b, other, of_other)
+    made = _product(reader, a, b, (-1, -1), len(batch), _as_queries(a) if batch else ())
+    dims = dict(zip((*batch, *of_one, *of_other), made.dims, strict=True))
+    return View(made.tensor, tuple(dims[letter] for letter in out))
+
+
 def _with_bias(reader: Reader, x: View, bias: View) -> View:
     x, bias = reader.typed(x), reader.typed(bias)
     return reader.mapped("bias", x, reader.united(x.dims, bias))
@@ -290,7 +318,7 @@ def _attention(
     sees = None
     if attn_mask is not None and reader.hides_nothing(attn_mask):
         attn_mask = None
-    causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask))
+    causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask, True))
     if causal:
         if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
             raise UnknownError("a causal mask over other queries than keys")

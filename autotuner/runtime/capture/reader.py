@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.programmed import CHOICE, WITH_SHAPES
@@ -73,11 +74,12 @@ class Reader:
         choices: the same of choices, whose results are integers for all but programs.
     """
 
-    def __init__(self, is_causal: Callable[[Any], bool], hides_nothing: Callable[[Any], bool]) -> None:
+    def __init__(self, is_causal: Callable[[Any, bool], bool], hides_nothing: Callable[[Any], bool]) -> None:
         """Begin a program.
 
         Args:
-            is_causal: tells whether a mask is a constant that hides what comes later, and nothing else.
+            is_causal: tells whether a mask is a constant that hides what comes later, and nothing else; given whether
+                it hides where it is false.
             hides_nothing: tells whether a mask is a constant that is true everywhere.
         """
         self.axes = Axes()
@@ -220,6 +222,11 @@ def plain(value: Any, what: str) -> View:
     if not isinstance(value, View):
         raise UnknownError(f"{what} is a {type(value).__name__}, no tensor that is known")
     return value
+
+
+def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 1 where a boolean tensor is true, and 0 elsewhere: so programs read one that comes from outside."""
+    return mask.to(dtype)
 
 
 def learned(view: View) -> bool:

@@ -253,12 +253,13 @@ class GraphReading:
         value = self._mask(mask)
         return value is not None and bool(value.all())
 
-    def _is_causal(self, mask: Any) -> bool:
+    def _is_causal(self, mask: Any, where_zero: bool) -> bool:
         value = self._mask(mask)
         if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
             return False
         rows, columns = value.shape[-2:]
-        return bool(rows == columns and (value == torch.ones_like(value).tril()).all())
+        shows = value if where_zero else ~value
+        return bool(rows == columns and (shows == torch.ones_like(value).tril()).all())
 
     def _fragment(self, node: fx.Node, given: Iterable[fx.Node]) -> fx.GraphModule | None:
         """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given.

@@ -1,12 +1,15 @@
 """Scores of attention: what models do to them before the softmax, as operators that kernels of attention know."""
 
+import torch
+from torch import Tensor
+
 from autotuner.ir.program import parse_program
-from autotuner.ir.soft_cap import pieces_of, soft_cap
+from autotuner.ir.soft_cap import Hidden, pieces_of, soft_cap
 from autotuner.runtime.capture.attention_masks import masks_of_attention
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import View
+from autotuner.runtime.capture.program import Computed, TensorValue, View
 from autotuner.runtime.capture.program_text import written
-from autotuner.runtime.capture.reader import Reader, learned, memory
+from autotuner.runtime.capture.reader import Reader, as_numbers, learned, memory
 
 
 def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = False) -> tuple[View, View | None]:
@@ -26,7 +29,7 @@ def in_pieces(reader: Reader, scores: View) -> View:
     if made is None or made.kind != "pointwise" or scores.fixed:
         return scores
     product = made.inputs[0].view
-    if product.tensor.made_by is None or product.tensor.made_by.kind != "contraction":
+    if product.tensor.made_by is None or product.tensor.made_by.kind not in ("contraction", "scale", "bias", "mask"):
         return scores
     program = parse_program(str(made.attributes["program"]))
     pieces = pieces_of(program)
@@ -45,7 +48,33 @@ def in_pieces(reader: Reader, scores: View) -> View:
             found = View(capped, found.dims)
         for number in pieces.added:
             found, _ = masked(reader, found, made.inputs[number].view, written_out=True)
+        for each in pieces.hidden:
+            found = _hidden(reader, found, made.inputs[each.number].view, each)
     except UnknownError:
         reader.take_back(mark)
         return scores
     return View(found.tensor, scores.dims)
+
+
+def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
+    """Append the hiding of keys by a boolean tensor from outside, which a program reads as numbers.
+
+    Raises:
+        UnknownError: it is no such tensor, or only a part of one.
+    """
+    numbers = given.tensor.computed
+    if numbers is None or numbers.function is not as_numbers or given.fixed:
+        raise UnknownError("what hides keys is no boolean tensor from outside")
+    (source,) = numbers.of
+    queries, keys = (whole(dim) for dim in scores.dims[-2:])
+    if reader.is_causal(View(source, given.dims), says.where_zero) and len(queries) == len(keys) == 1:
+        return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
+    by = Computed(hiding, (source,), (says.where_zero,))
+    mask = View(TensorValue(source.dims, "bool", source.node, computed=by), given.dims)
+    return reader.mapped("mask", scores, reader.united(scores.dims, mask))
+
+
+def hiding(mask: Tensor, where_zero: bool, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores: the least number of a type where a boolean tensor hides a key, else 0."""
+    hides = ~mask if where_zero else mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(hides, torch.finfo(dtype).min)

@@ -7,9 +7,6 @@ operator. A value that several read is made once; views, numbers and comparisons
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from autotuner.errors import AutotunerError
 from autotuner.ir.programmed import CHOICE, PLACES
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
@@ -18,7 +15,7 @@ from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, s
 from autotuner.runtime.capture.equal_calls import GROUPED
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of, source_of
 from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
-from autotuner.runtime.capture.reader import RULES, Reader, has_parts, held, in_order, learned
+from autotuner.runtime.capture.reader import RULES, Reader, as_numbers, has_parts, held, in_order, learned
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
 
@@ -144,10 +141,12 @@ class Unread:
         return self._or_none(found)  # type: ignore[no-any-return]
 
     def _is_merged_copy(self, call: Deferred, of: Deferred) -> bool:
-        """Say whether a view merges dimensions of another one that a program has to copy, for nobody else: it can copy
-        them as they are merged, so that the positions of a window are one axis."""
+        """Say whether a view merges dimensions of what a program makes, for nobody else: it can make them as they are
+        merged, so that the positions of a window are one axis, and the features of a head whose pairs are turned."""
         is_alone = of not in self._reader.results_of_calls and len(self._calls.readers.get(of, ())) == 1
-        if not (is_alone and of.is_view and len(call.shape) < len(of.shape)):
+        kept = len(call.shape) - 1
+        is_copy = of.is_view or (not of.is_pointwise and call.shape[:kept] == of.shape[:kept])
+        if not (is_alone and is_copy and len(call.shape) < len(of.shape)):
             return False
         mark = self._reader.mark()
         is_seen = self._tried("seen", of, lambda: self._seen(of)) is not None
@@ -342,11 +341,6 @@ class Unread:
             by = Computed(as_numbers, (tensor,), ())
             self._numbers[tensor] = TensorValue(tensor.dims, "bool", tensor.node, computed=by)
         return View(self._numbers[tensor], view.dims, view.fixed)
-
-
-def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 1 where a boolean tensor is true, and 0 elsewhere."""
-    return mask.to(dtype)
 
 
 def _said(value: Any) -> str:

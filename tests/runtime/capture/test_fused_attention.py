@@ -25,6 +25,35 @@ BACKWARD = (
 WHOLE = {name: size for name, size in SMALL.items() if name != "num_key_value_heads"}
 
 
+class ByEinsum(nn.Module):
+    """Attention as libraries of views write it: products by einsum, later keys hidden by a fill."""
+
+    def __init__(self, *, alibi: bool = False) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 32)
+        slopes = torch.tensor([0.5, 0.25])[:, None, None] if alibi else None
+        self.register_buffer("slopes", slopes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        query, key, value = (each(x).unflatten(-1, (-1, 16)).transpose(1, 2)
+                             for each in (self.query, self.key, self.value))  # fmt: skip
+        scores = torch.einsum("b h i d, b h j d -> b h i j", query, key) * 0.25
+        if self.slopes is not None:
+            places = torch.arange(length, device=x.device)
+            scores = scores + (self.slopes * -(places[None] - places[:, None]).abs()).to(x.dtype)
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        scores = scores.masked_fill(later, -torch.finfo(x.dtype).max)
+        weights = scores.softmax(-1, dtype=torch.float32 if x.dtype == torch.bfloat16 else x.dtype).to(x.dtype)
+        y = torch.einsum("b h i j, b h j d -> b h i d", weights, value).transpose(1, 2).flatten(2)
+        return x + self.out(y)  # type: ignore[no-any-return]
+
+
+def drawn() -> tuple[Tensor, ...]:
+    return (torch.randn(3, 8, 32).requires_grad_(),)
+
+
 def rows_before_the_batch() -> nn.Module:
     layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0)  # torch's default: (positions, batch, features)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -32,10 +61,14 @@ def rows_before_the_batch() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "rows before the batch": (rows_before_the_batch, lambda: (torch.randn(8, 3, 32).requires_grad_(),)),
+    "einsum": (lambda: nn.Sequential(ByEinsum(), ByEinsum()), drawn),
+    "einsum and slopes": (lambda: nn.Sequential(ByEinsum(alibi=True), ByEinsum(alibi=True)), drawn),
     "packed projections": (
         lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**SMALL | {"hidden_size": 64})), tokens
     ),
-    "norms of whole keys": (lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**WHOLE | {"hidden_size": 64})), tokens),
+    "norms of whole keys": (
+        lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**WHOLE | {"hidden_size": 64})), tokens
+    ),
     "soft cap": (lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL, head_dim=16)), tokens),
 }  # fmt: skip
 
@@ -77,7 +110,7 @@ def test_attention_is_one_kernel_forward_and_one_backward(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows before the batch", "soft cap"])
+@pytest.mark.parametrize("name", ["rows before the batch", "einsum", "einsum and slopes", "soft cap"])
 def test_what_they_compute_is_what_eager_computes(name: str) -> None:
     torch.manual_seed(0)
     make, batch = MODELS[name]

@@ -84,7 +84,7 @@ PROGRAMS: dict[str, Inner] = {
     "largest": largest,
     "sorted": lambda x: x.sort(-1).values,
     "squeezed": lambda x: x * x.mean(1, keepdim=True).sigmoid(),
-    "einsum": lambda x: torch.einsum("blh,bmh->blm", x, x.tanh()) @ x,
+    "einsum": lambda x: torch.einsum("blh,bmh,bmk->blk", x, x.tanh(), x),
     "stacked": lambda x: torch.stack((x, x.flip(1)), 0).amax(0),
     "normalised": lambda x: nn.functional.normalize(x, dim=-1),
     "unfolded": lambda x: x.unfold(-1, 2, 2).prod(-1).repeat(1, 1, 2),
