@@ -24,8 +24,6 @@ SENTENCES = {
     "LeViT (timm)": "Batch norms stand behind its projections. They change running statistics, so they stay torch's.",
     "Stable Diffusion 3 (diffusers)": "A layer of text and image has more than 26 axes, the letters that a region has.",
     "U-Net with cross-attention (diffusers)": "Most of its flop are convolutions, which have no kernel here.",
-    "Swin V2 (torchvision)": "Windows split the positions of some layers so far that a product has eight axes, more "
-    "than a tensor may have.",
     "ViT in einops' style": "Dynamo breaks the graph at the model's loop, and leaves its `nn.Sequential` to Python.",
 }
 """Reasons why less than `LEAST` is in regions."""

@@ -40,7 +40,7 @@ class ByEinsum(nn.Module):
         query, key, value = (each(x).unflatten(-1, (-1, 16)).transpose(1, 2)
                              for each in (self.query, self.key, self.value))  # fmt: skip
         scores = torch.einsum("b h i d, b h j d -> b h i j", query, key) * 0.25
-        if self.slopes is not None:
+        if isinstance(self.slopes, Tensor):
             places = torch.arange(length, device=x.device)
             scores = scores + (self.slopes * -(places[None] - places[:, None]).abs()).to(x.dtype)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)

@@ -50,7 +50,7 @@ def view(*shape: int) -> View:
 
 
 def test_a_call_fits_a_rule_by_the_types_that_the_rule_writes() -> None:
-    reader, x = Reader(lambda _: False, lambda _: False), view(2, 3)
+    reader, x = Reader(lambda _, __: False, lambda _: False), view(2, 3)
     norm = RULES[aten.layer_norm.default]
     assert fits(norm, (reader, x, [3], None, x, 1e-5), {})
     assert fits(norm, (reader, x, [3]), {"eps": 1})
