@@ -14,7 +14,7 @@ import torch
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.records import Call, Candidate, Scalar
-from autotuner.ir.soft_cap import soft_cap
+from autotuner.ir.scores import soft_cap
 from autotuner.kernels import KERNELS
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.attention import added_mask

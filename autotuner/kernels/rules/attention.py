@@ -6,7 +6,7 @@ from math import floor
 
 from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
-from autotuner.ir.soft_cap import cap_of
+from autotuner.ir.scores import cap_of
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
 from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.program import parse_program
-from autotuner.ir.soft_cap import Hidden, pieces_of, soft_cap
+from autotuner.ir.scores import Hidden, pieces_of, soft_cap
 from autotuner.runtime.capture.attention_masks import masks_of_attention
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
 from autotuner.runtime.capture.program import Computed, TensorValue, View
@@ -47,7 +47,10 @@ def in_pieces(reader: Reader, scores: View) -> View:
             capped.made_by.places = made.places
             found = View(capped, found.dims)
         for number in pieces.added:
-            found, _ = masked(reader, found, made.inputs[number].view, written_out=True)
+            given = made.inputs[number].view
+            if given.dtype == "bool":
+                raise UnknownError("a boolean tensor that is added as numbers")
+            found, _ = masked(reader, found, given, written_out=True)
         for each in pieces.hidden:
             found = _hidden(reader, found, made.inputs[each.number].view, each)
     except UnknownError:
@@ -60,7 +63,8 @@ def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
     """Append the hiding of keys by a boolean tensor from outside, which a program reads as numbers.
 
     Raises:
-        UnknownError: it is no such tensor, or only a part of one.
+        UnknownError: it is no such tensor, or only a part of one; or a query that sees no key would weigh all alike,
+            which kernels of attention do not.
     """
     numbers = given.tensor.computed
     if numbers is None or numbers.function is not as_numbers or given.fixed:
@@ -69,12 +73,14 @@ def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
     queries, keys = (whole(dim) for dim in scores.dims[-2:])
     if reader.is_causal(View(source, given.dims), says.where_zero) and len(queries) == len(keys) == 1:
         return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
+    if not says.by_infinity:
+        raise UnknownError("keys are hidden by a number")
     by = Computed(hiding, (source,), (says.where_zero,))
     mask = View(TensorValue(source.dims, "bool", source.node, computed=by), given.dims)
     return reader.mapped("mask", scores, reader.united(scores.dims, mask))
 
 
 def hiding(mask: Tensor, where_zero: bool, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores: the least number of a type where a boolean tensor hides a key, else 0."""
+    """Return what is added to scores: -inf where a boolean tensor hides a key, and 0 elsewhere."""
     hides = ~mask if where_zero else mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(hides, torch.finfo(dtype).min)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(hides, float("-inf"))

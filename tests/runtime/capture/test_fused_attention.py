@@ -129,6 +129,57 @@ def test_what_they_compute_is_what_eager_computes(name: str) -> None:
     assert sum(graph.tuned_places for graph in compilation.compiled) == 2
 
 
+class Hiding(nn.Module):
+    """Attention that hides keys as a buffer says, by a number or by -inf, or adds the buffer."""
+
+    def __init__(self, filled: float | None) -> None:
+        super().__init__()
+        self.stacked, self.out, self.filled = nn.Linear(32, 96), nn.Linear(32, 32), filled
+
+    def forward(self, x: Tensor, hides: Tensor) -> Tensor:
+        query, key, value = self.stacked(x).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-2, -1) * 0.25
+        scores = scores + hides if self.filled is None else scores.masked_fill(hides, self.filled)
+        return x + self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Twice(nn.Module):
+    def __init__(self, filled: float | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Hiding(filled) for _ in range(2))
+
+    def forward(self, x: Tensor, hides: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, hides)
+        return x
+
+
+@pytest.mark.parametrize(("filled", "is_mask"), [(-torch.inf, True), (-1e9, False), (None, False)])
+def test_keys_are_hidden_by_a_mask_where_a_query_that_sees_none_gets_what_eager_gives(
+    filled: float | None, is_mask: bool
+) -> None:
+    """Where all keys have one large negative number, all weigh alike; kernels of attention do not know that. A boolean
+    tensor that is added counts as 0 and 1."""
+    torch.manual_seed(0)
+    model, x = Twice(filled).double(), torch.randn(3, 8, 32).double().requires_grad_()
+    hides = torch.rand(3, 1, 8, 8) < 0.3
+    hides[..., 0] = False
+    if filled == -1e9:
+        hides[0, :, 2] = True  # a query that sees no key
+    (found,) = region_calls(model, [(x, hides)]).models.values()
+    assert ("mask" in [operator.kind for operator in found.graph().operators]) == is_mask
+
+    def loss(called: Any) -> Tensor:
+        result: Tensor = called(x, hides).square().mean()
+        return result
+
+    wanted = gradients(model, loss)
+    compilation = Compilation(model)
+    for _ in range(2):
+        assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
+    assert sum(graph.tuned_places for graph in compilation.compiled) == 2
+
+
 def test_another_expression_of_the_scores_is_no_soft_cap() -> None:
     class Squashed(nn.Module):
         def __init__(self) -> None:

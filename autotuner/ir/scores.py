@@ -1,7 +1,7 @@
-"""What programs do to the scores of attention, element by element: scale, cap softly by c tanh(x / c), add, hide."""
+"""Scores of attention, as programs change them by element: scaled, capped by c tanh(x / c), added to, or hidden."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -27,15 +27,22 @@ def soft_cap(cap: float, dtype: str) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """An input that says which keys are hidden: where it is 0, or where it is not."""
+    """An input that says which keys are hidden.
+
+    Args:
+        number: of the input.
+        where_zero: they are where it is 0, and else where it is not.
+        by_infinity: their scores become -inf, and else a number: then a query that sees no key weighs all alike.
+    """
 
     number: int
     where_zero: bool
+    by_infinity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a program does to the scores of attention: scaled, capped, and then added to, or hidden in part.
+    """Changes that a program makes to the scores of attention: a scale, a cap, and then sums, and keys that it hides.
 
     Args:
         factor: that its first input is multiplied with.
@@ -81,7 +88,7 @@ def pieces_of(program: Program) -> Pieces | None:
             continue
         other = _other(call, value)
         if call.name == "masked_fill.Scalar" and _hides(call, value, says):
-            hidden.append(says[call.arguments[1]])
+            hidden.append(replace(says[call.arguments[1]], by_infinity=call.arguments[2] == "float:-inf"))
         elif call.name == "tanh.default" and other is None and not has_cap and not added + hidden:
             has_cap = True
         elif call.name in ("mul.Tensor", "div.Tensor") and type(other) in (int, float) and other and not added + hidden:
