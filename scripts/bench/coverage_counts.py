@@ -17,15 +17,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autotuner.api.backend import capture
 from autotuner.api.survey import with_own_code
+from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.kinds import kind_of
 from autotuner.ir.models import Model
+from autotuner.ir.scores import cap_of
 from autotuner.runtime.capture.calls import calls_of, flop_counter
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import LeftOut, merged
 from autotuner.space import build_space, space_file
+from autotuner.space.fusion import covers
 from scripts.bench.architectures import Architecture, Made
 
+FUSED = "triton_attention"
 SMALL = 2
 """A region of so few operators is told: there is little to tune in it."""
 REASONS = 8
@@ -131,7 +135,8 @@ def counted(architecture: Architecture, tracing: bool = True) -> dict[str, Any]:
         "layers": len(layers.paths),
         "graphs": len(graphs),
         "regions": [
-            {"runs": runs, "kinds": kinds_in(by_name[name]), "flop": flop_of_products(by_name[name])}
+            {"runs": runs, "kinds": kinds_in(by_name[name]), "flop": flop_of_products(by_name[name]),
+             "fused_attentions": fused_attentions(by_name[name])}
             for name, runs in models.items()
         ],
         "tuned_share": sum(runs * several(by_name[name]) for name, runs in models.items()) / of_layers
@@ -274,6 +279,20 @@ def several(model: Model) -> int:
         for each in graph.operators
         if kind_of(each).operator_class == "contraction" and counts[each.name] > 1
     )
+
+
+def fused_attentions(model: Model) -> int:
+    """Return how many attentions of a region this project's kernels for CUDA compute as one, forward and backward,
+    where types and sizes of heads are such that they take."""
+    graph = training_graph(model.graph())
+    operators = {operator.name: operator for operator in graph.operators}
+    found: set[str] = set()
+    for cover in covers(graph, (FUSED, f"{FUSED}_grad")):
+        repeated = [operators[name] for name in cover.recomputed]
+        caps = [str(each.attribute("program")) for each in repeated if each.kind == "pointwise"]
+        if f"{FUSED}_grad" in cover.kernels and all(cap_of(text) for text in caps):
+            found.update(each.name for each in repeated if each.kind == "softmax")
+    return len(found)
 
 
 # Whether tuned regions compute what eager does.

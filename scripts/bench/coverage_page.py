@@ -51,6 +51,7 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     counted = [row for row in rows if row["status"] == "ok"]
     reached = sum(row["share"] >= GOAL for row in counted)
     below = sum(row["share"] < LEAST for row in counted)
+    fused = [share for row in counted if (share := _fused(row)) is not None]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines = [
         "# Coverage of architectures",
@@ -58,7 +59,9 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         f"{versions}, {about['date']}, commit {about['commit']}. `{about['command']}`",
         "",
         f"{reached} of {len(rows)} architectures have at least {GOAL:.0%} of their repeated layers' flop in regions "
-        f"(goal: {AIM}); {below} have less than {LEAST:.0%}; {len(rows) - len(counted)} were not counted.",
+        f"(goal: {AIM}); {below} have less than {LEAST:.0%}; {len(rows) - len(counted)} were not counted. "
+        f"All attention is one kernel forward and one backward in {sum(each == 1.0 for each in fused)} of {len(fused)} "
+        "with regions that have any.",
         "",
         "Each architecture has the configuration that it has by default, but for sizes: 2 to 4 layers, 16 to 64 "
         "tokens, random weights. It is called in train mode on the CPU, in a process of its own; nothing is measured. "
@@ -66,13 +69,15 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "flop of modules that repeat; *all* is that of the whole forward, where stems and heads weigh more than they "
         "do in full size. *Regions a layer* and *operators* are of the regions found. *Choice* is the share of "
         "the layers' flop in products that more than one candidate of the search space for CUDA could compute. "
+        "*Fused* is the share of attentions for which a kernel for CUDA does all between the products, and another one "
+        "all gradients, in the types and sizes of heads that these take. "
         "*Read* is the time from dynamo's graphs to regions; beside it stand dynamo's own tracing, and a first call "
         "with the backend `aot_eager`. *Error* compares a training step in float64 with eager: the largest difference "
         "of an output as a share of its norm, or of a gradient as a share of the largest gradient's norm. torch "
         "multiplies no experts in float64, so layers with experts have none there.",
         "",
         *table(
-            ("architecture", "of", "layers", "all", "regions a layer", "operators", "choice", "read, s",
+            ("architecture", "of", "layers", "all", "regions a layer", "operators", "choice", "fused", "read, s",
              "dynamo, s", "aot_eager, s", "error"),
             (_cells(row) for row in rows),
         ),
@@ -98,14 +103,24 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["status"] != "ok":
-        return row["name"], row["family"], f"**{row['status']}**: {_plain(row['why'])}", *[""] * 8
+        return row["name"], row["family"], f"**{row['status']}**: {_plain(row['why'])}", *[""] * 9
     operators = [len(region["kinds"]) for region in row["regions"] for _ in range(region["runs"])]
     middle = f"{median(operators):.0f}" if operators else ""
     spread = middle if len(set(operators)) < 2 else f"{middle} ({min(operators)} to {max(operators)})"
     each = f"{len(operators) / row['layers']:.1f}" if row["layers"] else ""
     aot = f"{row['aot_s']:.1f}" if "aot_s" in row else ""
+    fused = _fused(row)
     return (row["name"], row["family"], _share(row["share"]), _share(row["share_of_all"]), each, spread,
-            _share(row["tuned_share"]), f"{row['read_s']:.1f}", f"{row['dynamo_s']:.1f}", aot, _error(row))  # fmt: skip
+            _share(row["tuned_share"]), "" if fused is None else _share(fused), f"{row['read_s']:.1f}",
+            f"{row['dynamo_s']:.1f}", aot, _error(row))  # fmt: skip
+
+
+def _fused(row: dict[str, Any]) -> float | None:
+    """Return the share of a model's attentions that are one kernel each; None where its regions have none."""
+    known = [(region["runs"], region["kinds"].count("softmax"), region.get("fused_attentions", 0))
+             for region in row["regions"]]  # fmt: skip
+    total = sum(runs * count for runs, count, _ in known)
+    return sum(runs * fused for runs, _, fused in known) / total if total else None
 
 
 def _error(row: dict[str, Any]) -> str:
