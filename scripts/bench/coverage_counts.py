@@ -30,6 +30,7 @@ from autotuner.space.fusion import covers
 from scripts.bench.architectures import Architecture, Made
 
 FUSED = "triton_attention"
+OF_SCORES = ("scale", "bias", "mask", "causal_mask", "pointwise", "program", "cast")
 SMALL = 2
 """A region of so few operators is told: there is little to tune in it."""
 REASONS = 8
@@ -136,7 +137,7 @@ def counted(architecture: Architecture, tracing: bool = True) -> dict[str, Any]:
         "graphs": len(graphs),
         "regions": [
             {"runs": runs, "kinds": kinds_in(by_name[name]), "flop": flop_of_products(by_name[name]),
-             "fused_attentions": fused_attentions(by_name[name])}
+             "attentions": len(attentions(by_name[name])), "fused_attentions": fused_attentions(by_name[name])}
             for name, runs in models.items()
         ],
         "tuned_share": sum(runs * several(by_name[name]) for name, runs in models.items()) / of_layers
@@ -279,6 +280,29 @@ def several(model: Model) -> int:
         for each in graph.operators
         if kind_of(each).operator_class == "contraction" and counts[each.name] > 1
     )
+
+
+def attentions(model: Model) -> set[str]:
+    """Return the softmaxes of a region that weigh values, or that begin with a product of what flows on.
+
+    Those of routers, which choose experts, are none.
+    """
+    graph = model.graph()
+
+    def weighs(tensor: str) -> bool:
+        kinds = {each.kind: each for each in graph.consumers[tensor]}
+        return "contraction" in kinds or any(
+            weighs(each.outputs[0]) for kind, each in kinds.items() if kind in ("dropout", "cast")
+        )
+
+    def is_of_scores(tensor: str) -> bool:
+        made = graph.producers.get(tensor)
+        if made is None or made.kind != "contraction":
+            return made is not None and made.kind in OF_SCORES and is_of_scores(made.inputs[0])
+        return graph.tensors[made.inputs[1]].role != "parameter"
+
+    softmaxes = [operator for operator in graph.operators if operator.kind == "softmax"]
+    return {each.name for each in softmaxes if weighs(each.outputs[0]) or is_of_scores(each.inputs[0])}
 
 
 def fused_attentions(model: Model) -> int:

@@ -117,8 +117,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _fused(row: dict[str, Any]) -> float | None:
     """Return the share of a model's attentions that are one kernel each; None where its regions have none."""
-    known = [(region["runs"], region["kinds"].count("softmax"), region.get("fused_attentions", 0))
-             for region in row["regions"]]  # fmt: skip
+    known = [(each["runs"], each.get("attentions", 0), each.get("fused_attentions", 0)) for each in row["regions"]]
     total = sum(runs * count for runs, count, _ in known)
     return sum(runs * fused for runs, _, fused in known) / total if total else None
 
