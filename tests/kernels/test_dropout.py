@@ -76,6 +76,7 @@ def test_a_seed_exists_for_every_order_and_is_eight_bytes_drawn_from_the_generat
     assert KERNELS["torch_seed"].refuses(DRAW, Candidate("torch_seed", ("ab",))) == "it makes a seed; ab is none"
 
 
+@pytest.mark.slow
 def test_an_expanded_seed_is_the_mask_that_would_have_been_drawn_and_the_same_again_in_backward(
     drawn: list[torch.Tensor],
 ) -> None:

@@ -93,6 +93,7 @@ def softmaxes(models: Iterable[Any]) -> list[tuple[Graph, str]]:
     return [(graph, each.name) for graph in graphs for each in graph.operators if each.kind == "softmax"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_is_one_kernel_forward_and_one_backward(name: str) -> None:
     torch.manual_seed(0)
@@ -154,6 +155,7 @@ class Twice(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("filled", "is_mask"), [(-torch.inf, True), (-1e9, False), (None, False)])
 def test_keys_are_hidden_by_a_mask_where_a_query_that_sees_none_gets_what_eager_gives(
     filled: float | None, is_mask: bool

@@ -74,6 +74,7 @@ def test_equal_layers_are_one_region_though_the_first_reads_what_torch_makes() -
     assert list(found.runs.values()) == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_of_heads_that_are_turned_in_part_has_fused_kernels(name: str) -> None:
     torch.manual_seed(0)

@@ -61,6 +61,7 @@ def windows(*, adds: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(Windows(adds=adds), Windows(adds=adds)), (torch.randn(2, 8, 8, 32),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [swin, windows])
 def test_the_search_space_of_each_layer_is_small(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     torch.manual_seed(0)
