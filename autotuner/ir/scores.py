@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 from autotuner.ir.program import Program, ProgramCall, ProgramInput, parse_program
 
@@ -86,16 +86,17 @@ def pieces_of(program: Program) -> Pieces | None:
         if made is not None:
             says[f"%{number}"] = made
             continue
-        other = _other(call, value)
+        beside = _beside(call, value)
         if call.name == "masked_fill.Scalar" and _hides(call, value, says):
             hidden.append(replace(says[call.arguments[1]], by_infinity=call.arguments[2] == "float:-inf"))
-        elif call.name == "tanh.default" and other is None and not has_cap and not added + hidden:
+        elif call.name == "tanh.default" and beside == [] and not has_cap and not added + hidden:
             has_cap = True
-        elif call.name in ("mul.Tensor", "div.Tensor") and type(other) in (int, float) and other and not added + hidden:
+        elif call.name in ("mul.Tensor", "div.Tensor") and _is_number(beside) and not added + hidden:
+            (other,) = beside
             by = other if call.name == "mul.Tensor" else 1 / other
             before, behind = (before, behind * by) if has_cap else (before * by, behind)
-        elif call.name == "add.Tensor" and other in inputs:
-            added.append(int(other[1:]))
+        elif call.name == "add.Tensor" and beside and beside[0] in inputs:
+            added.append(int(beside[0][1:]))
         else:
             return None
         value = f"%{number}"
@@ -125,11 +126,15 @@ def _hides(call: ProgramCall, value: str, says: Mapping[str, Hidden]) -> bool:
     return scores == value and isinstance(condition, str) and condition in says and is_low
 
 
-def _other(call: ProgramCall, value: str) -> Any:
-    """Return the operand of a call beside a value: None where it has that alone, "" where it is no such call."""
-    if call.keywords or call.reads.count(int(value[1:])) != 1:
-        return ""
+def _beside(call: ProgramCall, value: str) -> list[Any] | None:
+    """Return what a call reads beside a value, at most one operand; None where it does not read the value so."""
     rest = [argument for argument in call.arguments if argument != value]
-    if len(rest) == len(call.arguments) or len(rest) > 1 or (call.name == "div.Tensor" and call.arguments[0] != value):
-        return ""
-    return rest[0] if rest else None
+    is_divisor = call.name == "div.Tensor" and call.arguments[:1] != (value,)
+    if call.keywords or len(rest) != len(call.arguments) - 1 or len(rest) > 1 or is_divisor:
+        return None
+    return rest
+
+
+def _is_number(operands: list[Any] | None) -> TypeGuard[list[int | float]]:
+    """Say whether there is one operand, a number other than 0."""
+    return operands is not None and len(operands) == 1 and type(operands[0]) in (int, float) and operands[0] != 0

@@ -3,44 +3,28 @@
 import pytest
 
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.graph import Graph, Operator, Tensor
+from autotuner.ir.graph import Graph
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.heads import head_operands
 from autotuner.kernels.rules.attention import attention_layouts
 from autotuner.space.fusion import covers
 from tests.kernels.calls import faults
+from tests.space.test_fusion import attention
 
-EXTENTS = {"b": 2, "n": 3, "r": 2, "q": 5, "k": 7, "p": 8}
 ORDERS = {
-    "heads before rows": ("bnqp", "bnkp", "bnkp", "bnqp"),
-    "rows before the batch": ("qbnp", "kbnp", "kbnp", "qbnp"),
-    "each its own": ("bqnp", "bnkp", "kbnp", "bnqp"),
-    "heads that share a key": ("bnrqp", "bnkp", "bknp", "qbnrp"),
-    "one key for all heads to share": ("bqrp", "bkp", "kbp", "brqp"),
+    "heads before rows": ("bnqp", "bnkp", "bnqk", "bnkv", "bnqv"),
+    "rows before the batch": ("qbnp", "kbnp", "bnqk", "kbnv", "qbnv"),
+    "each its own": ("bqnp", "bnkp", "bnqk", "kbnv", "bnqv"),
+    "heads that share a key": ("bnrqp", "bnkp", "bnrqk", "bknv", "qbnrv"),
+    "one key for all heads to share": ("bqrp", "bkp", "brqk", "kbv", "brqv"),
 }
+"""Axes of query, key, scores, value and output."""
 CPU = ("torch_flash_attention", "cpp_attention")
 
 
-def attention(query: str, key: str, value: str, out: str, dtype: str = "float32") -> Graph:
-    """Return attention with a scale, and its gradients, of operands with these axes."""
-    scores = f"b{''.join(letter for letter in 'nr' if letter in query)}qk"
-    rest = scores[:-1]
-    axes = {"query": query, "key": key, "value": value, "scores": scores, "scaled": scores, "weights": scores,
-            "out": out}  # fmt: skip
-    given = ("query", "key", "value")
-    tensors = {name: Tensor(name, own, dtype, "input" if name in given else "activation") for name, own in axes.items()}
-    tensors["sums"] = Tensor("sums", rest, "float32", "auxiliary", optional=True)
-    operators = (
-        Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
-        Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 0.5),)),
-        Operator(
-            "weights", "softmax", f"{scores}->{scores},{rest}", ("scaled",), ("weights", "sums"), (("axis", "k"),)
-        ),
-        Operator("out", "contraction", f"{scores},{value}->{out}", ("weights", "value"), ("out",)),
-    )
-    extents = {axis: EXTENTS[axis] for axis in dict.fromkeys("".join(axes.values()))}
-    return training_graph(Graph("made up", extents, tensors, operators, ("out",)))
+def ordered(order: tuple[str, str, str, str, str], dtype: str = "float32") -> Graph:
+    return training_graph(attention(*order, k=7, p=8, v=8, dtype=dtype))
 
 
 def calls(graph: Graph, name: str) -> list[Call]:
@@ -61,9 +45,7 @@ def calls(graph: Graph, name: str) -> list[Call]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CPU)
 def test_every_order_equals_the_reference(order: str, name: str) -> None:
-    if name.startswith("torch") and "share" in order:
-        pytest.skip("torch's takes as many heads of keys as of queries")
-    graph = attention(*ORDERS[order])
+    graph = ordered(ORDERS[order])
     for kernel in (name, f"{name}_grad"):
         found = calls(graph, kernel)
         assert len(found) >= 2
@@ -72,7 +54,7 @@ def test_every_order_equals_the_reference(order: str, name: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_operands_may_lie_as_declared_with_rows_first_and_with_heads_first(order: str) -> None:
-    graph = attention(*ORDERS[order], dtype="bfloat16")
+    graph = ordered(ORDERS[order], "bfloat16")
     (call, *_) = calls(graph, "cudnn_attention")
     operands = head_operands(call.subgraph)
     rows = list(attention_layouts(call.subgraph))
@@ -87,5 +69,5 @@ def test_operands_may_lie_as_declared_with_rows_first_and_with_heads_first(order
 @pytest.mark.parametrize("name", ["cuda_flash_attention", "cuda_efficient_attention"])
 def test_backward_of_torch_copies_what_has_its_rows_not_first(name: str) -> None:
     backward = f"{name}_grad"
-    assert calls(attention("bqnp", "bknp", "bknp", "bqnp", "bfloat16"), backward)
-    assert not calls(attention("bqnp", "bknp", "bknp", "bnqp", "bfloat16"), backward)
+    assert calls(ordered(("bqnp", "bknp", "bnqk", "bknv", "bqnv"), "bfloat16"), backward)
+    assert not calls(ordered(("bqnp", "bknp", "bnqk", "bknv", "bnqv"), "bfloat16"), backward)

@@ -363,18 +363,21 @@ def test_no_three_covers_of_the_layer_depend_on_each_other_in_a_circle(
     assert circles == []
 
 
-def attention(query: str, key: str, scores: str, value: str, out: str, *, p: int = 4, v: int = 4) -> Graph:
+def attention(
+    query: str, key: str, scores: str, value: str, out: str, *, k: int = 5, p: int = 4, v: int = 4,
+    dtype: str = "float32",
+) -> Graph:  # fmt: skip
     """Return scores, scale, softmax over `k` and context of inputs with these axes; `v` is a feature of values."""
     rest = scores.replace("k", "")
-    extents = {"b": 2, "n": 3, "r": 2, "q": 5, "k": 5, "p": p, "v": v}
+    extents = {"b": 2, "n": 3, "r": 2, "q": 5, "k": k, "p": p, "v": v}
     tensors = {
-        name: Tensor(name, axes, "float32", "input" if name in ("query", "key", "value") else "activation")
+        name: Tensor(name, axes, dtype, "input" if name in ("query", "key", "value") else "activation")
         for name, axes in {
             "query": query, "key": key, "value": value, "scores": scores, "scaled": scores, "weights": scores,
             "sums": rest, "out": out,
         }.items()
     }  # fmt: skip
-    tensors["sums"] = replace(tensors["sums"], role="auxiliary", optional=True)
+    tensors["sums"] = replace(tensors["sums"], dtype="float32", role="auxiliary", optional=True)
     operators = (
         Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
         Operator("scaled", "scale", f"{scores}->{scores}", ("scores",), ("scaled",), (("factor", 0.5),)),

@@ -8,7 +8,7 @@ from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.ir.scores import cap_of
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
-from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
+from autotuner.kernels.heads import head_operands, score_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
@@ -120,28 +120,16 @@ def attention_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """
     projected = subgraph.inputs[1:4] if backward_of(subgraph) else subgraph.inputs[:3]
     operands = head_operands(subgraph)
-    orders = [{number: order(operands[number]) for number in projected} for order in (_declared, _rows, _heads)]
-    distinct = [order for place, order in enumerate(orders) if order not in orders[:place]]
+    own = [(each.declared, each.rows_first, each.heads_first) for each in (operands[number] for number in projected)]
     for added in _orders_of_added(subgraph):
-        for order in distinct:
+        for orders in dict.fromkeys(zip(*own, strict=True)):
+            order = dict(zip(projected, orders, strict=True))
             yield tuple(
                 _in_order(subgraph.tensors[number].axes, operands[number].declared, order[number])
-                if number in projected
+                if number in order
                 else added.get(number, subgraph.tensors[number].axes)
                 for number in subgraph.boundary
             )
-
-
-def _declared(operand: HeadOperand) -> str:
-    return operand.declared
-
-
-def _rows(operand: HeadOperand) -> str:
-    return operand.rows_first
-
-
-def _heads(operand: HeadOperand) -> str:
-    return operand.heads_first
 
 
 def _in_order(axes: str, declared: str, order: str) -> str:

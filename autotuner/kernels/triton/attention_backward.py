@@ -8,7 +8,7 @@ depend on the order in which programs run.
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows, capped
+from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows, scores_in_base_2
 from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
@@ -53,7 +53,6 @@ def query_gradient(
     place = statistics + 2 * (head_of_all * rows + row)
     tl.store(place, exponents, mask=ok)
     tl.store(place + 1, mean, mask=ok)
-    in_base_2 = factor * LOG2_E
     sums = tl.zeros((ROWS, FEATURES), tl.float32)
     last = tl.minimum(columns, tile + ROWS) if CAUSAL else columns
     for first in range(0, last, COLUMNS):
@@ -65,12 +64,7 @@ def query_gradient(
         else:
             keys = tl.load(key_at, mask=(column < columns)[:, None], other=0.0)
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(keys))
-        if CAPS:
-            share = capped(scores, factor, cap)
-            scores = share * (cap * LOG2_E)
-        else:
-            scores = scores * in_base_2
+        scores, share = scores_in_base_2(tl.dot(queries, tl.trans(keys)), factor, cap, CAPS)
         above = tl.dot(gradients, tl.trans(values))
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
@@ -109,7 +103,6 @@ def key_value_gradient(
         heads: of queries.
         GROUP: of these share a key; the gradients are sums over them.
     """
-    LOG2_E: tl.constexpr = 1.4426950408889634
     shared_heads = heads // GROUP
     batch, shared = (tl.program_id(1) // shared_heads).to(tl.int64), tl.program_id(1) % shared_heads
     tile = tl.program_id(0) * COLUMNS
@@ -126,7 +119,6 @@ def key_value_gradient(
     words_per_row = columns // 32
     keys = tl.load(key + column[:, None] * key_row + feature[None, :], mask=inside[:, None], other=0.0)
     values = tl.load(value + column[:, None] * value_row + feature[None, :], mask=inside[:, None], other=0.0)
-    in_base_2 = factor * LOG2_E
     if ADDS and not OVER_ROWS:
         addend = added_along_columns(added, column, column, 0, added_key, rows, columns, EVEN, False)
     key_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
@@ -150,12 +142,7 @@ def key_value_gradient(
             gradients = tl.load(gradient_at, mask=ok[:, None], other=0.0)
             both = tl.load(place, mask=ok[:, None], other=0.0)
         exponents, mean = tl.split(both)
-        scores = tl.dot(keys, tl.trans(queries))
-        if CAPS:
-            share = capped(scores, factor, cap)
-            scores = share * (cap * LOG2_E)
-        else:
-            scores = scores * in_base_2
+        scores, share = scores_in_base_2(tl.dot(keys, tl.trans(queries)), factor, cap, CAPS)
         if OVER_ROWS:
             own = added + head.to(tl.int64) * added_head
             addend = added_along_columns(own, row, column, added_row, added_key, rows, columns, EVEN, True)

@@ -25,9 +25,16 @@ def hiding(addend):
 
 
 @triton.jit
-def capped(products, factor, cap):
-    """Return tanh(factor * products / cap), of which the scores are `cap` times as much."""
-    return 2.0 * tl.sigmoid(products * (2.0 * factor / cap)) - 1.0
+def scores_in_base_2(products, factor, cap, CAPS: tl.constexpr):
+    """Return scores in base 2, and their share of the cap, tanh(factor * products / cap), where they have one."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    if CAPS:
+        share = 2.0 * tl.sigmoid(products * (2.0 * factor / cap)) - 1.0
+        scores = share * (cap * LOG2_E)
+    else:
+        share = products
+        scores = products * (factor * LOG2_E)
+    return scores, share
 
 
 @triton.jit
@@ -126,10 +133,8 @@ def forward(
             keys = tl.load(key_at, mask=(column < columns)[None, :], other=0.0)
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
         scores = tl.dot(queries, keys)
-        if CAPS:
-            scores = capped(scores, factor, cap) * (cap * LOG2_E)
-        elif ADDS:
-            scores = scores * in_base_2
+        if ADDS or CAPS:
+            scores, _ = scores_in_base_2(scores, factor, cap, CAPS)
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
         if not EVEN:
