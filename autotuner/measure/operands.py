@@ -41,8 +41,9 @@ class Values:
     """Values of the inputs of a subgraph, the same for all its candidates: declared axis order, dense.
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
-    another one; an input with a range that its operator's kind declares is uniform in it; the seed of all this is the
-    subgraph's signature. They are drawn on the device that holds them.
+    another one; an input with a range that its operator's kind declares is uniform in it, and one with as many places as
+    elements holds each of them once; the seed of all this is the subgraph's signature. They are drawn on the device that
+    holds them.
     """
 
     def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:
@@ -92,6 +93,8 @@ class Values:
             raise KernelError(f"no values can be made up for a {tensor.dtype} tensor: floating point or bool only")
         if number in self._flags:
             return (torch.rand(tensor.extents, **drawn) < 0.5).to(dtype)
+        if ends == (0.0, prod(tensor.extents)):  # an order: each place once
+            return torch.randperm(prod(tensor.extents), **drawn).reshape(tensor.extents).to(dtype)
         if ends is not None:
             return torch.rand(tensor.extents, **drawn).mul_(ends[1] - ends[0]).add_(ends[0]).to(dtype)
         return torch.randn(tensor.extents, dtype=torch.float32, **drawn).to(dtype)

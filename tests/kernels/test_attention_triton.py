@@ -16,7 +16,7 @@ from torch import Tensor
 from autotuner.ir.form import Form
 from autotuner.ir.records import Call, Candidate, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.rules.attention_triton import dropped_by_bits, kept_levels
+from autotuner.kernels.rules.attention_triton import WIDE, dropped_by_bits, kept_levels
 from autotuner.kernels.torch.attention import factor
 from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.operands import Buffers, Values
@@ -74,6 +74,20 @@ def test_what_it_does_not_compute_is_refused_in_a_sentence(kernel: str) -> None:
     assert raw == "its mask is of bits, in declared order; abcd is not"
 
 
+def test_tiles_of_wide_heads_fit_into_shared_memory_or_are_refused() -> None:
+    """Those of 64 rows and 3 stages of 64 keys did not on an H200: 294,912 bytes of 232,448."""
+    name, extents = f"{WIDE}_grad", HEADS | {"n": 1, "p": 256, "h": 256}
+    call = calls(extents, "bfloat16", p=0.0)[name][0]
+    changed = replace(call.candidate, params=tuple((dict(call.candidate.params) | {"stages": 3}).items()))
+    assert KERNELS[name].refuses(call.subgraph, call.candidate) is None
+    assert KERNELS[name].refuses(call.subgraph, changed) == (
+        "64 query_rows and 3 stages of 64 query_columns take 262,144 bytes of shared memory; a program has 232,448 at most"
+    )
+    assert not calls(extents, "bfloat16", p=0.0)[BACKWARD]
+    found = [each for own in in_space("bfloat16", 128, 256, p=0.0).values() for each in own]
+    assert {dict(each.candidate.params)["stages"] for each in found} == {1, 2}
+
+
 LONG = {"b": 1, "l": 32_768, "h": 65_536, "n": 512, "p": 128, "f": 128}
 """A query of 2**31 elements."""
 
@@ -120,7 +134,10 @@ def test_programs_equal_the_reference_in_the_interpreter() -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     expected: dict[str, object] = {
-        f"{case}: {kernel}": {} for case in (*CASES, *ADDED, "wide tiles") for kernel in (FORWARD, BACKWARD)
+        f"{case}: {name}{side}": {}
+        for case in (*CASES, *ADDED, "wide tiles")
+        for name in (WIDE if case == "heads of 256 features" else FORWARD,)
+        for side in ("", "_grad")
     }
     assert found == expected | {"all keys hidden": {}, "keys hidden by a bias": {}}
 
@@ -128,7 +145,8 @@ def test_programs_equal_the_reference_in_the_interpreter() -> None:
 @cache
 def in_space(dtype: str, rows: int, features: int, **options: float | str | bool) -> dict[str, list[Call]]:
     """Return the calls of both kernels in the search space of a layer."""
-    found: dict[str, list[Call]] = {FORWARD: [], BACKWARD: []}
+    name = WIDE if features == 256 else FORWARD
+    found: dict[str, list[Call]] = {name: [], f"{name}_grad": []}
     extents = HEADS | {"l": rows, "p": features, "h": HEADS["n"] * features}
     graph = layer(extents, dtype, **options)  # type: ignore[arg-type]
     for call in build_space(graph, space_file("cuda")).calls.values():
@@ -159,6 +177,15 @@ def verified(found: list[Call]) -> dict[str, str]:
 def test_programs_equal_the_reference(dtype: str, options: dict[str, bool], rows: int, p: float) -> None:
     for kernel, found in in_space(dtype, rows, 64 if rows == 512 else 16, p=p, **options).items():
         assert len(found) >= 5, kernel
+        assert verified(found) == {}, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"model": "gpt-block"}, {"attention_mask": True}])
+@pytest.mark.parametrize(("rows", "p"), [(128, 0.1), (37, 0.0), (512, 0.0)])
+def test_programs_of_wide_heads_equal_the_reference(options: dict[str, bool], rows: int, p: float) -> None:
+    for kernel, found in in_space("bfloat16", rows, 256, p=p, **options).items():
+        assert len(found) >= 4, kernel
         assert verified(found) == {}, kernel
 
 

@@ -1,6 +1,8 @@
 """The peers' layers and what is made of their timings; the timing itself is tested where there is a device."""
 
+from collections import Counter
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from autotuner.runtime.peers import as_measured, beside_kernels
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
 from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
 from autotuner.runtime.peers.stacked_layer import stacked_layer
-from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
+from autotuner.runtime.peers.training_loop import TrainingLoop, balanced_orders, rounds
 from scripts.bench.all_peers import SideTiming, timing
 from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.bert_layers import bert_layer
@@ -46,16 +48,22 @@ def test_the_fastest_attention_kernel_is_found_in_either_form() -> None:
     assert fastest({}, "sdpa ") is None
 
 
-def test_every_round_starts_with_the_next_side() -> None:
+def test_each_side_comes_as_often_behind_each_other_one() -> None:
     order: list[str] = []
 
     def turn(name: str) -> float:
         order.append(name)
         return float(len(order))
 
-    found = rounds({name: partial(turn, name) for name in "abc"}, 4)
-    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
-    assert found["a"] == [1, 6, 8, 10]
+    found = rounds({name: partial(turn, name) for name in "abc"}, 6)
+    assert "".join(order) == "abc" + "bca" + "cab" + "cba" + "acb" + "bac"
+    assert found["a"] == [1, 6, 8, 12, 13, 17]
+    for count in range(2, 8):
+        orders = balanced_orders(count)
+        behind = Counter(pair for each in orders for pair in pairwise(each))
+        assert len(behind) == count * (count - 1)
+        assert len(set(behind.values())) == 1
+        assert all(sorted(each) == [*range(count)] for each in orders)
 
 
 def test_a_sides_clock_is_the_median_of_its_turns_and_none_where_nobody_says() -> None:

@@ -2,7 +2,8 @@
 
 from math import log2, prod
 
-from autotuner.ir.records import Candidate, Subgraph
+from autotuner.ir.kinds import ELEMENT_BYTES
+from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents
 from autotuner.kernels.heads import head_operands, score_axes
 from autotuner.kernels.patterns import Attention
@@ -35,7 +36,10 @@ STORAGE = "bit"
 LEVELS = 1 << 16
 """Of the share that is kept."""
 WORD_BITS = 32
-FEATURES = (16, 32, 64, 128, 256)
+FEATURES = (16, 32, 64, 128)
+WIDE_FEATURES = (256,)
+"""Of heads whose tiles are smaller: their programs are kernels of their own, so that each has the tiles that pay."""
+WIDE = "triton_wide_attention"
 TILES = (16, 32, 64, 128, 256)
 MOST_OFFSET = (1 << 31) - 1
 """Elements from the first of a batch entry to another along one axis: programs count those in 32 bits."""
@@ -52,8 +56,11 @@ FORWARD_PARAMS = ("rows", "columns", "warps", "stages")
 BACKWARD_PARAMS = (
     "query_rows", "query_columns", "query_warps", "key_rows", "key_columns", "key_warps", "stages",
 )  # fmt: skip
-WARP_ROWS = 16
-"""Rows of scores that a warp computes, or a multiple; in the program of keys and values they are columns."""
+WARP_ROWS, WIDE_WARP_ROWS = 16, 8
+"""Rows of scores that a warp computes, or a multiple; in the program of keys and values they are columns. Of wide heads,
+two warps share 16 rows: the sums of a row fill registers."""
+SHARED_BYTES = 227 << 10
+"""Of shared memory, the most that a program has on any device (CUDA's guide, compute capability 9.0 and 10.0)."""
 
 
 def kept_levels(p: float) -> int:
@@ -80,8 +87,9 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
     query = query_of(subgraph)
     if query.dtype not in HALVES:
         return f"it computes in {' or '.join(HALVES)}; the query is {query.dtype}"
-    if query.extents[-1] not in FEATURES:
-        return f"it takes heads of {', '.join(map(str, FEATURES))} features; these have {query.extents[-1]}"
+    widths = WIDE_FEATURES if candidate.kernel.startswith(WIDE) else FEATURES
+    if query.extents[-1] not in widths:
+        return f"it takes heads of {', '.join(map(str, widths))} features; these have {query.extents[-1]}"
     extents, axes = letter_extents(subgraph, subgraph.nodes[0]), score_axes(subgraph)
     heads = prod(extents[letter] for letter in axes.batch + axes.heads)
     if heads > MOST_HEADS:
@@ -187,9 +195,27 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
         tiles = WORD_TILES if name.endswith("columns") and dropout_masks(subgraph) else TILES
         if not name.endswith("warps") and value not in tiles:
             return f"{name} is one of {', '.join(map(str, tiles))}; given: {value}"
+    least = WIDE_WARP_ROWS if candidate.kernel.startswith(WIDE) else WARP_ROWS
     for name, warps in (("rows", "warps"), ("query_rows", "query_warps"), ("key_columns", "key_warps")):
-        if name in params and params[name] < WARP_ROWS * params[warps]:
-            return f"a warp computes {WARP_ROWS} of the {name} or more; {params[warps]} share {params[name]}"
+        if name in params and params[name] < least * params[warps]:
+            return f"a warp computes {least} of the {name} or more; {params[warps]} share {params[name]}"
+    return _not_in_shared_memory(query_of(subgraph), params)
+
+
+def _not_in_shared_memory(query: TensorType, params: dict[str, int]) -> str | None:
+    """Say which of a program's tiles do not fit into shared memory together, or None if all do: those that stay, and
+    those that `stages` steps read, each of two operands but for a forward's queries."""
+    row = query.extents[-1] * ELEMENT_BYTES[query.dtype]
+    held = {
+        "rows": (1, "columns"), "query_rows": (2, "query_columns"), "key_columns": (2, "key_rows"),
+    }  # fmt: skip
+    for stay, (operands, read) in held.items():
+        if stay not in params:
+            continue
+        taken = row * (operands * params[stay] + 2 * params["stages"] * params[read])
+        if taken > SHARED_BYTES:
+            return (f"{params[stay]} {stay} and {params['stages']} stages of {params[read]} {read} take {taken:,} bytes of "
+                    f"shared memory; a program has {SHARED_BYTES:,} at most")  # fmt: skip
     return None
 
 
@@ -197,16 +223,18 @@ _KINDS = variants(
     FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_CAUSAL_FORWARD,
     CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD,
 )  # fmt: skip
-for _name, _partner, _function, _patterns in (
-    ("triton_attention", "triton_attention_grad", "forward", tuple(Attention(kinds) for kinds in _KINDS)),
-    ("triton_attention_grad", "triton_attention", "backward", attention_grads(_KINDS)),
+for _name, _function, _patterns in (
+    (name, *each)
+    for name in ("triton_attention", WIDE)
+    for each in (("forward", tuple(Attention(kinds) for kinds in _KINDS)), ("backward", attention_grads(_KINDS)))
 ):
+    _backward = f"{_name}_grad"
     KERNELS.add(
         Kernel(
-            _name, (), f"{_IMPLEMENTATION}:{_function}", unfit, compiles=True,
+            _backward if _function == "backward" else _name, (), f"{_IMPLEMENTATION}:{_function}", unfit, compiles=True,
             consistent="autotuner.kernels.torch.attention_masks:fill_in_bits" if _function == "backward" else "",
             numerics="exact" if _function == "backward" else "unbiased", layouts=library_layouts(STORAGE),
             anchors=True, merges=False, pitched=True, flat=(STORAGE,), drops=dropped_by_bits, patterns=_patterns,
-            partner=_partner,
+            partner=_name if _function == "backward" else _backward,
         )
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Choices: places along an axis that calls find by comparing numbers, as a router finds the experts of each token.
 
 A choice is made once in a step, by an operator of its own, and read as places by whatever depends on it, gradients
-among it. So no two kernels can decide a near tie in two ways, and what reads a choice is verified for given places.
+among it. So no two kernels can decide a near tie in two ways, and what reads a choice is verified for given places. The
+order of what has been chosen, as tokens are sorted by expert, is made once as well: a sort takes many kernels.
 """
 
 import operator
@@ -20,12 +21,19 @@ _BOTH = frozenset((aten.topk.default, aten.sort.stable, aten.max.dim, aten.min.d
 """Calls that return values, and the places where these were found."""
 _TAKEN = frozenset((aten.topk.default, aten.sort.stable))
 _PLACES = frozenset((aten.argmax.default, aten.argmin.default, aten.argsort.stable))
+_ORDERS = frozenset((aten.sort.stable, aten.argsort.stable))
 
 
 def is_choice(call: Deferred, calls: Calls) -> bool:
-    """Say whether a call's result are places that it has found by comparing floating-point numbers."""
+    """Say whether a call's result are places that it has found by comparing floating-point numbers, or the order of a
+    row of integers that follow from such."""
     by = _by(call)
-    return by is not None and calls.dtype_of(by.args[0]) in ELEMENT_BYTES
+    if by is None:
+        return False
+    (row, *_), shape = by.args, call.shape
+    if calls.dtype_of(row) in ELEMENT_BYTES:
+        return True
+    return by.target in _ORDERS and calls.is_made(row) and prod(shape) == shape[_argument(by, "dim")]
 
 
 def places_of(call: Deferred, calls: Calls) -> int:

@@ -182,7 +182,7 @@ class Unread:
         """
         inside: dict[Deferred, bool] = {sink: True}  # whether nobody outside reads it
         views: dict[Any, View] = {}
-        waiting, is_choosing = {sink}, is_choice(sink, self._calls)
+        waiting = {sink}
         while waiting:  # each turn takes the last call that is left, so that all of its readers are known
             call = max(waiting, key=lambda each: each.number)
             waiting.remove(call)
@@ -202,7 +202,7 @@ class Unread:
                 elif of in self._reader.results_of_calls:
                     views[value] = self._reader.results_of_calls[of]
                     continue
-                elif not is_choosing and is_choice(of, self._calls):
+                elif is_choice(of, self._calls):
                     views[value] = self._places(of)
                     continue
                 elif self._is_apart(of, owned, sink) or (by_element and of.is_view and of.target not in COPIES):

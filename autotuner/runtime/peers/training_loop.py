@@ -72,11 +72,28 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
 
 
 def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, list[float]]:
-    """Take a turn of each once per round; every round starts with the next one."""
+    """Take a turn of each once per round, in orders in which each comes as often behind any other.
+
+    What has run before changes a turn: behind a step that leaves the device half idle it is cooler, and its clock higher.
+    """
     names = list(turns)
+    orders = balanced_orders(len(names))
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(samples):
-        start = number % len(names)
-        for name in names[start:] + names[:start]:
-            times[name].append(turns[name]())
+        for place in orders[number % len(orders)]:
+            times[names[place]].append(turns[names[place]]())
     return times
+
+
+def balanced_orders(count: int) -> list[list[int]]:
+    """Return orders of so many sides in which each comes directly behind each other one equally often.
+
+    >>> balanced_orders(4)
+    [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
+
+    Source:
+        Williams: Experimental designs balanced for the estimation of residual effects of treatments (1949).
+    """
+    zigzag = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
+    orders = [[(shift + step) % count for step in zigzag] for shift in range(count)]
+    return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]

@@ -70,7 +70,9 @@ def test_a_layer_is_one_region(name: str) -> None:
     assert sum(found.runs.values()) == 3
     calls = [str(operator.attribute("program")) for operator in region.graph().operators if operator.kind == "program"]
     assert sum('"_grouped_mm.default"' in text for text in calls) == 2
-    assert [operator.kind for operator in region.graph().operators].count("choice") == 1
+    choices = [str(each.attribute("program")) for each in region.graph().operators if each.kind == "choice"]
+    assert [text.count("sort.stable") for text in choices] == [0, 1]  # experts of each token, and the order of tokens
+    assert not any("sort.stable" in text for text in calls)
     (coverage,) = found.coverage
     outside = [each.module for each in coverage.left_out if each.flop]
     assert outside == ["lm_head"]
