@@ -56,7 +56,11 @@ def test_what_compiles_is_named_after_its_compiler() -> None:
 
 def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
     for kernel in KERNELS:
-        draws = kernel.covers == ("dropout_mask",) or kernel.name in (*LIBRARY, "triton_attention", "triton_wide_attention")
+        draws = kernel.covers == ("dropout_mask",) or kernel.name in (
+            *LIBRARY,
+            "triton_attention",
+            "triton_wide_attention",
+        )
         assert kernel.numerics == ("unbiased" if draws else "exact"), kernel.name
 
 
