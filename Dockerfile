@@ -1,4 +1,4 @@
-# The image of the service and of workers. For hosts with GPUs: --build-arg EXTRAS=torch,cuda,fleet,postgresql
+# The image of the service and of workers. For hosts with GPUs: --build-arg EXTRAS=all,torch,cuda,fleet,postgresql
 FROM python:3.11-slim
 
 # Inductor compiles C++ while tuning, and Triton what starts its kernels.
@@ -16,7 +16,7 @@ RUN pip install --no-cache-dir $(grep -E '^(setuptools|torch)==' constraints.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY search_spaces search_spaces
 COPY autotuner autotuner
-ARG EXTRAS=torch,postgresql
+ARG EXTRAS=all,torch,postgresql
 RUN pip install --no-cache-dir --no-build-isolation --constraint constraints.txt ".[${EXTRAS}]"
 
 # By numbers, so that Kubernetes can tell that it is not root.

@@ -14,6 +14,8 @@ With a service: `autotuner.apply(layer, server="http://127.0.0.1:8000", extents=
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autotuner.extras import needed_for
+
 if TYPE_CHECKING:
     from autotuner.api import apply as apply
     from autotuner.api import check as check
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
     from autotuner.api import restore as restore
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
-    from autotuner.api import tune as tune
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
+    from autotuner.api.tuning import tune as tune
     from autotuner.errors import AutotunerError as AutotunerError
     from autotuner.errors import TunedWarning as TunedWarning
     from autotuner.plan.configuration import Configuration as Configuration
@@ -53,7 +55,7 @@ _PLACES = {
     "save_configuration": "api",
     "summary": "api",
     "training_step": "api.training",
-    "tune": "api",
+    "tune": "api.tuning",
 }
 
 __all__ = list(_PLACES)
@@ -61,7 +63,8 @@ __all__ = list(_PLACES)
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        return getattr(importlib.import_module(f"autotuner.{_PLACES[name]}"), name)
+        with needed_for(f"autotuner.{name}"):
+            return getattr(importlib.import_module(f"autotuner.{_PLACES[name]}"), name)
     raise AttributeError(f"autotuner has no {name!r}; it offers {', '.join(__all__)}")
 
 

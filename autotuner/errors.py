@@ -73,6 +73,12 @@ class LockHeldError(InputError):
     """A lock of a database that another holds."""
 
 
+class MissingError(AutotunerError, ImportError):
+    """A package that an extra of this one installs, and that is not there."""
+
+    exit_code = 10
+
+
 class DeviceError(AutotunerError):
     """A device that is asked for and is not here."""
 

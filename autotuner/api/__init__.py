@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from autotuner.api.knowledge import Given, best_known, loaded
+from autotuner.api.layers import as_model
 from autotuner.api.progress_lines import show
-from autotuner.api.tuning import as_model, tune
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
+from autotuner.extras import needed_for
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.settings import Limits, TuneKeywords, TuneOptions, server_url
-from autotuner.tuner import Progress, Watch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from autotuner.fleet.tuning import Fleet
     from autotuner.runtime import Summary
     from autotuner.server.client import Client
+    from autotuner.tuner import Watch
 
 __all__ = [
-    "Limits", "Progress", "TuneOptions", "apply", "check", "load_configuration", "load_model", "module", "optimize",
-    "restore", "save_configuration", "summary", "tune",
+    "Limits", "TuneOptions", "apply", "check", "load_configuration", "load_model", "module", "optimize", "restore",
+    "save_configuration", "summary",
 ]  # fmt: skip
 
 
@@ -34,13 +36,14 @@ def optimize(
     *,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
+    configurations: Given | None = None,
     compiler: str = "inductor",
     graphs: bool = True,
     fullgraph: bool = False,
     device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
-    watch: Watch | None = show,
+    watch: "Watch | None" = show,
     fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> Any:
@@ -51,7 +54,8 @@ def optimize(
     Args:
         example_inputs: as in `tune`; the regions in this call are tuned here and now, unless the database knows them.
         database: where configurations are known; or else
-        server: URL of a service, or a client of it: it tunes what is not known, for a later compilation.
+        server: URL of a service, or a client of it: it tunes what is not known, for a later compilation; or else
+        configurations: what a tuning returned, or paths of files: nothing else is asked.
         compiler: of the rest: "inductor", "aot_eager" or "eager".
         graphs: whether tuned regions become CUDA graphs; ignored on the CPU.
         fullgraph: whether a graph break is an error.
@@ -59,7 +63,7 @@ def optimize(
         watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 
     Raises:
-        InputError: both a database and a server; example inputs with a server; an unknown compiler.
+        InputError: several of database, server and configurations; example inputs with a server; an unknown compiler.
     """
     import torch
 
@@ -67,8 +71,11 @@ def optimize(
 
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    options = chosen(database, server, compiler) | {"graphs": graphs, "quiet": watch is not show}
+    options = chosen(database, server, configurations, compiler) | {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
+        with needed_for("tuning"):
+            from autotuner.api.tuning import tune
+
         tune(
             model, example_inputs, database=database, device=device, threads=threads, space=space, watch=watch,
             fleet=fleet, **tuning,
@@ -78,7 +85,7 @@ def optimize(
 
 def apply(
     module: "nn.Module",
-    configuration: Configuration | str | Path | Sequence[Configuration | str | Path] | None = None,
+    configuration: Given | None = None,
     *,
     server: "str | Client | None" = None,
     extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None,
@@ -104,13 +111,13 @@ def apply(
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
         ConfigurationError: a configuration of another layer; the message lists what differs.
     """
-    from autotuner.api.knowledge import best_known
-    from autotuner.runtime import apply as run
+    with needed_for("running a configuration"):
+        from autotuner.runtime import apply as run
 
     if configuration is not None and server is None:
         if extents is not None:
             raise InputError("extents go with a server: a configuration has its own")
-        return run(module, _loaded(configuration), graphs=graphs)
+        return run(module, loaded(configuration), graphs=graphs)
     if configuration is not None or server is None:
         raise InputError("give apply a configuration or a server that knows one: one of the two")
     if isinstance(server, str):
@@ -148,9 +155,7 @@ def apply(
     return tuned
 
 
-def module(
-    configuration: Configuration | str | Path | Sequence[Configuration | str | Path], *, graphs: bool = True
-) -> "nn.Module":
+def module(configuration: Given, *, graphs: bool = True) -> "nn.Module":
     """Return a module with a model file's parameters, which runs configurations of it; see `ModelModule`.
 
     Args:
@@ -163,20 +168,7 @@ def module(
     """
     from autotuner.runtime.model_module import ModelModule
 
-    return ModelModule(_loaded(configuration), graphs=graphs)
-
-
-def _loaded(configuration: Configuration | str | Path | Sequence[Configuration | str | Path]) -> list[Configuration]:
-    """Return configurations as `apply` takes them; those given as paths are read."""
-    loaded: list[Configuration] = []
-    for given in configuration if isinstance(configuration, list | tuple) else [configuration]:
-        if isinstance(given, str | Path):
-            loaded.append(load_configuration(given))
-        elif isinstance(given, Configuration):
-            loaded.append(given)
-        else:
-            raise InputError(f"{given!r} is no configuration: give one, the path of its file, or a list of these")
-    return loaded
+    return ModelModule(loaded(configuration), graphs=graphs)
 
 
 def _shapes(extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None) -> list[Mapping[str, int] | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
-from autotuner.api.knowledge import Knowledge, OfDatabase, OfService
+from autotuner.api.knowledge import Given, Knowledge, OfConfigurations, OfDatabase, OfService
 from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("capture", "compiler", "database", "graphs", "inductor", "quiet", "server")
+OPTIONS = ("capture", "compiler", "configurations", "database", "graphs", "inductor", "quiet", "server")
+SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
+"""Options that say where configurations are known, in words: one of them is given, or none."""
 COMPILERS = ("inductor", "aot_eager", "eager")
 
 
@@ -53,12 +55,13 @@ def compile_graph(
         module: the graph.
         example_inputs: tensors like those that it will be called with.
         mode: of Inductor, as torch.compile has them.
-        options: "database", path or URL, or "server", URL of a service or a client: where configurations are known
-            (by default `AUTOTUNER_SERVER` where it is set, or else `AUTOTUNER_DATABASE`); "compiler" of the rest:
-            "inductor" (the default), "aot_eager" or "eager"; "graphs": whether tuned regions become CUDA graphs (true);
-            "capture": "step" where the caller captures whole steps: regions make no graphs of their own then, and read
-            their inputs in place; "inductor": Inductor's own options; "quiet": whether nothing is printed while kernels
-            are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
+        options: "database", path or URL, "server", URL of a service or a client, or "configurations", values or paths
+            of files: where configurations are known (by default `AUTOTUNER_SERVER` where it is set, or else
+            `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
+            whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
+            regions make no graphs of their own then, and read their inputs in place; "inductor": Inductor's own
+            options; "quiet": whether nothing is printed while kernels are built and the rest is compiled (false, or
+            `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -104,13 +107,19 @@ def _holding(regions: list[TunedRegion], compiled: Callable[..., Any]) -> Callab
     return run
 
 
-def chosen(database: str | Path | None, server: "str | Client | None", compiler: str) -> dict[str, Any]:
+def chosen(
+    database: str | Path | None,
+    server: "str | Client | None",
+    configurations: Given | None,
+    compiler: str,
+) -> dict[str, Any]:
     """Return options of the backend, without those that are not given.
 
     Raises:
         InputError: as `checked`.
     """
-    given = {"database": None if database is None else str(database), "server": server, "compiler": compiler}
+    where = None if database is None else str(database)
+    given = {"database": where, "server": server, "configurations": configurations, "compiler": compiler}
     options = {name: value for name, value in given.items() if value is not None}
     checked(options)
     return options
@@ -129,8 +138,9 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
     if options.get("capture") not in (None, "step"):
         raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
-    if options.get("server") is not None and options.get("database") is not None:
-        raise InputError("the backend was given a server and a database: give one of them")
+    sources = [name for name in SOURCES if options.get(name) is not None]
+    if len(sources) > 1:
+        raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")
 
 
 def rewrite(
@@ -246,6 +256,8 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:
+    if given.get("configurations") is not None:
+        return OfConfigurations(given["configurations"])
     if given.get("server") is not None:
         return OfService(given["server"])
     if given.get("database") is not None:

@@ -2,24 +2,28 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from autotuner.database import open_database
-from autotuner.errors import NotFoundError, ServiceError
+from autotuner.errors import InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
+from autotuner.extras import needed_for
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import canonical_json
 from autotuner.measure.devices import environment
-from autotuner.plan.configuration import Configuration
+from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.plan.request import family_key
-from autotuner.server.client import Client
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from autotuner.server.client import Client
+
+Given = Configuration | str | Path | Sequence[Configuration | str | Path]
+"""A configuration, the path of its file, or several of these."""
 ASKED_S = 5.0
 """A service that takes longer does not keep a compilation waiting, or `apply`."""
 SILENT_S = 60.0
@@ -55,6 +59,9 @@ class OfDatabase:
         self._database = database
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
+        with needed_for("looking configurations up in a database"):
+            from autotuner.database import open_database
+
         here = environment(device_type)
         found: list[Configuration | None] = []
         with open_database(self._database) as opened:
@@ -72,13 +79,65 @@ class OfDatabase:
         return "autotuner.tune(model, example_inputs=...) tunes them"
 
 
+class OfConfigurations:
+    """Configurations that are given: no database and no service is asked."""
+
+    def __init__(self, configurations: Given) -> None:
+        """Read those that are given as paths.
+
+        Raises:
+            InputError: as `loaded`.
+        """
+        self._known = loaded(configurations)
+
+    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
+        here = environment(device_type)
+        found = [self._of(model, here.device_type) for model in models]
+        others = {str(each.environment["device_name"]) for each in found if each is not None} - {here.device_name}
+        if others:
+            warnings.warn(
+                f"configurations were tuned on another device, {' and '.join(sorted(others))}, and may not be the "
+                f"fastest on {here.device_name}", TunedWarning, stacklevel=stacklevel(),
+            )  # fmt: skip
+        return found
+
+    def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
+        return f"none of the {len(self._known)} configurations that were given is for it"
+
+    def _of(self, model: Model, device_type: str) -> Configuration | None:
+        wanted = (family_key(model.family), model.dtype, dict(model.extents), device_type)
+        for each in self._known:
+            own = each.model
+            if (family_key(own.family), own.dtype, dict(own.extents), each.environment["device_type"]) == wanted:
+                return each
+        return None
+
+
+def loaded(given: Given) -> list[Configuration]:
+    """Return configurations; those that are given as paths are read.
+
+    Raises:
+        InputError: something else is given.
+        ConfigurationError: a file is no configuration.
+    """
+    found: list[Configuration] = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(each, str | Path):
+            found.append(load_configuration(each))
+        elif isinstance(each, Configuration):
+            found.append(each)
+        else:
+            raise InputError(f"{each!r} is no configuration: give one, the path of its file, or a list of these")
+    return found
+
+
 class OfService:
     """The knowledge of a service, whose workers tune what is not known.
 
     A process submits one job for each model. Of several processes that train one model, the first submits.
     """
 
-    def __init__(self, server: str | Client) -> None:
+    def __init__(self, server: "str | Client") -> None:
         self._server = server
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
@@ -113,7 +172,7 @@ class OfService:
         return f"{url} tunes them ({'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))})"
 
     @contextmanager
-    def _asked(self) -> Iterator[Client]:
+    def _asked(self) -> "Iterator[Client]":
         """Yield a client, unless the service did not answer a moment ago: one that is away is waited for once.
 
         Raises:
@@ -148,12 +207,15 @@ def device_type_of(model: "str | Model | nn.Module") -> str:
     return "cpu" if first is None or first.device.type == "meta" else str(first.device.type)
 
 
-def asked(server: str | Client) -> AbstractContextManager[Client]:
+def asked(server: "str | Client") -> "AbstractContextManager[Client]":
     """Return a client for a few questions; one that was given is not closed behind them."""
+    with needed_for("asking a service"):
+        from autotuner.server.client import Client
+
     return Client(server, timeout_s=ASKED_S, retries=0) if isinstance(server, str) else nullcontext(server)
 
 
-def best_known(module: "nn.Module", model: Model, server: str | Client) -> tuple[Configuration, str]:
+def best_known(module: "nn.Module", model: Model, server: "str | Client") -> tuple[Configuration, str]:
     """Return the best configuration that a service knows for a module here, and what to say of it, if anything.
 
     Raises:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 from time import monotonic
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import over_default, time_left
 from autotuner.server.wire.responses import STAGES
 from autotuner.settings import Settings
-from autotuner.tuner import Progress, Watch
+
+if TYPE_CHECKING:
+    from autotuner.tuner import Progress, Watch
 
 LINE_S = 10.0
 """Off a terminal, a stage that lasts has a line every so many seconds."""
@@ -51,7 +53,7 @@ class ProgressPrinter:
         """Print a line that stays."""
         self._write(NAME + text, stays=True)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: "Progress") -> None:
         """Print progress at the beginning of a stage, when the device is first waited for, and after a while."""
         with suppress(OSError, ValueError):
             now, live = self._clock(), self._stream().isatty()
@@ -83,7 +85,7 @@ class ProgressPrinter:
 PRINTER = ProgressPrinter()
 
 
-def show(progress: Progress) -> None:
+def show(progress: "Progress") -> None:
     """Print progress on standard error; the default of `watch`."""
     if not is_quiet():
         PRINTER(progress)
@@ -96,7 +98,7 @@ class Teller:
         watch: `show` prints; None is silent; any other is called with the progress, and nothing is printed.
     """
 
-    def __init__(self, watch: Watch | None) -> None:
+    def __init__(self, watch: "Watch | None") -> None:
         self._printer = PRINTER if watch is show and not is_quiet() else None
         self.watch: Watch = self._printer or (_nothing if watch is None or watch is show else watch)
 
@@ -130,7 +132,7 @@ def is_quiet() -> bool:
     return is_other or Settings.from_environment().quiet
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: "Progress") -> str:
     """Return progress as a line: stage, counts, what is expected to be gained, the gap, and the time left."""
     parts = [STAGES[progress.stage] + (f" {progress.done:,} of {progress.total:,}" if progress.total else "")]
     counts = (("measured", progress.measured), ("reused", progress.reused), ("failed", progress.failed))
@@ -141,7 +143,7 @@ def line_of(progress: Progress) -> str:
     return ", ".join([*parts, left] if left else parts)
 
 
-def plan_of(progress: Progress) -> str:
+def plan_of(progress: "Progress") -> str:
     """Return the best plan so far: its time, what it gains, and its gap."""
     against = over_default(progress.default_us, progress.best_us, is_marked=progress.default_is_marked)
     parts = [f"best {progress.best_us:,.1f} us{_in_brackets(against)}"]

@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import chosen, compile_graph
+from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
 from autotuner.api.survey import with_own_code
-from autotuner.api.tuning import Effort, tune_calls
 from autotuner.errors import InputError
+from autotuner.extras import needed_for
 from autotuner.ir.device import has_graphs
 from autotuner.runtime.cuda import Cuda
 from autotuner.runtime.whole_step import Loss, WholeStep
 from autotuner.settings import TuneKeywords
-from autotuner.tuner import Watch
 
 if TYPE_CHECKING:
     from autotuner.fleet.tuning import Fleet
     from autotuner.server.client import Client
+    from autotuner.tuner import Watch
 
 
 STEPS: "WeakSet[WholeStep]" = WeakSet()
@@ -42,10 +43,11 @@ def training_step(
     max_graphs: int = 4,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
+    configurations: Given | None = None,
     compiler: str = "inductor",
     threads: int | None = None,
     space: str | Path | None = None,
-    watch: Watch | None = show,
+    watch: "Watch | None" = show,
     fleet: "Fleet | None" = None,
     **tuning: Unpack[TuneKeywords],
 ) -> WholeStep:
@@ -67,20 +69,23 @@ def training_step(
         max_norm: gradients are scaled down where the norm of all of them is larger.
         capture: whether steps become CUDA graphs.
         max_graphs: so many shapes (and modes, and hyperparameters) have a graph each; steps of further ones are plain.
-        database: as in `optimize`; so are server, compiler, threads, space, watch, fleet and tuning.
+        database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
-        InputError: a database and a server; example inputs with a server; an unknown compiler.
+        InputError: several of database, server and configurations; example inputs with a server; an unknown compiler.
     """
     if example_inputs is not None and server is not None:
         raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    options = chosen(database, server, compiler) | {"quiet": watch is not show}
+    options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     objective = _objective(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
     if example_inputs is not None:
         batch = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
         batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+        with needed_for("tuning"):
+            from autotuner.api.tuning import Effort, tune_calls
+
         effort = Effort(database, None, threads, space, fleet, tuning)
         tune_calls(objective, [(batch,)], device.type, effort, Teller(watch))
 

@@ -1,6 +1,6 @@
 """`python -m autotuner.cli` is `autotuner`."""
 
-from autotuner.cli.program import main
+from autotuner.cli import main
 
 if __name__ == "__main__":
     main()

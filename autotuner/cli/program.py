@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.text import Text
@@ -10,6 +10,7 @@ from rich.text import Text
 from autotuner.cli import asking, databases, fleet, serving, tokens, tuning
 from autotuner.cli.console import err, plain
 from autotuner.errors import AutotunerError
+from autotuner.extras import missing_of
 from autotuner.settings import package_version
 
 app = typer.Typer(
@@ -18,8 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find the fastest layout and algorithm for every operator of a transformer's training step, as one consistent "
     "whole, and train with it.\n\nExit codes: 0 done; 1 another error; 2 bad input; 3 no such device; 4 database; "
-    "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 9 no token of the cluster; 130 "
-    "interrupted (what was measured is kept).",
+    "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 9 no token of the cluster; 10 a "
+    "package is not installed; 130 interrupted (what was measured is kept).",
 )
 for module in (tuning, serving, fleet, asking, tokens, databases):
     app.add_typer(module.commands)
@@ -50,7 +51,17 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         app()
+    except ModuleNotFoundError as error:
+        missing = missing_of("this command", error)
+        if missing is None:
+            raise
+        _end_with(missing)
     except AutotunerError as error:
-        err.print(Text.assemble(("error", "bold red"), f" {type(error).__name__}: "), end="")
-        err.print(Text("\n  ".join(plain(line) for line in str(error).splitlines())), soft_wrap=True)
-        sys.exit(error.exit_code)
+        _end_with(error)
+
+
+def _end_with(error: AutotunerError) -> NoReturn:
+    """Print an error as a line, and end with its exit code."""
+    err.print(Text.assemble(("error", "bold red"), f" {type(error).__name__}: "), end="")
+    err.print(Text("\n  ".join(plain(line) for line in str(error).splitlines())), soft_wrap=True)
+    sys.exit(error.exit_code)

@@ -79,18 +79,19 @@ def tune(
 
     Interrupt at any moment: what was measured stays, and the next run goes on from there.
     """
-    from autotuner import api
+    from autotuner.api import tuning as here
+    from autotuner.plan.configuration import save_configuration
     from autotuner.settings import Settings
 
     check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
     over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
     with _interruptible(), Shown(quiet=as_json) as show:
-        found = api.tune(
+        found = here.tune(
             chosen, database=database, device=device, threads=threads, space=space, watch=show, fleet=over, **tuning
         )
     if output is not None:
-        api.save_configuration(found, output)
+        save_configuration(found, output)
     print_configuration(found, as_json=as_json)
     if output is not None and not as_json:
         out.print(f"Configuration written to {output}")

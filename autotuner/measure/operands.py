@@ -41,9 +41,9 @@ class Values:
     """Values of the inputs of a subgraph, the same for all its candidates: declared axis order, dense.
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
-    another one; an input with a range that its operator's kind declares is uniform in it, and one with as many places as
-    elements holds each of them once; the seed of all this is the subgraph's signature. They are drawn on the device that
-    holds them.
+    another one; an input with a range that its operator's kind declares is uniform in it, and one with as many places
+    as elements holds each of them once; the seed of all this is the subgraph's signature. They are drawn on the device
+    that holds them.
     """
 
     def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:

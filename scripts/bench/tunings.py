@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotuner import api
+import autotuner
 from autotuner.database import open_database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement, digest
@@ -36,14 +36,14 @@ def tune(model: Model, device: str, stem: Path) -> None:
     seconds: dict[str, float] = defaultdict(float)
     last = began = time.perf_counter()
 
-    def watch(progress: api.Progress) -> None:
+    def watch(progress: autotuner.Progress) -> None:
         nonlocal last
         now = time.perf_counter()
         seconds[progress.stage] += now - last
         last = now
 
     os.environ["AUTOTUNER_CACHE"] = str(cache_of(stem))
-    found = api.tune(model, database=database_of(stem), device=device, end_to_end=False, watch=watch)
+    found = autotuner.tune(model, database=database_of(stem), device=device, end_to_end=False, watch=watch)
     total_s = time.perf_counter() - began
     save_configuration(found, stem.with_suffix(".json"))
     run = {

@@ -21,8 +21,12 @@ def files(found: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def too_late(*_: Any, **__: Any) -> None:
         raise AssertionError("what was asked for began before its output was checked")
 
-    for name in ("autotuner.api.tune", "autotuner.server.client.Client.best", "autotuner.tuner.build_configuration",
-                 "autotuner.plan.report.render"):  # fmt: skip
+    for name in (
+        "autotuner.api.tuning.tune",
+        "autotuner.server.client.Client.best",
+        "autotuner.tuner.build_configuration",
+        "autotuner.plan.report.render",
+    ):
         monkeypatch.setattr(name, too_late)
     save_configuration(found, tmp_path / "found.json")
     save_configuration(found, tmp_path / "page.html")

@@ -320,7 +320,7 @@ def test_tuning_prints_and_writes_what_was_found(
         asked.update(options, extents=model.extents, dtype=model.dtype)
         return found
 
-    monkeypatch.setattr("autotuner.api.tune", tune)
+    monkeypatch.setattr("autotuner.api.tuning.tune", tune)
     given = ["tune", "bert-encoder:tiny", "--extent", "l=32", "--dtype", "bfloat16", "--again", "--no-end-to-end"]
     given += ["--gap", "0.05", "--estimated-gap", "0.01", "--budget", "1KiB", "--exhaustive"]
     ran = run(*given, "--threads", "1", "--output", "found.json")
@@ -344,14 +344,14 @@ def test_an_interrupted_tuning_ends_with_130_and_says_that_nothing_is_lost(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotuner.api.tune", interrupted)
+    monkeypatch.setattr("autotuner.api.tuning.tune", interrupted)
     ran = run("tune", "bert-encoder:tiny")
     assert ran.code == 130
     assert "what was measured is kept" in ran.err
 
 
 def test_an_unwritable_output_ends_with_2(run: Run, found: Configuration, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.api.tune", lambda *_, **__: found)
+    monkeypatch.setattr("autotuner.api.tuning.tune", lambda *_, **__: found)
     ran = run("tune", "bert-encoder:tiny", "--output", "missing/found.json")
     assert ran.code == 2
     assert "missing/found.json: cannot be written" in ran.err

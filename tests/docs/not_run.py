@@ -7,7 +7,7 @@ GPU = "needs an NVIDIA GPU"
 
 NOT_RUN = {
     ("README.md", "scripts/test"): "runs all tests, this one among them",
-    ("README.md", 'python -m pip install "autotuner[torch,cuda] @ file://$PWD/dist/autotuner-0.1.0-py3-none-any.whl"'):
+    ("README.md", 'python -m pip install "autotuner[all,torch,cuda] @ file://$PWD/dist/autotuner-0.1.0-py3-none-any.whl"'):
         "needs CUDA's packages; test_packaging has the extra's versions",
     ("fleet.md", "autotuner tune bert-encoder:large --dtype bfloat16 --device cuda --gpus 8 --output large.json"): GPU,
     ("fleet.md", "autotuner worker --device cuda --gpus 8"): GPU,

@@ -81,7 +81,8 @@ def test_tiles_of_wide_heads_fit_into_shared_memory_or_are_refused() -> None:
     changed = replace(call.candidate, params=tuple((dict(call.candidate.params) | {"stages": 3}).items()))
     assert KERNELS[name].refuses(call.subgraph, call.candidate) is None
     assert KERNELS[name].refuses(call.subgraph, changed) == (
-        "64 query_rows and 3 stages of 64 query_columns take 262,144 bytes of shared memory; a program has 232,448 at most"
+        "64 query_rows and 3 stages of 64 query_columns take 262,144 bytes of shared memory; a program has 232,448 "
+        "at most"
     )
     assert not calls(extents, "bfloat16", p=0.0)[BACKWARD]
     tried = [dict(each.candidate.params) for each in in_space("bfloat16", 128, 256, p=0.0)[name]]

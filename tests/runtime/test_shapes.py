@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autotuner
-from autotuner.api.tuning import as_model
+from autotuner.api.layers import as_model
 from autotuner.errors import ConfigurationError, InputError
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration, save_configuration

@@ -57,10 +57,10 @@ BACKWARD_PARAMS = (
     "query_rows", "query_columns", "query_warps", "key_rows", "key_columns", "key_warps", "stages",
 )  # fmt: skip
 WARP_ROWS, WIDE_WARP_ROWS = 16, 8
-"""Rows of scores that a warp computes, or a multiple; in the program of keys and values they are columns. Of wide heads,
-two warps share 16 rows: the sums of a row fill registers."""
+"""Rows of scores that a warp computes, or a multiple; in the program of keys and values they are columns. Of wide
+heads, two warps share 16 rows: the sums of a row fill registers."""
 SHARED_BYTES = 227 << 10
-"""Of shared memory, the most that a program has on any device (CUDA's guide, compute capability 9.0 and 10.0)."""
+"""Of shared memory, the most that a program has on any device (CUDA's guide, capabilities 9.0 and 10.0)."""
 
 
 def kept_levels(p: float) -> int:
@@ -214,8 +214,8 @@ def _not_in_shared_memory(query: TensorType, params: dict[str, int]) -> str | No
             continue
         taken = row * (operands * params[stay] + 2 * params["stages"] * params[read])
         if taken > SHARED_BYTES:
-            return (f"{params[stay]} {stay} and {params['stages']} stages of {params[read]} {read} take {taken:,} bytes of "
-                    f"shared memory; a program has {SHARED_BYTES:,} at most")  # fmt: skip
+            tiles = f"{params[stay]} {stay} and {params['stages']} stages of {params[read]} {read}"
+            return f"{tiles} take {taken:,} bytes of shared memory; a program has {SHARED_BYTES:,} at most"
     return None
 
 

@@ -74,7 +74,8 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
 def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, list[float]]:
     """Take a turn of each once per round, in orders in which each comes as often behind any other.
 
-    What has run before changes a turn: behind a step that leaves the device half idle it is cooler, and its clock higher.
+    What has run before changes a turn: behind a step that leaves the device half idle, it is cooler, and its clock is
+    higher.
     """
     names = list(turns)
     orders = balanced_orders(len(names))

@@ -1,6 +1,7 @@
 """The backend of torch.compile: what it leaves alone, what it says, and the promises of torch.compile that it keeps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.api.backend import checked, compile_graph
+from autotuner.api import knowledge
+from autotuner.api.backend import COMPILED, checked, compile_graph
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
-from autotuner.errors import InputError
+from autotuner.errors import InputError, TunedWarning
 from autotuner.kernels.torch import programmed
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
@@ -278,6 +280,36 @@ def test_a_model_runs_what_the_database_knows(tmp_path: Path, monkeypatch: pytes
     assert "2 of 2 regions run tuned (1 of 1 kinds)" in str(autotuner.summary())
 
 
+def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_none(tmp_path: Path) -> None:
+    model, x = blocks(), inputs(2, 3)
+    (region,) = region_calls(model, [(x,)]).models.values()
+    given = planned(region)
+    autotuner.save_configuration(given, tmp_path / "block.json")
+    wanted = gradients(model, loss_on(x))
+    for each in (tmp_path / "block.json", [given]):
+        torch._dynamo.reset()
+        compiled = autotuner.optimize(model, configurations=each, compiler="eager")
+        assert_equal(gradients(model, loss_on(x), compiled), wanted, 2e-6)
+        assert COMPILED[-1].tuned_places == 2
+    gradients(model, loss_on(inputs(4, 5)), compiled)
+    assert COMPILED[-1].tuned_places == 0
+    assert COMPILED[-1].note == "none of the 1 configurations that were given is for it"
+
+
+def test_configurations_of_another_device_run_with_a_warning() -> None:
+    model, x = blocks(), inputs(2, 3)
+    (region,) = region_calls(model, [(x,)]).models.values()
+    given = planned(region)
+    moved = replace(given, environment={**given.environment, "device_name": "an abacus"})
+    torch._dynamo.reset()
+    compiled = autotuner.optimize(model, configurations=moved, compiler="eager")
+    with pytest.warns(TunedWarning, match="tuned on another device, an abacus, and may not be the fastest on "):
+        compiled(x)
+    assert COMPILED[-1].tuned_places == 2
+    with pytest.raises(InputError, match="7 is no configuration: give one, the path of its file, or a list of these"):
+        knowledge.loaded(7)  # type: ignore[arg-type]
+
+
 def test_the_backend_is_found_by_name() -> None:
     assert "autotuner" in torch._dynamo.list_backends()
     assert torch._dynamo.lookup_backend("autotuner") is compile_graph
@@ -286,10 +318,11 @@ def test_the_backend_is_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has capture, compiler, database, graphs"),
+        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has capture, compiler, configurations, data"),
         ({"capture": "forward"}, "capture is 'forward': write \"step\", or leave it out"),
         ({"compiler": "nvcc"}, "compiler is 'nvcc': write one of inductor, aot_eager, eager"),
         ({"server": "http://127.0.0.1:1", "database": "x"}, "a server and a database"),
+        ({"configurations": [], "database": "x"}, "a database and configurations: give one of them"),
     ],
 )
 def test_options_that_are_not_valid_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,56 @@
+"""Packages that only some uses need: the extra that installs each, and the sentence where it is missing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autotuner.errors import MissingError
+
+EXTRAS = {
+    "alembic": "tune",
+    "cupy": "cuda",
+    "fastapi": "server",
+    "fastapi_offline": "server",
+    "httpx2": "client",
+    "jinja2": "cli",
+    "optuna": "tune",
+    "prometheus_client": "server",
+    "psycopg": "postgresql",
+    "ray": "fleet",
+    "rich": "cli",
+    "scipy": "tune",
+    "sqlalchemy": "tune",
+    "starlette": "server",
+    "torch": "torch",
+    "typer": "cli",
+    "uvicorn": "server",
+}
+"""Extras by package; of several that install it, the one with the fewest others."""
+
+
+@contextmanager
+def needed_for(use: str, extra: str = "") -> Iterator[None]:
+    """Say which extra to install where an import in the block lacks a package.
+
+    Args:
+        use: what the import is for, as the beginning of a sentence.
+        extra: that installs all that the use needs; by default the one of the package that is missing.
+
+    Raises:
+        MissingError: a package of an extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = missing_of(use, error, extra)
+        if missing is None:
+            raise
+        raise missing from None
+
+
+def missing_of(use: str, error: ModuleNotFoundError, extra: str = "") -> MissingError | None:
+    """Return what to say of a failed import; None where no extra has the package."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    wanted = extra or EXTRAS[package]
+    return MissingError(f'{use} needs {package}, which is not installed: install "autotuner[{wanted}]"')
