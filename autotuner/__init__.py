@@ -14,8 +14,6 @@ With a service: `autotuner.apply(layer, server="http://127.0.0.1:8000", extents=
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotuner.extras import needed_for
-
 if TYPE_CHECKING:
     from autotuner.api import apply as apply
     from autotuner.api import check as check
@@ -63,6 +61,8 @@ __all__ = list(_PLACES)
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
+        from autotuner.extras import needed_for
+
         with needed_for(f"autotuner.{name}"):
             return getattr(importlib.import_module(f"autotuner.{_PLACES[name]}"), name)
     raise AttributeError(f"autotuner has no {name!r}; it offers {', '.join(__all__)}")

@@ -33,7 +33,10 @@ def is_choice(call: Deferred, calls: Calls) -> bool:
     (row, *_), shape = by.args, call.shape
     if calls.dtype_of(row) in ELEMENT_BYTES:
         return True
-    return by.target in _ORDERS and calls.is_made(row) and prod(shape) == shape[_argument(by, "dim")]
+    if by.target not in _ORDERS or not calls.is_made(row) or not shape:
+        return False
+    count: int = shape[_argument(by, "dim")]
+    return prod(shape) == count <= PLACES_MAX
 
 
 def places_of(call: Deferred, calls: Calls) -> int:

@@ -166,11 +166,14 @@ class Reader:
 
 
 def has_parts(view: View) -> bool:
-    """Say whether operators can make the part of a tensor that a view shows, without the rest: no program can."""
+    """Say whether operators can make the part of a tensor that a view shows, without the rest: no program can, and none
+    reads a single element."""
     waiting = [taken_by(view)]
     seen = set(waiting)
     while waiting:  # each turn takes one of the tensors, at one of its places
         tensor, taken = waiting.pop()
+        if taken and len(taken) == len(whole(axis for dim in tensor.dims for axis in dim)):
+            return False  # one element is no operand
         if not taken or tensor.made_by is None:
             continue
         if tensor.made_by.kind in WITH_SHAPES:

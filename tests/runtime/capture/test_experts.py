@@ -94,6 +94,41 @@ def test_gradients_are_those_of_a_loop_over_experts(name: str) -> None:
     assert all(region.calls == 2 for region in compilation.regions)
 
 
+class Sorted(nn.Module):
+    """A layer whose rows go through a product in the order of numbers that follow from what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x).reshape(-1, 16)
+        keys = (rows[:, 0] * 4).to(torch.int64)
+        order = keys.sort(stable=True).indices
+        back = torch.zeros_like(order).index_put((order,), torch.arange(len(order)))
+        made = torch.tanh(self.second(rows[order] * 2 + rows[order].square()))
+        found: Tensor = x + made[back].reshape(x.shape)
+        return found
+
+
+def test_the_order_of_a_row_of_integers_is_found_once_and_read_by_backward() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Sorted(), Sorted()).double(), torch.randn(2, 6, 16).double()
+    (region,) = region_calls(model, [(x,)]).models.values()
+    programs = [str(o.attribute("program")) for o in region.graph().operators if o.kind in ("choice", "program")]
+    assert len(programs) > 2
+    assert sum(text.count("sort.stable") for text in programs) == 1
+
+    def loss_of(called: Any) -> Tensor:
+        found: Tensor = called(x).square().mean()
+        return found
+
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss_of, compilation.model), gradients(model, loss_of), 1e-12)
+    assert all(region.calls == 1 for region in compilation.regions)
+    assert len(compilation.regions) == 2
+
+
 @pytest.mark.slow
 def test_router_logits_are_read_outside_and_an_auxiliary_loss_stays_torchs() -> None:
     model = made("mixtral", num_hidden_layers=3, output_router_logits=True, router_aux_loss_coef=0.5)
