@@ -28,12 +28,11 @@ EXTRAS = {
 
 
 @contextmanager
-def needed_for(use: str, extra: str = "") -> Iterator[None]:
+def needed_for(use: str) -> Iterator[None]:
     """Say which extra to install where an import in the block lacks a package.
 
     Args:
         use: what the import is for, as the beginning of a sentence.
-        extra: that installs all that the use needs; by default the one of the package that is missing.
 
     Raises:
         MissingError: a package of an extra is not installed.
@@ -41,16 +40,15 @@ def needed_for(use: str, extra: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = missing_of(use, error, extra)
+        missing = missing_of(use, error)
         if missing is None:
             raise
         raise missing from None
 
 
-def missing_of(use: str, error: ModuleNotFoundError, extra: str = "") -> MissingError | None:
+def missing_of(use: str, error: ModuleNotFoundError) -> MissingError | None:
     """Return what to say of a failed import; None where no extra has the package."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return None
-    wanted = extra or EXTRAS[package]
-    return MissingError(f'{use} needs {package}, which is not installed: install "autotuner[{wanted}]"')
+    return MissingError(f'{use} needs {package}, which is not installed: install "autotuner[{EXTRAS[package]}]"')

@@ -63,14 +63,15 @@ def optimize(
         watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 
     Raises:
-        InputError: several of database, server and configurations; example inputs with a server; an unknown compiler.
+        InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
+            compiler.
     """
-    import torch
+    with needed_for("compiling a model"):
+        import torch
 
-    from autotuner.api.backend import chosen, compile_graph
+        from autotuner.api.backend import check_examples, chosen, compile_graph
 
-    if example_inputs is not None and server is not None:
-        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
+    check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler) | {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
         with needed_for("tuning"):
@@ -166,7 +167,8 @@ def module(configuration: Given, *, graphs: bool = True) -> "nn.Module":
     Raises:
         ConfigurationError: several, of models that differ in more than extents and options.
     """
-    from autotuner.runtime.model_module import ModelModule
+    with needed_for("running a configuration"):
+        from autotuner.runtime.model_module import ModelModule
 
     return ModelModule(loaded(configuration), graphs=graphs)
 
@@ -183,14 +185,16 @@ def _shapes(extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None) -> 
 
 def check(configuration: Configuration, seed: int = 0) -> Any:
     """Compare a configuration with the framework's module in float64; see `autotuner.runtime.check`."""
-    from autotuner.runtime import check as run
+    with needed_for("checking a configuration"):
+        from autotuner.runtime import check as run
 
     return run(configuration, seed)
 
 
 def restore(module: "nn.Module") -> "nn.Module":
     """Return the module that a tuned one was made from, or a model with all its tuned layers restored in place."""
-    from autotuner.runtime import restore as run
+    with needed_for("restoring a module"):
+        from autotuner.runtime import restore as run
 
     return run(module)
 
@@ -203,7 +207,8 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
     share of their measured time tuned regions take. Of one model, it is about the graphs that were compiled for it: a
     graph that torch shares among models of one class counts for the first of them.
     """
-    from autotuner.runtime import summary as run
+    with needed_for("a summary of what ran"):
+        from autotuner.runtime import summary as run
 
     found = run(module)
     backend = sys.modules.get("autotuner.api.backend")

@@ -125,6 +125,18 @@ def chosen(
     return options
 
 
+def check_examples(example_inputs: Any, server: "str | Client | None", configurations: Given | None) -> None:
+    """Check that what is tuned here and now is looked up where a tuning leaves it.
+
+    Raises:
+        InputError: example inputs beside a server, or beside configurations.
+    """
+    if example_inputs is not None and server is not None:
+        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
+    if example_inputs is not None and configurations is not None:
+        raise InputError("nothing is tuned beside configurations that are given: give example inputs or them, not both")
+
+
 def checked(options: Mapping[str, Any]) -> None:
     """Check the backend's options.
 

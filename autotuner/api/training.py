@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from autotuner.api.backend import chosen, compile_graph
+from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
 from autotuner.api.survey import with_own_code
@@ -72,10 +72,10 @@ def training_step(
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
-        InputError: several of database, server and configurations; example inputs with a server; an unknown compiler.
+        InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
+            compiler.
     """
-    if example_inputs is not None and server is not None:
-        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
+    check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     objective = _objective(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

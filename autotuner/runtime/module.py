@@ -52,15 +52,12 @@ class TunedModule(nn.Module):
     graphs: bool = True
     key: Tensor  # by which compiled code knows the module
     names: tuple[str, ...]  # of its parameters, in the order of the ports
+    call_original: Callable[[Tensor, Tensor | None], Tensor]  # the framework's forward with a mask over keys, no more
     _bindings: tuple[Binding, ...]
 
     @property
     def configuration(self) -> Configuration:
         return self.configurations[0]
-
-    def call_original(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the framework's forward with a mask over keys and no other arguments."""
-        raise NotImplementedError
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
         """Run the configuration that covers this call, or else the original.

@@ -296,6 +296,15 @@ def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_no
     assert COMPILED[-1].note == "none of the 1 configurations that were given is for it"
 
 
+def test_example_inputs_beside_configurations_are_refused_since_nobody_would_look_at_what_is_tuned() -> None:
+    model, x = blocks(), inputs(2, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(InputError, match="nothing is tuned beside configurations that are given: give example inputs"):
+        autotuner.optimize(model, (x,), configurations=[])
+    with pytest.raises(InputError, match="nothing is tuned beside configurations that are given: give example inputs"):
+        autotuner.training_step(model, optimizer, example_inputs=(x,), configurations=[])
+
+
 def test_configurations_of_another_device_run_with_a_warning() -> None:
     model, x = blocks(), inputs(2, 3)
     (region,) = region_calls(model, [(x,)]).models.values()
