@@ -135,7 +135,8 @@ class Enumeration:
         return self._layouts[key]
 
     def _in_graph(self, cover: Cover, kernel: Kernel, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Write a row in the tensors' own axes, with stack members' names, and with pitched variants."""
+        """Write a row in the tensors' own axes, with stack members' names, and with pitched variants; of a kernel that
+        is compiled, with all operands pitched that can be, or none."""
         texts = []
         for name, text in zip(cover.inputs + cover.outputs, row, strict=True):
             form = Form.parse(text).renamed(
@@ -145,7 +146,7 @@ class Enumeration:
                 texts.append(self._members(name, form))
             else:
                 texts.append([str(form), *(self.pitches.get((name, str(form)), ()) if kernel.pitched else ())])
-        for forms in product(*texts):
+        for forms in _all_or_none(texts) if kernel.compiles and not kernel.anchors else product(*texts):
             self._size.look()
             if self._whole_stacks(cover, forms) and all(
                 name not in self.given or plain(text) in self.given[name] or len(self.graph.tensors[name].axes) > 1
@@ -238,6 +239,14 @@ class Enumeration:
         return tuple(cells[key] for key in keys if key in cells)
 
 
+def _all_or_none(texts: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
+    """Yield tensors' dense forms, then all that can be pitched in the widest stack: compiling takes seconds."""
+    texts = list(texts)
+    yield tuple(each[0] for each in texts)
+    if any(len(each) > 1 for each in texts):
+        yield tuple(each[min(1, len(each) - 1)] for each in texts)
+
+
 def _unstacked(text: str) -> str:
     """Return a form's order of axes, without its stack's."""
     return text.split("@")[0].split(":")[0].replace(STACK_AXIS, "")
@@ -262,12 +271,23 @@ def _pitches(
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for family in families:
         for index, name in enumerate(family):
-            tensor = graph.tensors[name]
-            suffix = f"@{index}/{len(family)}#{'+'.join(family)}"
-            if name not in given and len(tensor.axes) == 4:
-                layout = f"{tensor.axes[:2]}{STACK_AXIS}{tensor.axes[2:]}"
-                found[name, tensor.axes].append(layout + suffix)
+            rows = None if name in given else _rows(graph, name.removeprefix("grad_"))
+            if rows:
+                axes = graph.tensors[name].axes
+                layout = f"{axes[:rows]}{STACK_AXIS}{axes[rows:]}@{index}/{len(family)}#{'+'.join(family)}"
+                found[name, axes].append(layout)
     return {key: tuple(texts) for key, texts in found.items()}
+
+
+def _rows(graph: Graph, name: str) -> int:
+    """Return how many of the outer axes of a product, or of a biased one, its parameter has not; 0 where it has one of
+    these, or where something else makes the tensor."""
+    operator = graph.producers.get(name)
+    if operator is None or operator.kind not in ("contraction", "bias"):
+        return 0
+    own, (made,) = operator.input_axes[1], operator.output_axes
+    rows = sum(axis not in own for axis in made)
+    return rows if not set(made[:rows]) & set(own) else 0
 
 
 def form_domains(graph: Graph, anchored: Iterable[Choice], given: Mapping[str, tuple[str, ...]]) -> dict[str, set[str]]:

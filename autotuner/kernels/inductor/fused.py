@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
@@ -16,10 +16,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 
+Compiled = Callable[[list[Tensor]], Any]
+
 
 def fused(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Compile, or fetch from the compiler's cache on disk, the whole subgraph as it lies."""
-    count = len(inputs)
+    operands = (*inputs, *outputs)
+    run = compiled_for(call.key, written_outputs(call, len(inputs)), operands)
+    return lambda: run(list(operands))
+
+
+def written_outputs(call: Call, count: int) -> Callable[..., tuple[()]]:
+    """Return a function of `count` inputs and the outputs, which computes a subgraph and copies results into these."""
 
     def body(*operands: Tensor) -> tuple[()]:
         made = evaluate(call.subgraph, operands[:count])
@@ -28,25 +36,33 @@ def fused(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ca
                 target.copy_(value)
         return ()
 
-    compiled = compiled_for(call.key, body, (*inputs, *outputs))
-    operands = (*inputs, *outputs)
-    return lambda: compiled(list(operands))
+    return body
 
 
-_COMPILED: dict[str, Callable[[list[Tensor]], Any]] = {}
+_COMPILED: dict[str, Compiled] = {}
 
 
-def compiled_for(key: str, body: Callable[..., Any], operands: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
-    """Return the compiled body for operands of these shapes and strides; one compilation per call key and process.
+def compiled_for(key: str, body: Callable[..., Any], operands: Sequence[Tensor]) -> Compiled:
+    """Return the compiled body for operands of these shapes and strides; one compilation per call key and process."""
+    if key not in _COMPILED:
+        _COMPILED[key] = compiled(*traced(body, operands))
+    return _COMPILED[key]
+
+
+def traced(body: Callable[..., Any], operands: Sequence[Tensor]) -> tuple[fx.GraphModule, list[Tensor], FakeTensorMode]:
+    """Return a body's calls, decomposed as Inductor wants them, operands without memory, and the mode of these.
 
     Inductor keeps what it made on disk, by the traced graph, and loads it in other processes. It does so only where the
     mode has an environment of shapes, which these static shapes do not need otherwise.
     """
-    if key not in _COMPILED:
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
-        with torch.no_grad(), mode:
-            traced = make_fx(body, decomposition_table=select_decomp_table())(*fakes)
-        with torch.no_grad(), config.patch(size_asserts=False), tracing(TracingContext(mode)):
-            _COMPILED[key] = compile_fx_inner(traced, fakes)
-    return _COMPILED[key]
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes: list[Tensor] = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
+    with torch.no_grad(), mode:
+        return make_fx(body, decomposition_table=select_decomp_table())(*fakes), fakes, mode
+
+
+def compiled(module: fx.GraphModule, fakes: Sequence[Tensor], mode: FakeTensorMode) -> Compiled:
+    """Compile traced calls."""
+    with torch.no_grad(), config.patch(size_asserts=False), tracing(TracingContext(mode)):
+        made: Compiled = compile_fx_inner(module, list(fakes))
+    return made

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from autotuner.ir.form import Form
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
@@ -21,6 +20,7 @@ SETS = Connected(
         frozenset({"bias"}),  # which a product's own kernel can add
         frozenset(name for name in FUSIBLE if not KINDS[name].keeps_axes),  # whose sums run along another axis
         frozenset({"program", "program_grad"}),  # which may be more than the compiler fuses well
+        FUSIBLE - {"pointwise_sum"},  # sums of one gradient, read once
     ),
 )
 """Few enough to compile them all."""
@@ -70,10 +70,8 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
     strange = [kind for kind in subgraph.kinds if kind not in FUSIBLE]
     if strange:
         return f"{strange[0]} is not fused: {', '.join(sorted(FUSIBLE))} are"
-    if any(Form.parse(text).stack for text in candidate.forms if text != "absent"):
-        return "a fused kernel takes dense tensors, not slices of stacks"
     return not_as_declared(subgraph, candidate) if has_programs(subgraph) else None
 
 
 KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,
-                   layouts=fused_layouts, patterns=(SETS,)))  # fmt: skip
+                   layouts=fused_layouts, pitched=True, patterns=(SETS,)))  # fmt: skip

@@ -90,3 +90,15 @@ def histogram(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) 
     else:
         counts = torch.ops.aten.histc.default(numbers.double(), bins, min, max).to(numbers.dtype)
     return counts
+
+
+def sorted_bytes(
+    numbers: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sort integers between 0 and 255, as `aten.sort.stable` does, in fewer passes of its radix sort.
+
+    Returns:
+        The numbers in order, of their type, and their places.
+    """
+    values, places = torch.sort(numbers.to(torch.uint8), stable=bool(stable), dim=dim, descending=descending)
+    return values.to(numbers.dtype), places

@@ -21,7 +21,7 @@ from autotuner.errors import GraphError, KernelError
 from autotuner.ir.program import GETITEM, Program, is_dtype, is_value, value_number
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import ELEMENT_BYTES
-from autotuner.kernels.torch.grouped import grouped_product, histogram
+from autotuner.kernels.torch.grouped import grouped_product, histogram, sorted_bytes
 
 Function = Callable[..., Tensor]
 
@@ -41,6 +41,8 @@ _TAGS = {
 }
 _KEYS = torch._C.DispatchKey.__members__
 _AUTOCAST = reduce(or_, (torch._C.DispatchKeySet(key) for name, key in _KEYS.items() if name.startswith("Autocast")))
+_MOVED = ("view.default", "reshape.default", "_unsafe_view.default", "squeeze.dim", "unsqueeze.default")
+BYTE_MAX = 255
 _INSTEAD: Mapping[str, Callable[..., Tensor]] = {"_grouped_mm.default": grouped_product, "histc.default": histogram}
 """Calls that are computed in another way than by ATen itself, which lacks some types."""
 FLOATS = {name: getattr(torch, name) for name in ELEMENT_BYTES}
@@ -116,7 +118,8 @@ def function_of(program: Program, wide: bool = False) -> Function:
         GraphError: a call is not possible.
     """
     overloads = [None if call.name == GETITEM else _overload(call.name) for call in program.calls]
-    instead = [_INSTEAD.get(call.name) for call in program.calls]
+    narrow = set() if wide else _orders_of_bytes(program)
+    instead = [sorted_bytes if place in narrow else _INSTEAD.get(call.name) for place, call in enumerate(program.calls)]
 
     def run(*inputs: Tensor) -> Tensor:
         device, values = inputs[0].device, list[Any](inputs)
@@ -135,6 +138,21 @@ def function_of(program: Program, wide: bool = False) -> Function:
         return result
 
     return run
+
+
+def _orders_of_bytes(program: Program) -> set[int]:
+    """Return the calls that sort integers between 0 and 255, as a program has clamped them."""
+    found, bounded, count = set[int](), set[int](), len(program.inputs)
+    for place, call in enumerate(program.calls):
+        ends = call.arguments[1:]
+        if call.name == "clamp.default" and [*map(type, ends)] == [int, int] and 0 <= ends[0] <= ends[1] <= BYTE_MAX:
+            bounded.add(count + place)
+        elif call.reads and call.reads[0] in bounded:
+            if call.name in _MOVED:
+                bounded.add(count + place)
+            elif call.name == "sort.stable":
+                found.add(place)
+    return found
 
 
 def gradients(function: Function, wrt: Sequence[int], grad: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ class StackGroup:
 
 
 def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
-    """Return siblings that can be stacked: the longest run of them first, then neighbours in pairs."""
+    """Return siblings that can be stacked: a run of them, and neighbours in pairs in a run of three."""
     runs: dict[tuple[str, str, tuple[int, ...]], list[Operator]] = {}
     for operator in graph.operators:
         if operator.kind == "contraction" and operator.phase == "forward":
@@ -34,7 +34,7 @@ def stack_groups(graph: Graph) -> tuple[StackGroup, ...]:
     for run in runs.values():
         if len(run) > 1:
             groups.append(StackGroup(tuple(run)))
-        if len(run) > 2:
+        if len(run) == 3:
             groups += [StackGroup(pair) for pair in pairwise(run)]
     return tuple(groups)
 
