@@ -140,12 +140,12 @@ class Registry:
     def __init__(self) -> None:
         self._kernels: dict[str, Kernel] = {}
 
-    def add(self, kernel: Kernel) -> Kernel:
-        if kernel.name in self._kernels:
-            running = self._kernels[kernel.name].runs
-            raise KernelError(f"kernel {kernel.name!r} is registered already, running {running}")
-        self._kernels[kernel.name] = kernel
-        return kernel
+    def add(self, *kernels: Kernel) -> None:
+        for kernel in kernels:
+            if kernel.name in self._kernels:
+                running = self._kernels[kernel.name].runs
+                raise KernelError(f"kernel {kernel.name!r} is registered already, running {running}")
+            self._kernels[kernel.name] = kernel
 
     def __getitem__(self, name: str) -> Kernel:
         if name not in self._kernels:
