@@ -19,7 +19,7 @@ operand in secret.
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
@@ -87,6 +87,7 @@ class Kernel:
     covers: tuple[str, ...]
     runs: str
     refuses: Refuses = never_refuses
+    _: KW_ONLY
     version: int = 1
     compiles: bool = False
     consistent: str = ""
