@@ -86,7 +86,7 @@ def training_step(
         with needed_for("tuning"):
             from autotuner.api.tuning import Effort, tune_calls
 
-        effort = Effort(database, None, threads, space, fleet, tuning)
+        effort = Effort(database=database, threads=threads, space=space, fleet=fleet, tuning=tuning)
         tune_calls(objective, [(batch,)], device.type, effort, Teller(watch))
 
     def compiled(whole: bool) -> Loss:

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     from autotuner.fleet.tuning import Fleet
 
 
+class TuningKeywords(TuneKeywords, total=False):
+    """The keywords of `tune` that go with every form of its call, for type checkers."""
+
+    database: str | Path | None
+    device: str | None
+    threads: int | None
+    space: str | Path | None
+    watch: Watch | None
+    fleet: "Fleet | None"
+
+
 @overload
 def tune(
     model: "str | Model | nn.Module",
@@ -36,29 +47,19 @@ def tune(
     options: Mapping[str, Scalar] | None = None,
     dtype: str | None = None,
     mode: str = "train",
-    database: str | Path | None = None,
-    device: str | None = None,
-    threads: int | None = None,
-    space: str | Path | None = None,
-    watch: Watch | None = show,
-    fleet: "Fleet | None" = None,
-    **tuning: Unpack[TuneKeywords],
+    **effort: Unpack[TuningKeywords],
 ) -> Configuration: ...
 
 
 @overload
 def tune(
-    model: "nn.Module",
-    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-    *,
-    batches: Iterable[Any] = ...,
-    database: str | Path | None = None,
-    device: str | None = None,
-    threads: int | None = None,
-    space: str | Path | None = None,
-    watch: Watch | None = show,
-    fleet: "Fleet | None" = None,
-    **tuning: Unpack[TuneKeywords],
+    model: "nn.Module", example_inputs: Sequence[Any] | Mapping[str, Any], **effort: Unpack[TuningKeywords]
+) -> list[Configuration]: ...
+
+
+@overload
+def tune(
+    model: "nn.Module", example_inputs: None = None, *, batches: Iterable[Any], **effort: Unpack[TuningKeywords]
 ) -> list[Configuration]: ...
 
 
@@ -104,11 +105,15 @@ def tune(
         fleet: measure on all GPUs of a cluster, as `autotuner.fleet.tuning.Fleet` names it.
         tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
+    Returns:
+        The model's configuration; with `example_inputs` or `batches` a list, of one configuration for each region and
+        shape in these calls.
+
     Raises:
         InputError: example inputs for what is no module, or beside arguments that do not go with them.
         AutotunerError: the tree in `autotuner.errors` says what.
     """
-    effort = Effort(database, device, threads, space, fleet, tuning)
+    effort = Effort(database=database, device=device, threads=threads, space=space, fleet=fleet, tuning=tuning)
     teller = Teller(watch)
     if example_inputs is None and batches is None:
         there = effort.device_type(device_type_of(model))  # first, since without the device there is nothing to do
@@ -139,7 +144,7 @@ def tune_calls(
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Effort:
     """Options of a tuning, each as in `tune`."""
 

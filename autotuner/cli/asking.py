@@ -64,12 +64,12 @@ def client(server: str | None) -> "Client":
 @with_tuning(effort, repetition)
 def submit(
     model: Asked,
+    *,
     extent: Extent = None,
     option: Option = None,
     dtype: Dtype = None,
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
-    *,
     tuning: TuneKeywords,
     priority: Annotated[
         int,
@@ -209,6 +209,7 @@ def gpus(server: Server = None, as_json: Json = False) -> None:
 @commands.command()
 def best(
     model: Asked,
+    *,
     output: Output = None,
     extent: Extent = None,
     option: Option = None,

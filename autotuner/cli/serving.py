@@ -36,6 +36,7 @@ ServedDevice = Annotated[str, typer.Option(help="Device type that the worker tak
 
 @commands.command()
 def serve(
+    *,
     database: DatabaseOption = None,
     host: Annotated[
         str | None,
@@ -165,6 +166,7 @@ def _worker_command(database: str | None, device: str, form: str) -> list[str]:
 
 @commands.command()
 def worker(
+    *,
     database: DatabaseOption = None,
     device: ServedDevice = "cpu",
     threads: Threads = None,

@@ -58,6 +58,7 @@ commands = typer.Typer()
 @with_tuning(repetition, effort)
 def tune(
     model: Reference,
+    *,
     output: Output = None,
     extent: Extent = None,
     option: Option = None,
@@ -71,7 +72,6 @@ def tune(
     gpus: Gpus = None,
     measurer: FleetMeasurerOption = None,
     measurer_arguments: FleetArguments = None,
-    *,
     tuning: TuneKeywords,
     as_json: Json = False,
 ) -> None:
@@ -196,6 +196,7 @@ def spaces(as_json: Json = False) -> None:
 @commands.command()
 def solve(
     model: Reference,
+    *,
     solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
     budget: Budget = None,
     output: Output = None,

@@ -1,7 +1,7 @@
 """Values that the database takes and returns: filters, stored measurements and configurations, matches, jobs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ class Statistics:
     greatest_us: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConfiguration:
     """A configuration as it is stored.
 
@@ -97,7 +97,7 @@ class Match:
     stored: StoredConfiguration | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One tuning run: its request, its progress, and its end.
 
@@ -171,6 +171,7 @@ class FleetGpu:
     device_name: str
     used: bool
     reason: str = ""
+    _: KW_ONLY
     host: str = ""
     uuid: str = ""
     canary_us: float | None = None

@@ -57,6 +57,7 @@ class Reconciler:
         queue: Queue,
         held: Hold,
         tasks: Tasks,
+        *,
         devices: Callable[[], Sequence[Device]],
         room: Callable[[], int],
         log: Log,

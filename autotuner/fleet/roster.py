@@ -150,7 +150,9 @@ class Roster:
                 rows.append(FleetGpu(slot, "", "", used, reason or entry.words))
                 continue
             kind, name = gpu.environment.device_type, gpu.environment.device_name
-            rows.append(FleetGpu(slot, kind, name, used, reason, gpu.host, gpu.uuid, entry.canary_us))
+            rows.append(
+                FleetGpu(slot, kind, name, used, reason, host=gpu.host, uuid=gpu.uuid, canary_us=entry.canary_us)
+            )
         return rows
 
 

@@ -60,7 +60,9 @@ def run_fleet(
         tasks = RayTasks(_attempt, start)
         with opened.locks.hold(name) as held:
             room = (lambda: devices.gpus) if jobs is None else (lambda: jobs)
-            reconciler = Reconciler(opened.queue, held, tasks, devices.known, room, log, time.monotonic)
+            reconciler = Reconciler(
+                opened.queue, held, tasks, devices=devices.known, room=room, log=log, clock=time.monotonic
+            )
             log("worker_started", worker=name)
             greeted_at = -GREET_S
             opened.gpus.forget(name)
@@ -110,4 +112,7 @@ def _attempt(text: str) -> str:
     )
     number, attempt = value["job_id"], value["attempt"]
     with logging_to_stderr("json"), bound(job=number, attempt=attempt):
-        return run_attempt(number, attempt, value["database"], value["space"], settings, Fleet(**value["fleet"]), tell)
+        return run_attempt(
+            number, attempt, database=value["database"], space=value["space"], settings=settings,
+            fleet=Fleet(**value["fleet"]), log=tell,
+        )  # fmt: skip

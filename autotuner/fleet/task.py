@@ -46,7 +46,7 @@ class GpuReport:
 
 
 def run_attempt(
-    job_id: int, attempt: int, database: str, space: str | None, settings: Settings, fleet: Fleet, log: Log
+    job_id: int, attempt: int, *, database: str, space: str | None, settings: Settings, fleet: Fleet, log: Log
 ) -> str:
     """Run an attempt at a job that a runner has taken, and return how it went, for the log.
 
@@ -61,7 +61,10 @@ def run_attempt(
             file = space_file(request.device_type, space)
             gpus = GpuReport(opened, job)
             name = f"{job.id} of {job.created_at.isoformat()}"
-            tuning = FleetTuning(fleet, request, settings, job.device_name, job.priority, log, gpus.tell, name)
+            tuning = FleetTuning(
+                fleet, request, settings, device_name=job.device_name, priority=job.priority, log=log,
+                report=gpus.tell, job=name,
+            )  # fmt: skip
         except AutotunerError as error:
             opened.queue.finish(job_id, attempt, "failed", message=str(error))
             return "job_failed"

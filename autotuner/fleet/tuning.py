@@ -1,6 +1,6 @@
 """Tuning over a fleet: the measurer of a request, and a job that its own process runs."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from autotuner.database import Database
@@ -68,6 +68,7 @@ class FleetTuning:
     fleet: Fleet
     request: Request
     settings: Settings
+    _: KW_ONLY
     device_name: str | None = None
     priority: int = 0
     log: Log = silent

@@ -17,7 +17,7 @@ has a result of another type: that of its attribute `dtype`. Operators that carr
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from autotuner.errors import GraphError
@@ -73,6 +73,7 @@ class Kind:
     attributes: Mapping[str, type] = field(default_factory=dict)
     makes: tuple[Product, ...] = ("value",)
     gradient: Gradient | None = None
+    _: KW_ONLY
     fusible: bool = True
     fused_alone: bool = False
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)

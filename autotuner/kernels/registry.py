@@ -19,7 +19,7 @@ operand in secret.
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
@@ -87,6 +87,7 @@ class Kernel:
     covers: tuple[str, ...]
     runs: str
     refuses: Refuses = never_refuses
+    _: KW_ONLY
     version: int = 1
     compiles: bool = False
     consistent: str = ""
@@ -140,12 +141,12 @@ class Registry:
     def __init__(self) -> None:
         self._kernels: dict[str, Kernel] = {}
 
-    def add(self, kernel: Kernel) -> Kernel:
-        if kernel.name in self._kernels:
-            running = self._kernels[kernel.name].runs
-            raise KernelError(f"kernel {kernel.name!r} is registered already, running {running}")
-        self._kernels[kernel.name] = kernel
-        return kernel
+    def add(self, *kernels: Kernel) -> None:
+        for kernel in kernels:
+            if kernel.name in self._kernels:
+                running = self._kernels[kernel.name].runs
+                raise KernelError(f"kernel {kernel.name!r} is registered already, running {running}")
+            self._kernels[kernel.name] = kernel
 
     def __getitem__(self, name: str) -> Kernel:
         if name not in self._kernels:

@@ -253,7 +253,7 @@ def masks_in(workspace: Workspace, configuration: Configuration) -> dict[str, Te
     for name, text in kept:
         if name in drawn:
             tensor = graph.tensors[name]
-            lies = workspace.views[name, text].clone()
+            lies = workspace.steps.views[name, text].clone()
             values = TensorType(graph.shape(name), tensor.dtype)
             form = Form.parse(text).renamed(tensor.axes, values.axes)
             found[name] = decoded(lies, form, values, drawn[name])

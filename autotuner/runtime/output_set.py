@@ -1,56 +1,67 @@
-"""Storages for what one phase of a workspace hands out, and the phase's calls built on them."""
+"""Storages for what a phase of a workspace hands out, in sets, and the phase's calls built on them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from autotuner.plan.memory_planner import MemoryPlan, Place, Ports
+from autotuner.plan.memory_planner import Ports
+from autotuner.runtime.arena import Arena
 from autotuner.runtime.branching import BranchingCalls
+from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.cuda import CallSequence, Cuda, Run
 
 # Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
 CHOICES = 4
 
-
-class Builder(Protocol):
-    """The part of a workspace that a set is built with."""
-
-    plan: MemoryPlan
-    ports: Ports
-    views: dict[Place, Tensor]
-    held: dict[int, Tensor]
-    inside: dict[int, Run]
-    cuda: Cuda | None
-
-    @property
-    def copying(self) -> list[Run]: ...
-
-    def base(self, number: int) -> Tensor: ...
-    def show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None: ...
-    def built(self, number: int, views: Mapping[Place, Tensor]) -> Run: ...
+# Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
+# are held, results are handed out as copies.
+SETS = 2
 
 
 class OutputSet:
-    """A set; it is free where nobody outside holds any of its storages."""
+    """Storages of a phase's outputs, and its calls built on them; free where nobody outside holds any of its storages.
 
-    def __init__(self, workspace: Builder, phase: str) -> None:
-        plan, ports = workspace.plan, workspace.ports
+    Attributes:
+        phase: as given.
+        calls: of each step of the phase, by number.
+        handed: the outputs, in the order of the ports.
+        held: places in `handed` that backward reads, so that copies are handed out.
+        sequence: what the phase runs.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        steps: BuiltSteps,
+        ports: Ports,
+        phase: str,
+        *,
+        copying: Sequence[Run] = (),
+        cuda: Cuda | None = None,
+    ) -> None:
+        """Allocate and build.
+
+        Args:
+            phase: "forward" or "backward".
+            copying: calls that come before those of the steps.
+            cuda: the device, where it is one of CUDA.
+        """
+        plan = arena.plan
         self.phase = phase
         self._plan, self._ports = plan, ports
         with torch.inference_mode(False), torch.no_grad():
             bases = {
-                number: workspace.base(number)
+                number: arena.allocate(number)
                 for number, buffer in enumerate(plan.buffers)
-                if buffer.role == "output" and buffer.phase == phase and number not in workspace.held
+                if buffer.role == "output" and buffer.phase == phase and number not in arena.held
             }
-            views = dict(workspace.views)
+            views = dict(steps.views)
             base: Tensor | None = None
             for number, base in bases.items():
-                workspace.show(number, base, views)
+                views |= arena.views_of(number, base)
             self.calls = {
-                number: workspace.inside.get(number) or workspace.built(number, views)
+                number: steps.inside.get(number) or steps.build(number, views)
                 for number, step in enumerate(plan.steps)
                 if step.phase == phase
             }
@@ -60,14 +71,13 @@ class OutputSet:
                 if (of == "") == (phase == "forward")
                 for port in side
             ]
-            whole = bases | workspace.held
+            whole = bases | arena.held
             self.handed = [
                 base.as_strided(g.shape, g.strides, base.storage_offset() + g.offset)
                 for g, base in ((g, whole[g.buffer]) for g in lying)
             ]
-            self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in workspace.held)
-        self._cuda = workspace.cuda
-        copying = workspace.copying if phase == "forward" else ()
+            self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in arena.held)
+        self._cuda = cuda
         self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
@@ -103,6 +113,62 @@ class OutputSet:
             calls = {number: run for number, run in self.calls.items() if number in needed}
             self._chosen[wanted] = CallSequence([*self._over_streams(calls)], replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]
+
+
+class OutputSets:
+    """The sets of both phases. Where all of a phase are held outside, a spare one is used, whose results are copied.
+
+    Attributes:
+        by_phase: the sets but for the spare ones.
+        copies: how often results were handed out as copies, because all sets were held.
+    """
+
+    def __init__(self, arena: Arena, steps: BuiltSteps, ports: Ports, cuda: Cuda | None = None) -> None:
+        self._arena, self._steps, self._ports, self._cuda = arena, steps, ports, cuda
+        self.by_phase: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
+        self._spare: dict[str, OutputSet] = {}
+        self.outlived: list[OutputSet] = []
+        """Sets that were forgotten in a capture, which is no time to destroy their graphs."""
+        self.copies = 0
+
+    def __iter__(self) -> Iterator[OutputSet]:
+        return iter((*self.by_phase["forward"], *self.by_phase["backward"], *self._spare.values()))
+
+    def take(self, phase: str, copying: Sequence[Run] = ()) -> OutputSet:
+        """Return a set that nobody outside holds; where all are held, the spare one.
+
+        Args:
+            copying: calls that come before those of the steps, in a set that is made now.
+        """
+        sets = self.by_phase[phase]
+        for found in sets:
+            if found.is_free():
+                return found
+        if len(sets) < SETS:
+            sets.append(self._made(phase, copying))
+            return sets[-1]
+        if phase not in self._spare:
+            self._spare[phase] = self._made(phase, copying)
+        return self._spare[phase]
+
+    def handed(self, made: OutputSet, numbers: Iterable[int]) -> list[Tensor]:
+        """Return outputs of a set for the caller."""
+        is_spare = made is self._spare.get(made.phase)
+        self.copies += is_spare
+        return [
+            copy_of(made.handed[number]) if is_spare or number in made.held else made.handed[number].detach()
+            for number in numbers
+        ]
+
+    def forget(self, *, in_capture: bool) -> None:
+        """Make new sets from now on; what is forgotten in a capture stays in `outlived`."""
+        if in_capture:
+            self.outlived += self
+        self.by_phase = {"forward": [], "backward": []}
+        self._spare = {}
+
+    def _made(self, phase: str, copying: Sequence[Run]) -> OutputSet:
+        return OutputSet(self._arena, self._steps, self._ports, phase, copying=copying, cuda=self._cuda)
 
 
 def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:

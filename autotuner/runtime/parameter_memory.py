@@ -1,12 +1,13 @@
 """Memory of a caller's parameters: what is read where it is, and what is copied into a plan's buffers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from autotuner.plan.memory_planner import Geometry
+from autotuner.plan.memory_planner import Geometry, Place
+from autotuner.runtime.arena import Arena
 from autotuner.runtime.cuda import Run
 
 
@@ -42,40 +43,46 @@ class ParameterCopies:
         copying: calls that copy parameters whose memory stays, at the start of each forward.
     """
 
-    def __init__(
-        self,
-        lying: Sequence[Geometry],
-        apart: Iterable[int],
-        current: Sequence[Tensor],
-        *,
-        allocate: Callable[[int], Tensor],
-        moving: bool,
-    ) -> None:
-        """Allocate.
+    def __init__(self, arena: Arena, parameters: ParameterMemory) -> None:
+        """Allocate buffers for the parameters that are not read where they are."""
+        self._arena, self._lying = arena, parameters.lying
+        self._allocate(parameters.apart, parameters.current, moving=parameters.moving)
 
-        Args:
-            lying, apart, current, moving: as those of `ParameterMemory`.
-            allocate: makes a buffer, given its number.
-        """
+    def _allocate(self, numbers: Iterable[int], current: Sequence[Tensor], *, moving: bool) -> None:
         self.bases: dict[int, Tensor] = {}
         self.copying: list[Run] = []
         self._copies: list[tuple[int, Tensor]] = []
-        for number in sorted(set(apart)):
-            base = self.bases[number] = allocate(number)
+        for number in sorted(set(numbers)):
+            base = self.bases[number] = self._arena.allocate(number)
             members = [
                 (index, base.as_strided(lies.shape, lies.strides, lies.offset))
-                for index, lies in enumerate(lying)
+                for index, lies in enumerate(self._lying)
                 if lies.buffer == number
             ]
             if moving:
                 self._copies += members
             else:
                 self.copying.append(_copying(base, members, current))
-        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if lying[i].buffer not in self.bases]
+        self._where = [(i, t.data_ptr()) for i, t in enumerate(current) if self._lying[i].buffer not in self.bases]
 
-    def have_others_moved(self, current: Sequence[Tensor]) -> bool:
-        """Say whether a parameter that is read where it was has other memory by now."""
-        return any(current[index].data_ptr() != pointer for index, pointer in self._where)
+    def views(self) -> dict[Place, Tensor]:
+        """Return a view of each place in these buffers."""
+        found: dict[Place, Tensor] = {}
+        for number, base in self.bases.items():
+            found |= self._arena.views_of(number, base)
+        return found
+
+    def follow(self, current: Sequence[Tensor]) -> dict[Place, Tensor]:
+        """Where a parameter that was read where it was has other memory by now, have all copied from now on.
+
+        Returns:
+            Views of the copies; nothing where all is as it was.
+        """
+        if all(current[index].data_ptr() == pointer for index, pointer in self._where):
+            return {}
+        with torch.inference_mode(False), torch.no_grad():
+            self._allocate({lies.buffer for lies in self._lying}, current, moving=True)
+            return self.views()
 
     def take(self, current: Sequence[Tensor]) -> None:
         """Copy those that may have other memory each time."""

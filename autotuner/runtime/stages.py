@@ -1,32 +1,31 @@
 """Stages: the memory of a workspace that inputs and gradients of outputs are copied to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from autotuner.ir.device import alignment_bytes
-from autotuner.plan.memory_planner import MemoryPlan, Place, Port
+from autotuner.plan.memory_planner import Place, Port
+from autotuner.runtime.arena import Arena
 
 
 class Stages:
-    """Memory that the caller's tensors are copied to: those of some ports, in their order.
+    """Memory that the caller's tensors are copied to, or read in place of: those of some ports, in their order.
 
     Attributes:
         tensors: one for each port.
+        in_place: what is read in the caller's memory now.
     """
 
-    def __init__(
-        self, plan: MemoryPlan, ports: Sequence[Port], of: str, views: Mapping[Place, Tensor], device: torch.device
-    ) -> None:
+    def __init__(self, arena: Arena, ports: Sequence[Port], of: str) -> None:
         """View them.
 
         Args:
             of: "" for inputs, "grad_" for gradients of outputs.
-            views: of the plan's places, in the workspace's own memory.
         """
-        self._plan, self._ports, self._of, self._device = plan, ports, of, device
-        self.tensors = [self._view(port, views) for port in ports]
+        self._arena, self._plan, self._ports, self._of = arena, arena.plan, ports, of
+        self.tensors = [self._view(port) for port in ports]
+        self.in_place: set[Place] = set()
 
     def take(self, tensors: Sequence[Tensor | None], *, in_place: bool) -> dict[Place, Tensor]:
         """Copy tensors in, None as zeros; return those that are to be read where they are.
@@ -46,19 +45,23 @@ class Stages:
                 )
             else:
                 stage.copy_(tensor)
+        self.in_place |= found.keys()
         return found
+
+    def put_back(self) -> dict[Place, Tensor]:
+        """Read nothing in the caller's memory any more; return views of the stages for what was read there."""
+        places, self.in_place = self.in_place, set()
+        return self._arena.views_at(places)
 
     def _lies_like(self, tensor: Tensor, stage: Tensor) -> bool:
         """Say whether kernels that were chosen for a stage can read a tensor in its place."""
         return (
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             == (stage.shape, stage.stride(), stage.dtype, stage.device)
-            and tensor.data_ptr() % alignment_bytes(self._device.type) == 0
+            and tensor.data_ptr() % alignment_bytes(stage.device.type) == 0
         )  # fmt: skip
 
-    def _view(self, port: Port, views: Mapping[Place, Tensor]) -> Tensor:
+    def _view(self, port: Port) -> Tensor:
         lies = self._plan.geometry(port, self._of)
-        buffer = self._plan.buffers[lies.buffer]
-        first = views[next(iter(buffer.offsets))]
-        start = first.storage_offset() - next(iter(buffer.offsets.values()))
-        return first.as_strided(lies.shape, lies.strides, start + lies.offset)
+        base = self._arena.elements(lies.buffer)
+        return base.as_strided(lies.shape, lies.strides, base.storage_offset() + lies.offset)

@@ -14,26 +14,22 @@ calls become CUDA graphs; see `cuda`. What a caller captures into a graph of its
 so a workspace that was used in it is never used again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from autotuner.ir.device import has_graphs
-from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import MemoryPlan, Place, Ports
+from autotuner.runtime.arena import Arena
+from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
-from autotuner.runtime.output_set import OutputSet, copy_of
+from autotuner.runtime.output_set import OutputSet, OutputSets
 from autotuner.runtime.parameter_memory import ParameterCopies, ParameterMemory
 from autotuner.runtime.scratch import Scratch
 from autotuner.runtime.shown_tensors import ShownTensors
 from autotuner.runtime.stages import Stages
-from autotuner.runtime.state_memory import StateMemory
-
-# Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
-# are held, results are handed out as copies.
-SETS = 2
 
 CPU = torch.device("cpu")
 
@@ -42,16 +38,13 @@ class Workspace:
     """Built once for given parameters; runs many times.
 
     Attributes:
-        plan, ports, device: as given.
+        plan, ports, device, scratch: as given.
         cuda: the device, where it is one of CUDA.
-        views: memory of each place of the plan, but for what is handed out of sets.
-        held: buffers that are handed out as copies, since backward reads them.
-        inside: calls of the steps that touch nothing which is handed out.
+        arena: memory of what the plan keeps to itself.
         parameters: copies of those that are not read in the caller's memory.
-        scratch: as given.
-        state: the bytes that forward leaves for backward, as one tensor.
+        steps: calls of the steps that touch nothing which is handed out, and the memory that they read.
+        outputs: storages of what is handed out, and the calls built on them.
         in_capture: whether a caller's graph writes here whenever it is replayed.
-        copies: how often results were handed out as copies, because all sets were held.
         skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
     """
 
@@ -78,45 +71,27 @@ class Workspace:
         self._graphs = Graphs(self.cuda, graphs) if self.cuda is not None and graphs is not None else None
         self._order = StreamOrder()
         self.scratch = scratch
-        self.in_capture = False
-        with torch.inference_mode(False), torch.no_grad(), self._turn():
-            own_bytes = plan.arena_bytes if scratch is None else plan.kept_bytes
-            state = StateMemory.of(plan, device.type)
-            memory = torch.empty(max(state.held_bytes + own_bytes, 1), dtype=torch.uint8, device=device)
-            self.state, self._arena = memory[: state.size_bytes], memory[state.held_bytes :]
-            self._beyond = None if scratch is None else scratch.memory(plan.arena_bytes - own_bytes, device)
-            self.views = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
-            for number, buffer in enumerate(plan.buffers):
-                if buffer.role == "arena":
-                    self.show(number, self._memory(number), self.views)
-            self.held = {number: self._part(memory, start, number) for number, start in state.held.items()}
-            for number, base in self.held.items():
-                self.show(number, base, self.views)
-            self._shown = ShownTensors(plan, ports.shown, device)
-            self._lying = parameters.lying
-            self.parameters = self._copied(parameters.apart, parameters.current, moving=parameters.moving)
-            self.inside = self._built_inside()
-            self._saved = [self._arena[plan.buffers[i].start_bytes :][: plan.buffers[i].size_bytes] for i in plan.saved]
-            self._inputs = Stages(plan, ports.inputs, "", self.views, device)
-            self._given = Stages(plan, ports.given, "grad_", self.views, device)
-        self._sets: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
-        self._spare: dict[str, OutputSet] = {}
-        self._in_place: set[Place] = set()
-        self._outlived: list[OutputSet] = []  # forgotten in a capture, which is no time to destroy their graphs
-        self.copies = 0
+        self.in_capture = self.skips_kernels = False
         self._consumed = True
-        self.skips_kernels = False
+        with torch.inference_mode(False), torch.no_grad(), self._turn():
+            self.arena = Arena(plan, device, scratch)
+            self.parameters = ParameterCopies(self.arena, parameters)
+            self._shown = ShownTensors(plan, ports.shown, device)
+            read = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
+            self.steps = BuiltSteps(plan, read | self.arena.views() | self.parameters.views(), self._shown)
+            self._inputs = Stages(self.arena, ports.inputs, "")
+            self._given = Stages(self.arena, ports.given, "grad_")
+        self.outputs = OutputSets(self.arena, self.steps, ports, self.cuda)
 
     @property
-    def copying(self) -> list[Run]:
-        """Calls that copy parameters, at the start of each forward."""
-        return self.parameters.copying
+    def state(self) -> Tensor:
+        """The bytes that forward leaves for backward."""
+        return self.arena.state
 
     @property
     def has_graphs(self) -> bool:
         """True where its calls have become CUDA graphs, which must not be destroyed while something is captured."""
-        sets = (*self._sets["forward"], *self._sets["backward"], *self._spare.values())
-        return any(sequence.graphs for made in sets for sequence in made.sequences)
+        return any(sequence.graphs for made in self.outputs for sequence in made.sequences)
 
     def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = (), in_place: bool = False) -> list[Tensor]:
         """Run forward on inputs, in the order of the ports; None stands for zeros.
@@ -127,18 +102,16 @@ class Workspace:
             in_place: whether inputs that lie as the plan says are read where they are, in backward too.
         """
         with self._turn():
-            return self._forward(inputs, current, in_place)
-
-    def _forward(self, inputs: Sequence[Tensor | None], current: Sequence[Tensor], in_place: bool) -> list[Tensor]:
-        self._consumed = False
-        self._back_to_copies(self._in_place)
-        if in_place:  # what is handed out has to lie where a capture keeps its memory
-            self._forget_sets()
-        self._read_in_place(self._inputs.take(inputs, in_place=in_place))
-        self._copy_parameters(current)
-        made = self._set("forward")
-        self._run(made.sequence, self.copying)
-        return [*self._handed(made, range(len(made.handed))), *self._shown.handed()]
+            self._consumed = False
+            self._put_back(self._inputs, self._given)
+            if in_place:  # what is handed out has to lie where a capture keeps its memory
+                self._forget_outputs()
+            self._move(self._inputs.take(inputs, in_place=in_place))
+            self._move(self.parameters.follow(current))
+            self.parameters.take(current)
+            made = self._set("forward")
+            self._run(made.sequence, self.parameters.copying)
+            return [*self.outputs.handed(made, range(len(made.handed))), *self._shown.handed()]
 
     def backward(
         self,
@@ -168,9 +141,11 @@ class Workspace:
                 "it saved: retain_graph=True, or keeps=True in the earlier backward"
             )
         with self._turn():
-            if self.parameters.have_others_moved(current):
-                self._copy_parameters(current)
-            copies = [tensor.clone() for tensor in self._saved] if keeps else None
+            if moved := self.parameters.follow(current):
+                self._move(moved)
+                self.parameters.take(current)
+            saved = self.arena.saved
+            copies = [tensor.clone() for tensor in saved] if keeps else None
             try:
                 return self._backward(given, wanted, in_place)
             finally:
@@ -179,10 +154,22 @@ class Workspace:
                     if self.in_capture:
                         self.let_go()
                     else:
-                        self._back_to_copies(self._in_place)
+                        self._put_back(self._inputs, self._given)
                 else:
-                    for tensor, copy in zip(self._saved, copies, strict=True):
+                    for tensor, copy in zip(saved, copies, strict=True):
                         tensor.copy_(copy)
+
+    def _backward(
+        self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
+    ) -> list[Tensor | None]:
+        self._put_back(self._given)
+        count = len(self._given.tensors)
+        self._move(self._given.take(given[:count], in_place=in_place))
+        self._shown.take(given[count:])
+        made = self._set("backward")
+        self._run(made.sequence_for(wanted))
+        handed = iter(self.outputs.handed(made, [number for number, want in enumerate(wanted) if want]))
+        return [next(handed) if want else None for want in wanted]
 
     def restore(self, state: Tensor, current: Sequence[Tensor]) -> None:
         """Take up what a forward elsewhere left for backward, which runs here then.
@@ -193,73 +180,35 @@ class Workspace:
         """
         with self._turn():
             self._consumed = False
-            self._back_to_copies(self._in_place)
-            self._copy_parameters(current)
-            for copy in self.copying:
+            self._put_back(self._inputs, self._given)
+            self._move(self.parameters.follow(current))
+            self.parameters.take(current)
+            for copy in self.parameters.copying:
                 copy()
             self.state.copy_(state)
 
-    def _backward(
-        self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
-    ) -> list[Tensor | None]:
-        self._back_to_copies(self._in_place & set(self.plan.given.values()))
-        count = len(self._given.tensors)
-        self._read_in_place(self._given.take(given[:count], in_place=in_place))
-        self._shown.take(given[count:])
-        made = self._set("backward")
-        self._run(made.sequence_for(wanted))
-        handed = iter(self._handed(made, [number for number, want in enumerate(wanted) if want]))
-        return [next(handed) if want else None for want in wanted]
-
-    def _read_in_place(self, views: Mapping[Place, Tensor]) -> None:
-        """Have the steps read the caller's memory, where there is some."""
-        if views:
-            self._in_place |= views.keys()
-            self._look_at(views)
-
-    def _look_at(self, views: Mapping[Place, Tensor]) -> None:
-        """Build the steps that read these places anew on other memory, and forget the calls on outputs."""
-        self.views |= views
-        with torch.inference_mode(False), torch.no_grad():
-            for number in self.inside:
-                if not views.keys().isdisjoint(self.plan.steps[number].inputs):
-                    self.inside[number] = self.built(number, self.views)
-        self._forget_sets()
-
-    def _forget_sets(self) -> None:
-        if self.cuda is not None and self.cuda.is_capturing():
-            self._outlived += [*self._sets["forward"], *self._sets["backward"], *self._spare.values()]
-        self._sets = {"forward": [], "backward": []}
-        self._spare = {}
-        if self._graphs is not None:
-            self._graphs.forget()
-
-    def _back_to_copies(self, places: Set[Place]) -> None:
-        """Have the steps read these places in the workspace's own memory again."""
-        if places:
-            shown: dict[Place, Tensor] = {}
-            for number in {self.plan.buffer_of[place] for place in places}:
-                self.show(number, self._memory(number), shown)
-            self._in_place = self._in_place - places
-            self._look_at({place: shown[place] for place in places})
-
     def tidy(self) -> None:
         """Drop what a capture has outlived, once nothing is captured."""
-        if self._outlived and self.cuda is not None:
+        if self.outputs.outlived and self.cuda is not None:
             with self.cuda.guard():
                 if not self.cuda.is_capturing():
-                    self._outlived = []
+                    self.outputs.outlived = []
 
     def let_go(self) -> None:
         """Give up the caller's memory that was read in place, and the steps built on it; nothing runs here again."""
-        if self._in_place:
-            for number in [*self.inside]:
-                if not self._in_place.isdisjoint(self.plan.steps[number].inputs):
-                    del self.inside[number]
-            for place in self._in_place:
-                del self.views[place]
-            self._in_place = set()
-            self._forget_sets()
+        places = self._inputs.in_place | self._given.in_place
+        if places:
+            self.steps.drop(places)
+            self._inputs.in_place, self._given.in_place = set(), set()
+            self._forget_outputs()
+
+    def stages(self) -> list[Tensor]:
+        """Return the memory that inputs and gradients of the outputs are copied to."""
+        return [*self._inputs.tensors, *self._given.tensors]
+
+    def calls(self, phase: str) -> Mapping[int, Run]:
+        """Return a call for each step of a phase, by number; none of them gets what is handed in or out."""
+        return self._set(phase).calls
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -274,19 +223,36 @@ class Workspace:
             else:
                 if self.scratch is not None:
                     self.scratch.turn(self.cuda)
-                self._order.turn(self.cuda, self._own())
+                self._order.turn(self.cuda, self._memory())
             yield
 
-    def _own(self) -> Iterator[Tensor]:
+    def _memory(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
-        yield self._arena
-        if self._beyond is not None:
-            yield self._beyond
+        yield from self.arena.memory()
         yield from self.parameters.bases.values()
         yield from self._shown.memory()
-        yield from self.held.values()
-        for made in (*self._sets["forward"], *self._sets["backward"], *self._spare.values()):
+        for made in self.outputs:
             yield from made.handed
+
+    def _put_back(self, *stages: Stages) -> None:
+        """Have the steps read these stages in the workspace's own memory again."""
+        for stage in stages:
+            self._move(stage.put_back())
+
+    def _move(self, views: Mapping[Place, Tensor]) -> None:
+        """Have the steps read these places elsewhere, if there are any, and forget the calls on outputs."""
+        if views:
+            self.steps.move(views)
+            self._forget_outputs()
+
+    def _forget_outputs(self) -> None:
+        self.outputs.forget(in_capture=self.cuda is not None and self.cuda.is_capturing())
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def _set(self, phase: str) -> OutputSet:
+        """Return storages of a phase's outputs that nobody outside holds."""
+        return self.outputs.take(phase, self.parameters.copying if phase == "forward" else ())
 
     def _run(self, sequence: CallSequence, copying: Sequence[Run] = ()) -> None:
         if self.skips_kernels:
@@ -296,100 +262,3 @@ class Workspace:
             sequence.run()
         else:
             self._graphs.run(sequence)
-
-    def _handed(self, made: OutputSet, numbers: Iterable[int]) -> list[Tensor]:
-        is_spare = made is self._spare.get(made.phase)
-        self.copies += is_spare
-        return [
-            copy_of(made.handed[number]) if is_spare or number in made.held else made.handed[number].detach()
-            for number in numbers
-        ]
-
-    def _set(self, phase: str) -> OutputSet:
-        """Return a set that nobody outside holds; where all are held, the spare one, whose results are copied."""
-        sets = self._sets[phase]
-        for found in sets:
-            if found.is_free():
-                return found
-        if len(sets) < SETS:
-            sets.append(OutputSet(self, phase))
-            return sets[-1]
-        if phase not in self._spare:
-            self._spare[phase] = OutputSet(self, phase)
-        return self._spare[phase]
-
-    def _memory(self, number: int) -> Tensor:
-        """Return the elements of one of the arena's buffers: in its own memory, or in the scratch behind that."""
-        buffer = self.plan.buffers[number]
-        memory, start = self._arena, buffer.start_bytes
-        if self._beyond is not None and start >= self.plan.kept_bytes:
-            memory, start = self._beyond, start - self.plan.kept_bytes
-        return self._part(memory, start, number)
-
-    def _part(self, memory: Tensor, start: int, number: int) -> Tensor:
-        """Return the elements of a buffer that begins at a byte of some memory."""
-        buffer = self.plan.buffers[number]
-        return memory[start : start + buffer.size_bytes].view(getattr(torch, buffer.dtype))
-
-    def base(self, number: int) -> Tensor:
-        """Allocate a buffer."""
-        buffer = self.plan.buffers[number]
-        return torch.empty(buffer.elements, dtype=getattr(torch, buffer.dtype), device=self.device)
-
-    def show(self, number: int, base: Tensor, views: dict[Place, Tensor]) -> None:
-        """Add a view of each place of a buffer that begins where `base` begins."""
-        for place, offset in self.plan.buffers[number].offsets.items():
-            views[place] = base.as_strided(
-                self.plan.shape(place), self.plan.strides(place), base.storage_offset() + offset
-            )
-
-    def _copied(self, apart: Iterable[int], current: Sequence[Tensor], *, moving: bool) -> ParameterCopies:
-        """Allocate these buffers for copies of parameters, and show what lies in them."""
-        copies = ParameterCopies(self._lying, apart, current, moving=moving, allocate=self.base)
-        for number, base in copies.bases.items():
-            self.show(number, base, self.views)
-        return copies
-
-    def _copy_parameters(self, current: Sequence[Tensor]) -> None:
-        """Copy parameters that may have other memory each time; where another one has moved, all from now on."""
-        if self.parameters.have_others_moved(current):
-            with torch.inference_mode(False), torch.no_grad():
-                self.parameters = self._copied({lies.buffer for lies in self._lying}, current, moving=True)
-                self.inside = self._built_inside()
-            self._forget_sets()
-        self.parameters.take(current)
-
-    def stages(self) -> list[Tensor]:
-        """Return the memory that inputs and gradients of the outputs are copied to."""
-        return [*self._inputs.tensors, *self._given.tensors]
-
-    def calls(self, phase: str) -> Mapping[int, Run]:
-        """Return a call for each step of a phase, by number; none of them gets what is handed in or out."""
-        return self._set(phase).calls
-
-    def _built_inside(self) -> dict[int, Run]:
-        """Build the steps that touch nothing which is handed out."""
-        return {
-            number: self.built(number, self.views)
-            for number, step in enumerate(self.plan.steps)
-            if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
-        }
-
-    def built(self, number: int, views: Mapping[Place, Tensor]) -> Run:
-        """Build a step on operands declared as its record declares them, over the same elements."""
-        step = self.plan.steps[number]
-        call = step.call
-        operands: list[Tensor | None] = []
-        for place, tensor, form in zip(
-            (*step.inputs, *step.outputs), call.subgraph.boundary, call.candidate.parsed_forms(), strict=True
-        ):
-            if place is None:
-                operands.append(None)
-                continue
-            declared = call.subgraph.tensors[tensor]
-            lies = form.stored(declared.dtype, declared.axes, declared.extents)
-            view = views[place]
-            operands.append(view.as_strided(lies.extents, lies.strides, view.storage_offset()))
-        count = len(step.inputs)
-        run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
-        return self._shown.with_step(number, run, views)

@@ -99,7 +99,15 @@ def build_configuration(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"autotuner": package_version()},
         overtaking=overtaking,
-        doubts=doubts_of(steps, set(problem.calls(solution)), space.calls, known, environment, noise_floor, fresh),
+        doubts=doubts_of(
+            steps,
+            set(problem.calls(solution)),
+            calls=space.calls,
+            known=known,
+            environment=environment,
+            noise_floor=noise_floor,
+            fresh=fresh,
+        ),
         memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),
     )
 

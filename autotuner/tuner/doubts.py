@@ -92,6 +92,7 @@ def distrusted(
 def doubts_of(
     steps: Sequence[Step],
     chosen: Collection[str],
+    *,
     calls: Mapping[str, Call],
     known: Mapping[str, Measurement],
     environment: Environment,

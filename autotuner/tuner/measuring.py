@@ -15,9 +15,11 @@ from autotuner.settings import Limits
 from autotuner.solve.baselines import is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
+from autotuner.tuner.finals import Finals
+from autotuner.tuner.ledger import Known, Ledger
 from autotuner.tuner.progress import MeasurerProtocol, Progress
 from autotuner.tuner.races import openers, races
-from autotuner.tuner.runner import Known, RaceRunner
+from autotuner.tuner.runner import RaceRunner
 from autotuner.tuner.solving import must_be_computable, solved
 from autotuner.tuner.state import TuningState
 
@@ -53,18 +55,21 @@ def measure_missing(
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
-    with RaceRunner(space, database, measurer, state, retry=state.options.retry, unconfirmed=unconfirmed) as runner:
-        runner.distrust(space.calls if state.options.remeasure else doubted)
+    ledger = Ledger(
+        space, database, measurer.environment.key, state, retry=state.options.retry, unconfirmed=unconfirmed
+    )  # fmt: skip
+    ledger.distrust(space.calls if state.options.remeasure else doubted)
+    with RaceRunner(ledger, measurer) as runner:
         try:
             _Strategy(runner, database, measurer).run()
         except InfeasibleError as error:
-            if runner.result().complete:
+            if ledger.result().complete:
                 raise
             raise InfeasibleError(
                 f"the limits of the job were reached before there was a plan: {error}; what was measured is kept, so "
                 "ask again with higher limits"
             ) from None
-    return runner.result()
+    return ledger.result()
 
 
 def open_plan(
@@ -79,21 +84,20 @@ def open_plan(
     Args:
         until_s: in seconds that the job has spent; the policy has a limit of its own.
     """
-    with RaceRunner(space, database, measurer, state) as runner:
-        runner.distrust(None)
-        until_s = min(until_s, state.spent_s + state.policy.opening_s)
-        runner.opening_until_s = until_s
+    ledger = Ledger(space, database, measurer.environment.key, state)
+    ledger.distrust(None)
+    until_s = min(until_s, state.spent_s + state.policy.opening_s)
+    with RaceRunner(ledger, measurer, until_s=until_s) as runner:
         asked: set[str] = set()
         while state.spent_s < until_s:
-            known = {**runner.before, **runner.known}
+            known = {**ledger.before, **ledger.known}
             left = [key for key in _opening(space, state, known) if key not in known and key not in asked]
             asked.update(left)
-            runner.total = runner.done + len(left)
-            state.tell(Progress("measure", runner.done, runner.total))
+            runner.expect(len(left))
             runner.race([space.calls[key]] for key in left if state.spent_s < until_s)
             if not left:
                 break
-    return runner.result().fresh
+    return ledger.result().fresh
 
 
 def _opening(space: Space, state: TuningState, known: Mapping[str, Measurement]) -> frozenset[str]:
@@ -118,33 +122,35 @@ class _Strategy:
 
     def __init__(self, runner: RaceRunner, database: Database, measurer: MeasurerProtocol) -> None:
         self._runner, self._database, self._measurer = runner, database, measurer
-        self._space, self._state = runner.space, runner.state
+        self._ledger, self._finals = runner.ledger, Finals(runner.ledger, measurer)
+        self._space, self._state = runner.ledger.space, runner.ledger.state
         self._environment = measurer.environment.key
         self._decided: bool | None = None
 
     def run(self) -> None:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
-        runner, state = self._runner, self._state
+        ledger, finals, state = self._ledger, self._finals, self._state
         known = Roofline.from_facts(self._database.facts(self._environment))
         everything = state.options.exhaustive or state.options.budget_bytes is not None
         lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             if not state.enough():
                 state.ceilings = self._with_ceilings(known)
-                runner.is_news = True
+                ledger.is_news = True
         else:
             self._everything()
         while True:
             if lazy:
                 self._what_matters()
-            runner.sample_outliers()
-            runner.sample_drifted()
-            runner.solve()
-            runner.fall_back()
+            finals.sample_outliers()
+            finals.sample_drifted()
+            self._solve()
+            ledger.fall_back()
+            self._solve()
             if not self._confirm():
                 break
         is_large = len(self._space.calls) >= state.policy.few_calls
-        if not lazy and is_large and self._measurer.devices == 1 and runner.result().complete:
+        if not lazy and is_large and self._measurer.devices == 1 and ledger.result().complete:
             try:  # for later runs: this answer needs none, and several devices do not wait for one
                 self._with_ceilings(known)
             except MeasureError as error:
@@ -156,8 +162,8 @@ class _Strategy:
         Measures each operator alone, which is needed in any case, to see how long a call takes, and solves once. The
         decision is stored, so that a resumed run keeps the mode of the first.
         """
-        runner, state = self._runner, self._state
-        if not runner.missing or (len(runner.missing) < state.policy.few_calls and not has_ceilings):
+        runner, ledger, state = self._runner, self._ledger, self._state
+        if not ledger.missing or (len(ledger.missing) < state.policy.few_calls and not has_ceilings):
             return False
         options = state.options
         if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
@@ -167,16 +173,16 @@ class _Strategy:
         decided = self._database.fact(self._environment, name)
         if decided is not None:
             return bool(decided)
-        alone = list(openers(self._space, set(runner.missing)))
+        alone = list(openers(self._space, set(ledger.missing)))
         ahead = self._uncompiled(alone) if devices > 1 else []
         runner.total = sum(map(len, (*alone, *ahead)))
         runner.compile((race[0] for race in alone), wait=True)
         if ahead and runner.compilation.is_beside:
-            runner.compile(runner.missing.values())
+            runner.compile(ledger.missing.values())
         began_s = state.spent_s
         self._decided = None
         runner.race(self._deciding(alone, ahead, began_s))
-        if not runner.fresh:
+        if not ledger.fresh:
             return has_ceilings
         lazy = self._pays(began_s) if self._decided is None else self._decided
         self._database.set_fact(self._environment, name, lazy)
@@ -187,9 +193,9 @@ class _Strategy:
     ) -> Iterator[list[Call]]:
         """Yield each operator alone, and what several devices may measure until it is decided what else matters."""
         waiting = {race[0].key for race in alone}
-        yield from ([call for call in race if call.key in self._runner.missing] for race in alone)
+        yield from ([call for call in race if call.key in self._ledger.missing] for race in alone)
         for race in ahead:
-            if self._decided is None and waiting.isdisjoint(self._runner.under_way):
+            if self._decided is None and waiting.isdisjoint(self._ledger.under_way):
                 self._decided = self._pays(began_s)
             if self._decided:
                 return
@@ -197,9 +203,9 @@ class _Strategy:
 
     def _uncompiled(self, alone: Sequence[list[Call]]) -> list[list[Call]]:
         """Return races of all that needs no compiler, without what is measured alone."""
-        runner, first = self._runner, {race[0].key for race in alone}
-        plain = {key for key, call in runner.missing.items() if not KERNELS[call.candidate.kernel].compiles}
-        return self._shared(races(self._space, plain - first - runner.known.keys()))
+        ledger, first = self._ledger, {race[0].key for race in alone}
+        plain = {key for key, call in ledger.missing.items() if not KERNELS[call.candidate.kernel].compiles}
+        return self._shared(races(self._space, plain - first - ledger.known.keys()))
 
     def _shared(self, races: Iterable[list[Call]]) -> list[list[Call]]:
         """Return races as several devices take them.
@@ -212,11 +218,11 @@ class _Strategy:
 
     def _pays(self, began_s: float) -> bool:
         """Solve, and say whether to measure only what matters, by the pace since measuring began."""
-        runner, state, devices = self._runner, self._state, self._measurer.devices
+        ledger, state, devices = self._ledger, self._state, self._measurer.devices
         measuring_s = state.spent_s - began_s
-        runner.solve()
-        left = len(runner.missing.keys() - runner.known.keys())
-        alone_s = devices * measuring_s / max(1, len(runner.fresh))
+        self._solve()
+        left = len(ledger.open_keys())
+        alone_s = devices * measuring_s / max(1, len(ledger.fresh))
         return state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
 
     def _with_ceilings(self, known: Roofline) -> Roofline:
@@ -236,8 +242,8 @@ class _Strategy:
 
     def _everything(self) -> None:
         """Measure race after race until all is known, or the state says enough."""
-        runner, state = self._runner, self._state
-        keys = {key for key in runner.missing if key not in runner.known}
+        runner, ledger, state = self._runner, self._ledger, self._state
+        keys = ledger.open_keys()
         first = list(openers(self._space, keys))
         others = list(races(self._space, keys - {race[0].key for race in first}))
         if self._measurer.devices > 1:
@@ -246,42 +252,40 @@ class _Strategy:
         if ends_early == (None, None, None):
             state.expect({"measure": len(keys), "confirm": len(self._space.graph.operators)})
         runner.compile(call for race in (*first, *others) for call in race)
-        runner.total = runner.done + sum(key in runner.missing and key not in runner.known for key in keys)
-        state.tell(Progress("measure", runner.done, runner.total))
+        runner.expect(sum(map(ledger.is_open, keys)))
         runner.race(self._solving_between(first, others))
 
     def _solving_between(self, first: Sequence[list[Call]], others: Sequence[list[Call]]) -> Iterator[Sequence[Call]]:
         """Yield races, and solve when a plan is known, and now and then, before the next one is handed over."""
-        runner, opening = self._runner, {race[0].key for race in first}
-        for race in runner.ripe((*first, *others)):
-            if opening and not any(key in runner.missing and key not in runner.known for key in opening):
+        ledger, opening = self._ledger, {race[0].key for race in first}
+        for race in self._runner.ripe((*first, *others)):
+            if opening and not any(map(ledger.is_open, opening)):
                 opening = set()
-                runner.solve()
+                self._solve()
             yield race
-            self._state.solve(runner.known)
+            self._state.solve(ledger.known)
 
     def _what_matters(self) -> None:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""
-        runner, state = self._runner, self._state
+        runner, ledger, state = self._runner, self._ledger, self._state
         state.expect(None)  # with each solution, less may matter
-        first = list(openers(self._space, set(runner.missing) - runner.known.keys()))
-        runner.total = runner.done + len(first)
+        first = list(openers(self._space, ledger.open_keys()))
+        runner.total = ledger.done + len(first)
         runner.measure(first)
         ahead = False
         while True:
-            runner.solve()
+            self._solve()
             if state.bounds is None or state.enough():
                 return
-            wanted = [key for key in state.bounds.wanted if key in runner.missing and key not in runner.asked]
+            wanted = [key for key in state.bounds.wanted if key in ledger.missing and key not in runner.asked]
             if not wanted:
                 return
             if not ahead:  # a compiler takes seconds to start, so all that could matter is compiled at once
-                runner.compile([runner.missing[key] for key in wanted])
-                wanted, ahead = [key for key in wanted if key in runner.missing and key not in runner.known], True
-            runner.total = runner.done + len(wanted)
-            state.tell(Progress("measure", runner.done, runner.total))
-            pace_s = runner.measuring_s / max(1, len(runner.fresh))
-            batch = set(state.batch(wanted, len(runner.known), pace_s, self._measurer.devices))
+                runner.compile([ledger.missing[key] for key in wanted])
+                wanted, ahead = [key for key in wanted if ledger.is_open(key)], True
+            runner.expect(len(wanted))
+            pace_s = runner.measuring_s / max(1, len(ledger.fresh))
+            batch = set(state.batch(wanted, len(ledger.known), pace_s, self._measurer.devices))
             runner.measure(list(races(self._space, batch)))
 
     def _confirm(self) -> bool:
@@ -297,21 +301,24 @@ class _Strategy:
         Raises:
             InfeasibleError: there is no plan.
         """
-        runner, state = self._runner, self._state
+        ledger, finals, state = self._ledger, self._finals, self._state
         confirmed = False
-        must_be_computable(self._space, runner.known)
+        must_be_computable(self._space, ledger.known)
         budget_bytes = state.options.budget_bytes
         with suppress(OverError), state.within("confirm"):
             unpriced = formulate(self._space, saving=budget_bytes is not None)
             for _ in range(state.policy.confirm_rounds):
-                problem, solution = solved(unpriced, runner.known, "exact", budget_bytes)
-                chosen = problem.calls(solution)
-                wanted = runner.unconfirmed | runner.drifted(key for key in chosen if key in runner.known)
-                keys = dict.fromkeys(key for key in chosen if key in wanted)
-                if not keys:
+                problem, solution = solved(unpriced, ledger.known, "exact", budget_bytes)
+                calls = finals.unconfirmed(problem.calls(solution))
+                if not calls:
                     break
-                runner.unconfirmed -= keys.keys()
                 state.expect({})
-                runner.confirm([self._space.calls[key] for key in keys])
-                runner.is_news = confirmed = True
+                finals.confirm(calls)
+                ledger.is_news = confirmed = True
         return confirmed
+
+    def _solve(self) -> None:
+        """Solve the relaxed problem again if there are new results."""
+        if self._ledger.is_news:
+            self._state.solve(self._ledger.known, now=True)
+            self._ledger.is_news = False

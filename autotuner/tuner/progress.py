@@ -1,7 +1,7 @@
 """Progress of a tuning run, and the protocol of the measurer that it uses."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from time import monotonic
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -182,6 +182,7 @@ class Progress:
     stage: Stage
     done: int
     total: int
+    _: KW_ONLY
     measured: int = 0
     reused: int = 0
     failed: int = 0

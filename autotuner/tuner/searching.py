@@ -12,8 +12,9 @@ from autotuner.ir.records import Attributes, Call
 from autotuner.kernels import KERNELS
 from autotuner.space import Cell, Space, without_params
 from autotuner.tuner.cell_search import SAMPLES_MIN, CellSearch
+from autotuner.tuner.ledger import Known, Ledger
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result
-from autotuner.tuner.runner import Known, RaceRunner
+from autotuner.tuner.runner import RaceRunner
 from autotuner.tuner.state import TuningState
 
 BATCH = 4
@@ -55,8 +56,8 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
     if not space.cells:
         return Searched(space, frozenset())
     searches: list[CellSearch] = []
-    runner = RaceRunner(replace(space, choices=(), conversions=()), database, measurer, state)
-    with suppress(OverError), state.within("search"), runner:
+    ledger = Ledger(replace(space, choices=(), conversions=()), database, measurer.environment.key, state)
+    with suppress(OverError), state.within("search"), RaceRunner(ledger, measurer) as runner:
         known = _known_by_cell(space, database, measurer.environment.key)
         for cell in space.cells:
             searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
@@ -64,7 +65,7 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
         Rounds(searches, runner, measurer).run()
     tried = [call for search in searches for call in search.tried.values()]
     state.space = space.with_calls(tried)
-    return Searched(state.space, frozenset(runner.fresh))
+    return Searched(state.space, frozenset(ledger.fresh))
 
 
 def with_known_calls(space: Space, database: Database, environment_key: str) -> Space:
@@ -152,7 +153,8 @@ class Rounds:
     """
 
     def __init__(self, searches: Sequence[CellSearch], runner: RaceRunner, measurer: MeasurerProtocol) -> None:
-        self._searches, self._runner, self._measurer, self._state = searches, runner, measurer, runner.state
+        self._searches, self._runner, self._measurer = searches, runner, measurer
+        self._ledger, self._state = runner.ledger, runner.ledger.state
         self._done, self._total = 0, sum(search.left for search in searches)
         self._given_up: set[str] = set()
         self._least_us: dict[str, float] = {}
@@ -178,10 +180,10 @@ class Rounds:
     def _round(self, active: Sequence[CellSearch]) -> list[_Heat]:
         """Return a heat of each search, all compiled."""
         heats = self._proposed(active)
-        compiled = [call for heat in heats for call in heat.compiled(self._runner.known)]
+        compiled = [call for heat in heats for call in heat.compiled(self._ledger.known)]
         for call, problem in self._measurer.prepare(compiled) if compiled else ():
             if problem is not None:
-                self._runner.learn(call, problem)
+                self._ledger.learn(call, problem)
         return heats
 
     def _compiled_heats(
@@ -198,7 +200,7 @@ class Rounds:
             busy = {id(heat.search) for heat in out}
             ready = [search for search in others if id(search) in busy or self._goes_on(search)][:width]
             fresh = self._proposed([s for s in (*compiling, *ready) if id(s) not in busy and self._goes_on(s)])
-            compilation.beside(call for heat in fresh for call in heat.compiled(self._runner.known))
+            compilation.beside(call for heat in fresh for call in heat.compiled(self._ledger.known))
             out += fresh
             if not out:
                 return
@@ -210,7 +212,7 @@ class Rounds:
     def _proposed(self, searches: Iterable[CellSearch]) -> list[_Heat]:
         """Return the next heat of each search; results that other runs have stored by now become known."""
         heats = [_Heat(search, tuple(search.propose(BATCH))) for search in searches]
-        self._runner.look_up([call for heat in heats for call in heat.proposed])
+        self._ledger.look_up([call for heat in heats for call in heat.proposed])
         return heats
 
     def _race(self, heats: Iterable[_Heat | None]) -> None:
@@ -223,7 +225,7 @@ class Rounds:
                 self._end(heat)
         for heat in begun.values():
             self._end(heat)  # what the measurer left out stays unknown
-        self._runner.flush()
+        self._ledger.flush()
 
     def _races(
         self, heats: Iterable[_Heat | None], begun: dict[str, _Heat]
@@ -235,7 +237,7 @@ class Rounds:
             if heat is None:
                 yield (), ()
                 continue
-            race = [call for call in heat.proposed if call.key not in self._runner.known]
+            race = [call for call in heat.proposed if call.key not in self._ledger.known]
             incumbent = [] if heat.search.best is None or not race else [heat.search.best[0]]
             heat.race = tuple(call.key for call in (*incumbent, *race))
             begun.update(dict.fromkeys(heat.race, heat))
@@ -249,7 +251,7 @@ class Rounds:
         if heat.is_told:
             return
         heat.is_told = True
-        known = self._runner.known
+        known = self._ledger.known
         proposed = {call.key for call in heat.proposed}
         again = [(c, m) for c, m in heat.results.values() if c.key not in proposed and m.status == "ok"]
         heat.search.tell([(call, known[call.key]) for call in heat.proposed if call.key in known] + again)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from time import monotonic
 from typing import get_args
 
@@ -45,6 +45,7 @@ class TuningState:
     space: Space
     watch: Watch
     options: TuneOptions = field(default_factory=TuneOptions)
+    _: KW_ONLY
     ceilings: Roofline = NO_ROOFLINE
     reused: int = 0
     measured: int = 0

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from autotuner.ir.device import CUDA
 from autotuner.plan.configuration import Configuration, load_configuration
 from autotuner.runtime import function
+from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop
-from autotuner.runtime.workspace import Workspace
 from scripts.bench.all_peers import SDPA, compiled_side
 from scripts.bench.cases import LAYERS
 from scripts.pages import Stages
@@ -59,9 +59,9 @@ def run(sides_file: Path, failed_file: Path) -> None:
 
 def run_side(number: int, side: Side) -> None:
     found = load_configuration(Path(side.file))
-    built, reads_in_place = Workspace.built, function.reads_in_place
+    build, reads_in_place = BuiltSteps.build, function.reads_in_place
     if side.name == TUNED:
-        Workspace.built = naming(number)  # type: ignore[method-assign]
+        BuiltSteps.build = naming(number)  # type: ignore[method-assign]
         function.reads_in_place = lambda x: True  # noqa: ARG005  (as in the captured step that is timed)
     try:
         loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device=CUDA))
@@ -70,7 +70,7 @@ def run_side(number: int, side: Side) -> None:
             loop.step()
             count(number, loop)
     finally:
-        Workspace.built = built  # type: ignore[method-assign]
+        BuiltSteps.build = build  # type: ignore[method-assign]
         function.reads_in_place = reads_in_place
 
 
@@ -103,11 +103,11 @@ def copies_as_kernels() -> Iterator[None]:
 
 
 def naming(side: int) -> Any:
-    """Return a way to build steps in workspaces that has each run in a range of its name."""
-    built = Workspace.built
+    """Return a way to build steps that has each run in a range of its name."""
+    build = BuiltSteps.build
 
-    def named(workspace: Any, number: int, views: Any) -> Any:
-        call = built(workspace, number, views)
+    def named(steps: Any, number: int, views: Any) -> Any:
+        call = build(steps, number, views)
 
         def run() -> None:
             with torch.cuda.nvtx.range(f"{RANGE} {side} step {number}"):

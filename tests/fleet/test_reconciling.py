@@ -42,8 +42,8 @@ class Cluster:
         self.devices = [H200]
         self.log: list[str] = []
         self.reconciler = Reconciler(
-            database.queue, held, self.tasks, lambda: self.devices, lambda: room,
-            lambda event, **_: self.log.append(event), self.clock,
+            database.queue, held, self.tasks, devices=lambda: self.devices, room=lambda: room,
+            log=lambda event, **_: self.log.append(event), clock=self.clock,
         )  # fmt: skip
 
     def submit(self, count: int = 1, **options: Any) -> list[int]:

@@ -19,7 +19,10 @@ DEVICE = ("cuda", "NVIDIA H200")
 
 
 def run(path: Path, job: int, attempt: int) -> str:
-    return run_attempt(job, attempt, f"sqlite:///{path}", None, Settings(), Fleet(), lambda *_, **__: None)
+    return run_attempt(
+        job, attempt, database=f"sqlite:///{path}", space=None, settings=Settings(), fleet=Fleet(),
+        log=lambda *_, **__: None,
+    )  # fmt: skip
 
 
 def test_an_attempt_that_is_not_the_latest_does_nothing_and_a_broken_request_fails_its_job(tmp_path: Path) -> None:

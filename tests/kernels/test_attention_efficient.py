@@ -10,12 +10,12 @@ from torch import Tensor
 
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
-from autotuner.kernels.rules.attention import LIBRARY
 from autotuner.kernels.torch import attention_efficient
 from autotuner.measure.operands import Buffers, Values
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from tests.kernels.calls import faults, layer
+from tests.kernels.library import LIBRARY
 
 HEADS = {"b": 2, "l": 24, "h": 64, "n": 4, "p": 16, "f": 128}
 FORWARD, BACKWARD = "cuda_efficient_attention", "cuda_efficient_attention_grad"

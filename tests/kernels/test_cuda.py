@@ -16,7 +16,6 @@ from autotuner.ir.models import load_model
 from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cublaslt.matmul import oriented
-from autotuner.kernels.rules.attention import LIBRARY
 from autotuner.kernels.torch.attention import factor
 from autotuner.kernels.torch.attention_masks import library_mask
 from autotuner.kernels.torch.masks import decoded
@@ -24,6 +23,7 @@ from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import ODD, ROOMY, faults, layer
+from tests.kernels.library import LIBRARY
 from tests.kernels.test_rows import EXTENTS, declared, sets
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}

@@ -1,15 +1,16 @@
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
+import autotuner.kernels.rules
 from autotuner.errors import KernelError
 from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS, Kernel, Registry
 from autotuner.kernels.registry import declared_layouts, never_refuses
-from autotuner.kernels.rules.attention import LIBRARY
+from tests.kernels.library import LIBRARY
 
 ADD = Subgraph((Node("add", "ab,ab->ab", (0, 1), (2,)),), (TensorType((2, 3), "float32"),) * 3, (0, 1), (2,))
 
@@ -62,6 +63,14 @@ def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
             "triton_wide_attention",
         )
         assert kernel.numerics == ("unbiased" if draws else "exact"), kernel.name
+
+
+def test_a_search_for_a_kernels_name_finds_where_it_is_registered() -> None:
+    folder = Path(autotuner.kernels.rules.__file__).parent
+    rules = "".join(file.read_text() for file in folder.glob("*.py"))
+    for kernel in KERNELS:
+        if kernel.runs.startswith("autotuner."):
+            assert f'("{kernel.name}",' in rules, kernel.name
 
 
 def test_rules_load_without_torch() -> None:

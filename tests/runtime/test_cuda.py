@@ -33,8 +33,7 @@ def replays(layer: TunedModule) -> int:
     assert layer._bindings
     pool = layer._bindings[0].pool
     workspace = pool.take()
-    sets = [*workspace._sets["forward"], *workspace._sets["backward"], *workspace._spare.values()]
-    found = sum(len(row.graphs) for made in sets for row in (made.sequence, *made._chosen.values()))
+    found = sum(len(row.graphs) for made in workspace.outputs for row in made.sequences)
     pool.give_back(workspace)
     return found
 
@@ -266,8 +265,8 @@ def test_a_kernel_that_cannot_be_captured_leaves_plain_steps_and_a_generator_tha
     layer, twin = on_cuda()
     y = layer(x_on())
     workspace = workspace_of(y)
-    row = workspace._sets["forward"][0].sequence
-    row.calls = [*row.calls, lambda: float(workspace._arena[0])]  # reads a value back, which waits for the device
+    row = workspace.outputs.by_phase["forward"][0].sequence
+    row.calls = [*row.calls, lambda: float(workspace.arena._own[0])]  # reads a value back, which waits for the device
     del y
     with pytest.warns(TunedWarning, match="without CUDA graphs") as warned:
         found = [gradients(layer, x_on(step)) for step in range(STEPS)]
@@ -316,7 +315,7 @@ def test_operands_in_the_arena_lie_at_multiples_of_256_bytes() -> None:
     layer, _ = on_cuda()
     workspace = workspace_of(layer(x_on()))
     starts = [buffer.start_bytes for buffer in workspace.plan.buffers if buffer.role == "arena"]
-    assert not any((workspace._arena.data_ptr() + start) % 256 for start in starts)
+    assert not any((workspace.arena._own.data_ptr() + start) % 256 for start in starts)
 
 
 def over_keys(mask: Tensor, asker: object, dtype: torch.dtype | None = torch.float32) -> Tensor | Reason | None:
@@ -396,7 +395,7 @@ def test_gradients_are_handed_over_without_a_copy_and_memory_stays_the_same() ->
     assert len(set(allocated[4:])) == 1
     assert layer._bindings
     assert layer._bindings[0].pool.made == 1
-    (made,) = layer._bindings[0].pool.take()._sets["backward"]
+    (made,) = layer._bindings[0].pool.take().outputs.by_phase["backward"]
     handed = {tensor.data_ptr() for tensor in made.handed}
     found: list[Any] = [parameter.grad for parameter in layer.parameters()]
     assert all(tensor.data_ptr() in handed for tensor in found)

@@ -170,7 +170,7 @@ def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
     layer, _ = tuned_layer()
     layer(batch()).sum().backward()
     assert layer._bindings
-    made = layer._bindings[0].pool.take()._set("backward")
+    made = layer._bindings[0].pool.take().outputs.take("backward")
     count = len(made.handed)
     choices = [tuple(place == number for place in range(count)) for number in range(5)]
     assert [made.sequence_for(wanted).replays for wanted in choices] == [True, True, True, True, False]
@@ -194,14 +194,14 @@ def test_what_a_capture_outlives_is_kept_until_nothing_is_captured() -> None:
     device = Device()
     workspace = on(device, layer)
     layer(batch())
-    before = [*workspace._sets["forward"]]
+    before = [*workspace.outputs.by_phase["forward"]]
     assert before
     device.capturing = True
     assert layer._bindings
     workspace.forward(batch(), current=layer._bindings[0].current(), in_place=True)
-    assert workspace._outlived[:1] == before
+    assert workspace.outputs.outlived[:1] == before
     workspace.tidy()
-    assert workspace._outlived[:1] == before
+    assert workspace.outputs.outlived[:1] == before
     device.capturing = False
     workspace.tidy()
-    assert workspace._outlived == []
+    assert workspace.outputs.outlived == []

@@ -164,8 +164,8 @@ def test_training_goes_on_in_the_same_memory() -> None:
         y.sum().backward()
     assert binding.pool.made == 1
     workspace = binding.pool.take()
-    assert {phase: len(sets) for phase, sets in workspace._sets.items()} == {"forward": 2, "backward": 1}
-    assert workspace.copies == 0
+    assert {phase: len(sets) for phase, sets in workspace.outputs.by_phase.items()} == {"forward": 2, "backward": 1}
+    assert workspace.outputs.copies == 0
 
 
 def test_graphs_that_are_dropped_without_a_backward_give_their_memory_back() -> None:
@@ -182,7 +182,7 @@ def test_gradients_are_contiguous_and_are_handed_over_without_a_copy(seed: int) 
     pool = layer.bind()[0].pool
     layer(batch()).sum().backward()
     assert all(p.grad is not None and p.grad.is_contiguous() for p in layer.parameters())
-    (made,) = pool.take()._sets["backward"]
+    (made,) = pool.take().outputs.by_phase["backward"]
     handed = [tensor.data_ptr() for tensor in made.handed[1:]]
     assert handed == [p.grad.data_ptr() for p in layer.parameters() if p.grad is not None]
 

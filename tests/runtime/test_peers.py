@@ -132,4 +132,4 @@ def test_without_kernels_parameters_are_copied_and_every_workspace_of_the_pool_l
 
 def _copies(layer: nn.Module) -> bool:
     """Say whether a tuned layer copies parameters in each forward: those that its plan wants stacked."""
-    return bool(workspace_of(layer(batch())).copying)
+    return bool(workspace_of(layer(batch())).parameters.copying)

@@ -100,7 +100,7 @@ def test_what_a_captured_forward_hands_out_is_made_anew_and_nothing_of_the_calle
     wanted = (True,) * len(workspace.ports.sources)
     workspace.forward(batch())
     workspace.backward((batch(1),), wanted)
-    (before,) = workspace._sets["forward"]
+    (before,) = workspace.outputs.by_phase["forward"]
     x = batch()
     holders = sys.getrefcount(x), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
     workspace.in_capture = True

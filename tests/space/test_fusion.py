@@ -18,7 +18,6 @@ from autotuner.kernels.rules.attention import (
     CAUSAL_FORWARD,
     DROPPING,
     FORWARD,
-    LIBRARY,
     MASKED_FORWARD,
     attention_grad,
 )
@@ -33,6 +32,7 @@ from autotuner.space.fusion import (
 )
 from autotuner.space.fusion import attention as matching
 from autotuner.space.fusion.cover import Boundary
+from tests.kernels.library import LIBRARY
 
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
 ALL = tuple(kernel.name for kernel in KERNELS)

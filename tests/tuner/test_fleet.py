@@ -13,8 +13,10 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.plan.configuration import Configuration
 from autotuner.settings import Limits
 from autotuner.tuner import Progress, TuningPolicy
+from autotuner.tuner.finals import FINALISTS_MAX, RIVAL_FACTOR, Finals
+from autotuner.tuner.ledger import Ledger
 from autotuner.tuner.races import races
-from autotuner.tuner.runner import FINALISTS_MAX, RIVAL_FACTOR, RaceRunner
+from autotuner.tuner.runner import RaceRunner
 from autotuner.tuner.state import TuningState
 from scripts.bench.simulated_fleet import Device, Durations, SimulatedFleet, Simulation
 from tests.made_up import CPU, HERE, space_of, times
@@ -159,15 +161,14 @@ def test_what_is_chosen_races_against_its_rivals_on_one_device(small: Model, tmp
     several = Several(known)
     with open_database(tmp_path / "several.sqlite") as database:
         database.remember(HERE)
-        runner = RaceRunner(space, database, several, TuningState(space, lambda _: None))
-        runner.measure([race])
-        runner.unconfirmed -= {race[0].key}
-        runner.confirm([race[0]])
+        ledger = Ledger(space, database, HERE.key, TuningState(space, lambda _: None))
+        RaceRunner(ledger, several).measure([race])
+        Finals(ledger, several).confirm([race[0]])
     final = several.races[-1]
     rivals = [call for call in race[1:] if (known[call.key].median_us or 0.0) <= RIVAL_FACTOR * 100.0]
     assert final == [race[0], *rivals][:FINALISTS_MAX]
     assert len(final) > 1
-    assert not {call.key for call in final} & runner.unconfirmed
+    assert not {call.key for call in final} & ledger.unconfirmed
 
 
 def test_a_large_race_is_led_by_the_fastest_known_call_which_is_not_counted_again(small: Model, tmp_path: Path) -> None:
@@ -179,12 +180,13 @@ def test_a_large_race_is_led_by_the_fastest_known_call_which_is_not_counted_agai
     with open_database(tmp_path / "several.sqlite") as database:
         database.remember(HERE)
         state = TuningState(space, lambda _: None)
-        runner = RaceRunner(space, database, several, state)
+        ledger = Ledger(space, database, HERE.key, state)
+        runner = RaceRunner(ledger, several)
         runner.measure([race[:2]])
         runner.measure([race])
     assert several.races[-1] == [race[1], *race[2:]]
     assert Counter(several.asked).most_common(1)[0][1] == 1
-    assert (state.measured, runner.done) == (len(race), len(race))
+    assert (state.measured, ledger.done) == (len(race), len(race))
 
 
 def test_whether_lazy_measuring_pays_divides_by_the_devices() -> None:

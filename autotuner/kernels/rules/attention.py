@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import floor
 
 from autotuner.ir.form import GENERATOR_STATES
@@ -14,12 +15,12 @@ from autotuner.kernels.registry import KERNELS, Kernel, Refuses, as_asked
 from autotuner.kernels.rules.elementwise import axis_not_contiguous, dropout_masks, same_layouts, statistics_too_narrow
 
 _IMPLEMENTATION = "autotuner.kernels.torch.attention"
-_IMPLEMENTATIONS = {
-    "cudnn": "autotuner.kernels.cudnn.attention",
-    "efficient": "autotuner.kernels.torch.attention_efficient",
-    "flash": "autotuner.kernels.torch.attention_flash",
-}
+_FLASH = "autotuner.kernels.torch.attention_flash"
+_CUDNN = "autotuner.kernels.cudnn.attention"
+_EFFICIENT = "autotuner.kernels.torch.attention_efficient"
 _MASKS = "autotuner.kernels.torch.attention_masks"
+_NORM_GRAD = ("layer_norm_grad_input", "layer_norm_grad_parameters")
+_NORM_GRADS = "autotuner.kernels.torch.elementwise:layer_norm_grad"
 
 FORWARD = ("contraction", "scale", "softmax", "contraction")
 CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction")
@@ -51,6 +52,11 @@ def attention_grads(forwards: Iterable[tuple[str, ...]]) -> tuple[AttentionGrad,
     return tuple(dict.fromkeys(found))
 
 
+def attentions(forwards: Iterable[tuple[str, ...]]) -> tuple[Attention, ...]:
+    """Return the patterns of attention of all these kinds."""
+    return tuple(Attention(kinds) for kinds in forwards)
+
+
 def variants(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Return kinds of attention with a scale and without, with dropped weights and without."""
     return tuple(
@@ -67,20 +73,11 @@ def cap_of_scores(subgraph: Subgraph) -> float | None:
     return None if node is None else cap_of(str(dict(node.attributes)["program"]))
 
 
-LIBRARY = {"cuda_flash_attention": "flash", "cudnn_attention": "cudnn", "cuda_efficient_attention": "efficient"}
-"""The storage format in which a kernel, or its backward, has the mask of dropped weights."""
+# Storage formats in which the kernels of CUDA's libraries, and their backwards, have the mask of dropped weights.
 GENERATOR_STATES.update(flash=2, cudnn=1, efficient=2)
 
 ADDED = ("mask", "bias")
 """Kinds that add something to the scores."""
-ADDS = ("cuda_efficient_attention",)
-"""Kernels that also add a mask or a bias to the scores; backward reads it again."""
-
-
-def _library_kinds(name: str) -> tuple[tuple[str, ...], ...]:
-    """Return the kinds of each attention that a CUDA library's kernel computes."""
-    return variants(FORWARD, CAUSAL_FORWARD, *([MASKED_FORWARD, BIASED_FORWARD] if name in ADDS else ()))
-
 
 MOST_FEATURES = 128
 """Of a head; FlashAttention and cuDNN take more in forward than in backward."""
@@ -303,44 +300,47 @@ def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         )
 
 
-for _name, _kinds in (("torch_flash_attention", FORWARD), ("torch_flash_attention_causal", CAUSAL_FORWARD)):
-    KERNELS.add(
-        Kernel(
-            _name, _kinds, f"{_IMPLEMENTATION}:forward", features_scattered, layouts=attention_layouts, anchors=True,
-            merges=False, pitched=True, patterns=(Attention(_kinds),), partner=f"{_name}_grad",
-        )
+_plain = partial(
+    Kernel, refuses=features_scattered, layouts=attention_layouts, anchors=True, merges=False, pitched=True
+)  # fmt: skip
+_plain_grad = partial(_plain, consistent=f"{_IMPLEMENTATION}:fill_in_statistics")
+
+
+def _library(storage: str) -> Callable[..., Kernel]:
+    """Return how the kernels of a library are made that has its mask in this format."""
+    return partial(
+        Kernel, covers=(), refuses=not_for_cuda(storage), layouts=library_layouts(storage), anchors=True, merges=False,
+        pitched=True, flat=(storage,), drops=dropped_by_flash if storage == "flash" else as_asked,
     )  # fmt: skip
-    KERNELS.add(
-        Kernel(
-            f"{_name}_grad", BACKWARD, f"{_IMPLEMENTATION}:backward", features_scattered,
-            consistent=f"{_IMPLEMENTATION}:fill_in_statistics", layouts=attention_layouts, anchors=True, merges=False,
-            pitched=True, patterns=(attention_grad(_kinds),), partner=_name,
-        )
-    )  # fmt: skip
-for _name, _storage in LIBRARY.items():
-    _forwards = tuple(Attention(kinds) for kinds in _library_kinds(_name))
-    _backwards = attention_grads(_library_kinds(_name))
-    for _suffix, _partner, _function, _consistent, _patterns in (
-        ("", "_grad", "forward", "", _forwards),
-        ("_grad", "", "backward", f"{_MASKS}:fill_in_{_storage}", _backwards),
-    ):
-        KERNELS.add(
-            Kernel(
-                f"{_name}{_suffix}", (), f"{_IMPLEMENTATIONS[_storage]}:{_function}", not_for_cuda(_storage),
-                consistent=_consistent, numerics="exact" if _suffix else "unbiased", layouts=library_layouts(_storage),
-                anchors=True, merges=False, pitched=True, flat=(_storage,),
-                drops=dropped_by_flash if _storage == "flash" else as_asked, patterns=_patterns,
-                partner=f"{_name}{_partner}",
-                version=2 if (_storage, _suffix) == ("flash", "") else 1,  # until 2, its mask was held to p exactly
-            )
-        )  # fmt: skip
-for _name, _refuses in (
-    ("torch_layer_norm_grad", statistics_too_narrow),
-    ("cuda_layer_norm_grad", axis_not_contiguous),
-):
-    KERNELS.add(
-        Kernel(
-            _name, ("layer_norm_grad_input", "layer_norm_grad_parameters"),
-            "autotuner.kernels.torch.elementwise:layer_norm_grad", _refuses, layouts=layer_norm_grad_layouts,
-        )
-    )  # fmt: skip
+
+
+_flash, _cudnn, _efficient = _library("flash"), _library("cudnn"), _library("efficient")
+_UNMASKED = variants(FORWARD, CAUSAL_FORWARD)
+_ADDING = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD)
+"""With a mask or a bias that is added to the scores, which backward reads again."""
+
+KERNELS.add(
+    _plain("torch_flash_attention", FORWARD, f"{_IMPLEMENTATION}:forward",
+           patterns=(Attention(FORWARD),), partner="torch_flash_attention_grad"),
+    _plain_grad("torch_flash_attention_grad", BACKWARD, f"{_IMPLEMENTATION}:backward",
+                patterns=(attention_grad(FORWARD),), partner="torch_flash_attention"),
+    _plain("torch_flash_attention_causal", CAUSAL_FORWARD, f"{_IMPLEMENTATION}:forward",
+           patterns=(Attention(CAUSAL_FORWARD),), partner="torch_flash_attention_causal_grad"),
+    _plain_grad("torch_flash_attention_causal_grad", BACKWARD, f"{_IMPLEMENTATION}:backward",
+                patterns=(attention_grad(CAUSAL_FORWARD),), partner="torch_flash_attention_causal"),
+    _flash("cuda_flash_attention", runs=f"{_FLASH}:forward", numerics="unbiased",
+           version=2,  # until 2, its mask was held to p exactly
+           patterns=attentions(_UNMASKED), partner="cuda_flash_attention_grad"),
+    _flash("cuda_flash_attention_grad", runs=f"{_FLASH}:backward", consistent=f"{_MASKS}:fill_in_flash",
+           patterns=attention_grads(_UNMASKED), partner="cuda_flash_attention"),
+    _cudnn("cudnn_attention", runs=f"{_CUDNN}:forward", numerics="unbiased",
+           patterns=attentions(_UNMASKED), partner="cudnn_attention_grad"),
+    _cudnn("cudnn_attention_grad", runs=f"{_CUDNN}:backward", consistent=f"{_MASKS}:fill_in_cudnn",
+           patterns=attention_grads(_UNMASKED), partner="cudnn_attention"),
+    _efficient("cuda_efficient_attention", runs=f"{_EFFICIENT}:forward", numerics="unbiased",
+               patterns=attentions(_ADDING), partner="cuda_efficient_attention_grad"),
+    _efficient("cuda_efficient_attention_grad", runs=f"{_EFFICIENT}:backward", consistent=f"{_MASKS}:fill_in_efficient",
+               patterns=attention_grads(_ADDING), partner="cuda_efficient_attention"),
+    Kernel("torch_layer_norm_grad", _NORM_GRAD, _NORM_GRADS, statistics_too_narrow, layouts=layer_norm_grad_layouts),
+    Kernel("cuda_layer_norm_grad", _NORM_GRAD, _NORM_GRADS, axis_not_contiguous, layouts=layer_norm_grad_layouts),
+)  # fmt: skip

@@ -1,12 +1,12 @@
 """Attention by this project's own Triton programs, whose dropout leaves its mask as bits."""
 
+from functools import partial
 from math import log2, prod
 
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.kernels.geometry import HALVES, forms_by_number, letter_extents
 from autotuner.kernels.heads import head_operands, score_axes
-from autotuner.kernels.patterns import Attention
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
     BIASED_CAUSAL_FORWARD,
@@ -20,6 +20,7 @@ from autotuner.kernels.rules.attention import (
     MASKED_FORWARD,
     added_mask,
     attention_grads,
+    attentions,
     backward_of,
     cap_of_scores,
     dropped_share,
@@ -223,18 +224,18 @@ _KINDS = variants(
     FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_CAUSAL_FORWARD,
     CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD,
 )  # fmt: skip
-for _name, _function, _patterns in (
-    (name, *each)
-    for name in ("triton_attention", WIDE)
-    for each in (("forward", tuple(Attention(kinds) for kinds in _KINDS)), ("backward", attention_grads(_KINDS)))
-):
-    _backward = f"{_name}_grad"
-    KERNELS.add(
-        Kernel(
-            _backward if _function == "backward" else _name, (), f"{_IMPLEMENTATION}:{_function}", unfit, compiles=True,
-            consistent="autotuner.kernels.torch.attention_masks:fill_in_bits" if _function == "backward" else "",
-            numerics="exact" if _function == "backward" else "unbiased", layouts=library_layouts(STORAGE),
-            anchors=True, merges=False, pitched=True, flat=(STORAGE,), drops=dropped_by_bits, patterns=_patterns,
-            partner=_name if _function == "backward" else _backward,
-        )
-    )  # fmt: skip
+_forward = partial(
+    Kernel, covers=(), runs=f"{_IMPLEMENTATION}:forward", refuses=unfit, compiles=True, numerics="unbiased",
+    layouts=library_layouts(STORAGE), anchors=True, merges=False, pitched=True, flat=(STORAGE,), drops=dropped_by_bits,
+    patterns=attentions(_KINDS),
+)  # fmt: skip
+_backward = partial(
+    _forward, runs=f"{_IMPLEMENTATION}:backward", numerics="exact", patterns=attention_grads(_KINDS),
+    consistent="autotuner.kernels.torch.attention_masks:fill_in_bits",
+)  # fmt: skip
+KERNELS.add(
+    _forward("triton_attention", partner="triton_attention_grad"),
+    _backward("triton_attention_grad", partner="triton_attention"),
+    _forward("triton_wide_attention", partner="triton_wide_attention_grad"),
+    _backward("triton_wide_attention_grad", partner="triton_wide_attention"),
+)

@@ -1,6 +1,7 @@
 """Contractions: matrix products, alone or with what a library adds to them for free."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 from autotuner.ir.form import ABSENT, Form
@@ -194,30 +195,20 @@ def _declared(first: str, second: str, order: str) -> tuple[str, str]:
 
 OR_CAST = (Operators(("contraction",)), Operators(("contraction", "cast")))
 """A product, or one that is written in a wider type than its operands have."""
-for _library, _bias, _one, _loop in (
-    ("torch", "matmul_plus", not_one_product_on_cpu, no_loop_on_cpu),
-    ("cublas", "matmul_row_bias", not_one_product, no_loop_over_products),
-):
-    for _name, _kinds, _function in (
-        ("matmul", ("contraction",), "matmul"),
-        ("matmul_bias", ("contraction", "bias"), _bias),
-        ("matmul_add", ("contraction", "add"), "matmul_plus"),
-        ("matmul_scale", ("contraction", "scale"), "matmul_scale"),
-    ):
-        KERNELS.add(
-            Kernel(
-                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _one,
-                layouts=product_layouts, anchors=True, pitched=_name != "matmul_add",
-                patterns=OR_CAST if (_library, _name) == ("cublas", "matmul") else (),
-            )
-        )  # fmt: skip
-    for _name, _kinds, _function in (
-        ("matmul_loop", ("contraction",), "matmul_loop"),
-        ("matmul_loop_scale", ("contraction", "scale"), "matmul_loop_scale"),
-    ):
-        KERNELS.add(
-            Kernel(
-                f"{_library}_{_name}", _kinds, f"{_IMPLEMENTATION}:{_function}", _loop,
-                layouts=loop_layouts, anchors=True, merges=False, pitched=True,
-            )
-        )  # fmt: skip
+_single = partial(Kernel, layouts=product_layouts, anchors=True, pitched=True)
+_looped = partial(Kernel, layouts=loop_layouts, anchors=True, merges=False, pitched=True)
+_PRODUCT, _BIAS, _ADD, _SCALE = (("contraction", *then) for then in ((), ("bias",), ("add",), ("scale",)))
+KERNELS.add(
+    _single("torch_matmul", _PRODUCT, f"{_IMPLEMENTATION}:matmul", not_one_product_on_cpu),
+    _single("torch_matmul_bias", _BIAS, f"{_IMPLEMENTATION}:matmul_plus", not_one_product_on_cpu),
+    _single("torch_matmul_add", _ADD, f"{_IMPLEMENTATION}:matmul_plus", not_one_product_on_cpu, pitched=False),
+    _single("torch_matmul_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_scale", not_one_product_on_cpu),
+    _looped("torch_matmul_loop", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop", no_loop_on_cpu),
+    _looped("torch_matmul_loop_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_scale", no_loop_on_cpu),
+    _single("cublas_matmul", _PRODUCT, f"{_IMPLEMENTATION}:matmul", not_one_product, patterns=OR_CAST),
+    _single("cublas_matmul_bias", _BIAS, f"{_IMPLEMENTATION}:matmul_row_bias", not_one_product),
+    _single("cublas_matmul_add", _ADD, f"{_IMPLEMENTATION}:matmul_plus", not_one_product, pitched=False),
+    _single("cublas_matmul_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_scale", not_one_product),
+    _looped("cublas_matmul_loop", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop", no_loop_over_products),
+    _looped("cublas_matmul_loop_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_scale", no_loop_over_products),
+)

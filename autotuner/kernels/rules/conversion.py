@@ -5,6 +5,7 @@ format carries the p of the mask: raw masks hold 0 and 1 / (1 - p), and a seed s
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from autotuner.errors import KernelError
 from autotuner.ir.form import SAVING, Form
@@ -90,8 +91,11 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Refuses:
     return refuses
 
 
-KERNELS.add(Kernel("torch_copy", (KIND,), _COPY, refuses=nothing_to_convert,
-                   version=2, pitched=True))  # fmt: skip
-for _name, _pairs in (("pack", PACKED), ("unpack", UNPACKED), ("expand", EXPANDED), ("cast", CAST)):
-    KERNELS.add(Kernel(f"inductor_{_name}", (KIND,), f"{_MASKS}:{_name}", refuses=_only(_pairs),
-                       compiles=True, flat=() if _pairs is CAST else SAVING))  # fmt: skip
+_masks = partial(Kernel, covers=(KIND,), compiles=True, flat=SAVING)
+KERNELS.add(
+    Kernel("torch_copy", (KIND,), _COPY, refuses=nothing_to_convert, version=2, pitched=True),
+    _masks("inductor_pack", runs=f"{_MASKS}:pack", refuses=_only(PACKED)),
+    _masks("inductor_unpack", runs=f"{_MASKS}:unpack", refuses=_only(UNPACKED)),
+    _masks("inductor_expand", runs=f"{_MASKS}:expand", refuses=_only(EXPANDED)),
+    _masks("inductor_cast", runs=f"{_MASKS}:cast", refuses=_only(CAST), flat=()),
+)

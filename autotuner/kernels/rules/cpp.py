@@ -1,14 +1,17 @@
 """Own CPU kernels in C++: products with what follows them, and attention, of float32 operands."""
 
+from functools import partial
+
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import forms_by_number
-from autotuner.kernels.patterns import Attention, Siblings
+from autotuner.kernels.patterns import Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 from autotuner.kernels.rules.attention import (
     CAUSAL_FORWARD,
     FORWARD,
     attention_grads,
     attention_layouts,
+    attentions,
     features_scattered,
     variants,
 )
@@ -51,46 +54,35 @@ def not_under_gelu(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return bias_in_another_order(subgraph, candidate)
 
 
-for _name, _kinds, _function in (
-    ("cpp_matmul", ("contraction",), "matmul"),
-    ("cpp_matmul_bias", ("contraction", "bias"), "matmul_plus"),
-    ("cpp_matmul_add", ("contraction", "add"), "matmul_plus"),
-):
-    KERNELS.add(
-        Kernel(
-            _name, _kinds, f"{_MATMUL}:{_function}", _of_float32(not_one_product), layouts=product_layouts,
-            anchors=True, pitched=_name != "cpp_matmul_add",
-        )
-    )  # fmt: skip
-for _gelu in ("gelu_erf", "gelu_tanh"):
-    for _chain in (("contraction", _gelu), ("contraction", "bias", _gelu), ("contraction", f"{_gelu}_grad")):
-        KERNELS.add(
-            Kernel(
-                "_".join(("cpp_matmul", *_chain[1:])), _chain, f"{_MATMUL}:matmul_gelu",
-                _of_float32(not_under_gelu), layouts=gelu_layouts, anchors=True,
-            )
-        )  # fmt: skip
-for _name, _siblings in (
-    ("cpp_stacked_matmul", Siblings(("contraction",))),
-    ("cpp_stacked_matmul_bias", Siblings(("contraction", "bias"))),
-):
-    KERNELS.add(
-        Kernel(
-            _name, (), f"{_MATMUL}:stacked_matmul", _of_float32(not_one_stacked_product),
-            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=(_siblings,),
-        )
-    )  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "cpp_attention", (), f"{_ATTENTION}:forward", _of_float32(features_scattered), layouts=attention_layouts,
-        anchors=True, merges=False, pitched=True, patterns=tuple(Attention(kinds) for kinds in UNDROPPED),
-        partner="cpp_attention_grad",
-    )
+_single = partial(
+    Kernel, refuses=_of_float32(not_one_product), layouts=product_layouts, anchors=True, pitched=True
+)  # fmt: skip
+_gelu = partial(
+    Kernel, runs=f"{_MATMUL}:matmul_gelu", refuses=_of_float32(not_under_gelu), layouts=gelu_layouts, anchors=True
+)  # fmt: skip
+_stacked = partial(
+    Kernel, covers=(), runs=f"{_MATMUL}:stacked_matmul", refuses=_of_float32(not_one_stacked_product),
+    layouts=stacked_product_layouts, anchors=True, merges=False,
+)  # fmt: skip
+_attention = partial(
+    Kernel, covers=(), refuses=_of_float32(features_scattered), layouts=attention_layouts, anchors=True, merges=False,
+    pitched=True,
 )  # fmt: skip
 KERNELS.add(
-    Kernel(
-        "cpp_attention_grad", (), f"{_ATTENTION}:backward", _of_float32(features_scattered),
-        consistent="autotuner.kernels.torch.attention:fill_in_statistics", layouts=attention_layouts, anchors=True,
-        merges=False, pitched=True, patterns=attention_grads(UNDROPPED), partner="cpp_attention",
-    )
+    _single("cpp_matmul", ("contraction",), f"{_MATMUL}:matmul"),
+    _single("cpp_matmul_bias", ("contraction", "bias"), f"{_MATMUL}:matmul_plus"),
+    _single("cpp_matmul_add", ("contraction", "add"), f"{_MATMUL}:matmul_plus", pitched=False),
+    _gelu("cpp_matmul_gelu_erf", ("contraction", "gelu_erf")),
+    _gelu("cpp_matmul_bias_gelu_erf", ("contraction", "bias", "gelu_erf")),
+    _gelu("cpp_matmul_gelu_erf_grad", ("contraction", "gelu_erf_grad")),
+    _gelu("cpp_matmul_gelu_tanh", ("contraction", "gelu_tanh")),
+    _gelu("cpp_matmul_bias_gelu_tanh", ("contraction", "bias", "gelu_tanh")),
+    _gelu("cpp_matmul_gelu_tanh_grad", ("contraction", "gelu_tanh_grad")),
+    _stacked("cpp_stacked_matmul", patterns=(Siblings(("contraction",)),)),
+    _stacked("cpp_stacked_matmul_bias", patterns=(Siblings(("contraction", "bias")),)),
+    _attention("cpp_attention", runs=f"{_ATTENTION}:forward",
+               patterns=attentions(UNDROPPED), partner="cpp_attention_grad"),
+    _attention("cpp_attention_grad", runs=f"{_ATTENTION}:backward",
+               consistent="autotuner.kernels.torch.attention:fill_in_statistics",
+               patterns=attention_grads(UNDROPPED), partner="cpp_attention"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ A candidate's parameter `algorithm` is a place in the list that the library's he
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from autotuner.ir.form import STACK_AXIS
 from autotuner.ir.records import Candidate, Node, Subgraph
@@ -198,44 +199,26 @@ def gelu_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         yield tuple(forms[number] for number in subgraph.boundary)
 
 
-for _name, _kinds in (("cublaslt_matmul", ("contraction",)), ("cublaslt_matmul_bias", ("contraction", "bias"))):
-    KERNELS.add(
-        Kernel(
-            _name, _kinds, f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_single, layouts=product_layouts,
-            anchors=True, pitched=True, patterns=OR_CAST if len(_kinds) == 1 else (),
-        )
-    )  # fmt: skip
+_product = partial(Kernel, layouts=product_layouts, anchors=True, pitched=True)
+_gelu = partial(Kernel, refuses=no_gelu_epilogue, layouts=gelu_layouts, anchors=True)
+_stacked = partial(Kernel, layouts=stacked_product_layouts, anchors=True, merges=False)
 KERNELS.add(
-    Kernel(
-        "cublaslt_matmul_bias_grad", (), f"{_IMPLEMENTATION}:matmul_bias_grad", _beside_bias_grads(not_single),
-        layouts=bias_grad_layouts, anchors=True, patterns=(Pair(("bias_grad", "contraction"), sums_contracted_axes),),
-    )
-)  # fmt: skip
-for _name, _chain in (
-    ("matmul_bias_gelu_tanh", ("contraction", "bias", "gelu_tanh")),
-    ("matmul_gelu_tanh_grad", ("contraction", "gelu_tanh_grad")),
-    ("matmul_gelu_tanh_grad_bias_grad", ("contraction", "gelu_tanh_grad", "bias_grad")),
-):
-    KERNELS.add(
-        Kernel(
-            f"cublaslt_{_name}", _chain, f"{_IMPLEMENTATION}:{_name}", no_gelu_epilogue, layouts=gelu_layouts,
-            anchors=True,
-        )
-    )  # fmt: skip
-for _name, _siblings in (
-    ("cublaslt_stacked_matmul", STACK_OR_CAST),
-    ("cublaslt_stacked_matmul_bias", (Siblings(("contraction", "bias")),)),
-):
-    KERNELS.add(
-        Kernel(
-            _name, (), f"{_IMPLEMENTATION}:{_name.removeprefix('cublaslt_')}", not_one_stacked_product,
-            layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings,
-        )
-    )  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "cublaslt_stacked_matmul_bias_grad", (), f"{_IMPLEMENTATION}:stacked_matmul_bias_grad",
-        _beside_bias_grads(not_one_stacked_product), layouts=stacked_bias_grad_layouts, anchors=True, merges=False,
-        patterns=(Siblings(("contraction", "bias_grad")),),
-    )
+    _product("cublaslt_matmul", ("contraction",), f"{_IMPLEMENTATION}:matmul", not_single, patterns=OR_CAST),
+    _product("cublaslt_matmul_bias", ("contraction", "bias"), f"{_IMPLEMENTATION}:matmul_bias", not_single),
+    Kernel("cublaslt_matmul_bias_grad", (), f"{_IMPLEMENTATION}:matmul_bias_grad", _beside_bias_grads(not_single),
+           layouts=bias_grad_layouts, anchors=True,
+           patterns=(Pair(("bias_grad", "contraction"), sums_contracted_axes),)),
+    _gelu("cublaslt_matmul_bias_gelu_tanh", ("contraction", "bias", "gelu_tanh"),
+          f"{_IMPLEMENTATION}:matmul_bias_gelu_tanh"),
+    _gelu("cublaslt_matmul_gelu_tanh_grad", ("contraction", "gelu_tanh_grad"),
+          f"{_IMPLEMENTATION}:matmul_gelu_tanh_grad"),
+    _gelu("cublaslt_matmul_gelu_tanh_grad_bias_grad", ("contraction", "gelu_tanh_grad", "bias_grad"),
+          f"{_IMPLEMENTATION}:matmul_gelu_tanh_grad_bias_grad"),
+    _stacked("cublaslt_stacked_matmul", (), f"{_IMPLEMENTATION}:stacked_matmul", not_one_stacked_product,
+             patterns=STACK_OR_CAST),
+    _stacked("cublaslt_stacked_matmul_bias", (), f"{_IMPLEMENTATION}:stacked_matmul_bias", not_one_stacked_product,
+             patterns=(Siblings(("contraction", "bias")),)),
+    _stacked("cublaslt_stacked_matmul_bias_grad", (), f"{_IMPLEMENTATION}:stacked_matmul_bias_grad",
+             _beside_bias_grads(not_one_stacked_product), layouts=stacked_bias_grad_layouts,
+             patterns=(Siblings(("contraction", "bias_grad")),)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Dropout masks drawn by a counter-based generator, at once or as a seed; torch's own ways are in `elementwise`."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import memory_orders
@@ -48,23 +49,13 @@ def no_bits_asked(_subgraph: Subgraph, candidate: Candidate) -> str | None:
     return f"it makes masks of bits; {strange[0]} is none" if strange else None
 
 
-for _name, _layouts in (("inductor_threefry", raw_mask_layouts), ("inductor_threefry_bytes", byte_mask_layouts)):
-    KERNELS.add(
-        Kernel(
-            _name, ("dropout_mask",), "autotuner.kernels.inductor.dropout:threefry", compiles=True,
-            numerics="unbiased", layouts=_layouts,
-        )
-    )  # fmt: skip
+_MASK = ("dropout_mask",)
+_DROPOUT = "autotuner.kernels.inductor.dropout"
+_mask = partial(Kernel, covers=_MASK, numerics="unbiased")
 KERNELS.add(
-    Kernel(
-        "torch_seed", ("dropout_mask",), "autotuner.kernels.inductor.dropout:seed", refuses=no_seed_asked,
-        numerics="unbiased", layouts=seed_layouts, flat=("seed",),
-    )
-)  # fmt: skip
-KERNELS.add(
-    Kernel(
-        "cupy_mask_bits", ("dropout_mask",), "autotuner.kernels.cupy.bits:draw", no_bits_asked, compiles=True,
-        numerics="unbiased", layouts=bit_mask_layouts, flat=("bit",),
-        patterns=(Operators(("dropout_mask",)), Draws(("dropout_mask",))),
-    )
+    _mask("inductor_threefry", runs=f"{_DROPOUT}:threefry", compiles=True, layouts=raw_mask_layouts),
+    _mask("inductor_threefry_bytes", runs=f"{_DROPOUT}:threefry", compiles=True, layouts=byte_mask_layouts),
+    _mask("torch_seed", runs=f"{_DROPOUT}:seed", refuses=no_seed_asked, layouts=seed_layouts, flat=("seed",)),
+    _mask("cupy_mask_bits", runs="autotuner.kernels.cupy.bits:draw", refuses=no_bits_asked, compiles=True,
+          layouts=bit_mask_layouts, flat=("bit",), patterns=(Operators(_MASK), Draws(_MASK))),
 )  # fmt: skip

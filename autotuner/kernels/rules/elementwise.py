@@ -5,6 +5,7 @@ parameters keep their declared order.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from autotuner.ir.form import ABSENT, Form
 from autotuner.ir.kinds import KINDS, draws
@@ -188,39 +189,58 @@ def _order(form: Form, letters: str, axes: str) -> str:
     return form.layout.axes.replace("*", "").translate(str.maketrans(axes, letters))
 
 
-def _add(
+def _kernel(
     name: str,
     kind: str,
-    function: str,
+    function: str = "",
     refuses: Refuses = layouts_differ,
     *,
     module: str = "elementwise",
     numerics: str = "exact",
     pitched: bool = False,
-) -> None:
-    implementation = f"autotuner.kernels.torch.{module}:{function}"
-    KERNELS.add(
-        Kernel(name, (kind,), implementation, refuses, numerics=numerics, layouts=same_layouts, pitched=pitched)
-    )
+) -> Kernel:
+    """Return a kernel for one operator, which runs the function of this name, or else of the operator's kind."""
+    runs = f"autotuner.kernels.torch.{module}:{function or kind}"
+    return Kernel(name, (kind,), runs, refuses, numerics=numerics, layouts=same_layouts, pitched=pitched)
 
 
-for _kind in ("scale", "cast", "add", "multiply", "gelu_erf", "gelu_tanh", "silu", "relu", "gelu_erf_grad",
-              "gelu_tanh_grad", "silu_grad", "relu_grad", "bias", "mask", "row_mask", "causal_mask",
-              "dropout"):  # fmt: skip
-    _add(f"torch_{_kind}", _kind, _kind, pitched=True)
-for _kind in ("rotary", "rotary_grad"):
-    _add(f"torch_{_kind}", _kind, _kind, halves_differ, module="rotary", pitched=True)
-KERNELS.add(Kernel("torch_casts", (), "autotuner.kernels.torch.elementwise:casts", layouts_of_casts_differ,
-                   patterns=(ParameterCasts(),)))  # fmt: skip
-_add("torch_bias_grad", "bias_grad", "bias_grad", sum_casts, pitched=True)
-_add("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix, pitched=True)
-_add("torch_bernoulli", "dropout_mask", "bernoulli", numerics="unbiased")
-_add("torch_random_bits", "dropout_mask", "random_bits", numerics="unbiased")
-_add("torch_softmax", "softmax", "softmax")
-_add("torch_softmax_grad", "softmax_grad", "softmax_grad")
-for _kind in ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_parameters"):
-    _add(f"torch_{_kind}", _kind, _kind, statistics_too_narrow)
+_pitched = partial(_kernel, pitched=True)
+KERNELS.add(
+    _pitched("torch_scale", "scale"),
+    _pitched("torch_cast", "cast"),
+    _pitched("torch_add", "add"),
+    _pitched("torch_multiply", "multiply"),
+    _pitched("torch_gelu_erf", "gelu_erf"),
+    _pitched("torch_gelu_tanh", "gelu_tanh"),
+    _pitched("torch_silu", "silu"),
+    _pitched("torch_relu", "relu"),
+    _pitched("torch_gelu_erf_grad", "gelu_erf_grad"),
+    _pitched("torch_gelu_tanh_grad", "gelu_tanh_grad"),
+    _pitched("torch_silu_grad", "silu_grad"),
+    _pitched("torch_relu_grad", "relu_grad"),
+    _pitched("torch_bias", "bias"),
+    _pitched("torch_mask", "mask"),
+    _pitched("torch_row_mask", "row_mask"),
+    _pitched("torch_causal_mask", "causal_mask"),
+    _pitched("torch_dropout", "dropout"),
+    _pitched("torch_rotary", "rotary", refuses=halves_differ, module="rotary"),
+    _pitched("torch_rotary_grad", "rotary_grad", refuses=halves_differ, module="rotary"),
+    Kernel("torch_casts", (), "autotuner.kernels.torch.elementwise:casts", layouts_of_casts_differ,
+           patterns=(ParameterCasts(),)),
+    _pitched("torch_bias_grad", "bias_grad", refuses=sum_casts),
+    _pitched("torch_bias_grad_ones", "bias_grad", "bias_grad_ones", not_a_matrix),
+    _kernel("torch_bernoulli", "dropout_mask", "bernoulli", numerics="unbiased"),
+    _kernel("torch_random_bits", "dropout_mask", "random_bits", numerics="unbiased"),
+    _kernel("torch_softmax", "softmax"),
+    _kernel("torch_softmax_grad", "softmax_grad"),
     # On CUDA the library keeps the statistics of 16-bit layer norms in float32, as the graph does.
-    _add(f"cuda_{_kind}", _kind, _kind, axis_not_contiguous)
-for _kind in ("rms_norm", "rms_norm_grad_input", "rms_norm_grad_parameters"):
-    _add(f"torch_{_kind}", _kind, _kind, module="rms_norm")
+    _kernel("torch_layer_norm", "layer_norm", refuses=statistics_too_narrow),
+    _kernel("cuda_layer_norm", "layer_norm", refuses=axis_not_contiguous),
+    _kernel("torch_layer_norm_grad_input", "layer_norm_grad_input", refuses=statistics_too_narrow),
+    _kernel("cuda_layer_norm_grad_input", "layer_norm_grad_input", refuses=axis_not_contiguous),
+    _kernel("torch_layer_norm_grad_parameters", "layer_norm_grad_parameters", refuses=statistics_too_narrow),
+    _kernel("cuda_layer_norm_grad_parameters", "layer_norm_grad_parameters", refuses=axis_not_contiguous),
+    _kernel("torch_rms_norm", "rms_norm", module="rms_norm"),
+    _kernel("torch_rms_norm_grad_input", "rms_norm_grad_input", module="rms_norm"),
+    _kernel("torch_rms_norm_grad_parameters", "rms_norm_grad_parameters", module="rms_norm"),
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """Programs whose results are written where they belong: concatenations part by part, grouped products by Triton."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from autotuner.ir.program import Program, parse_program
 from autotuner.ir.records import Candidate, Subgraph
@@ -66,6 +67,10 @@ def _no_tiles(program: Program) -> str | None:
     return f"matrices of groups have multiples of {INNER} elements along both axes, and not {odd[0]}" if odd else None
 
 
-for _kind in ("program", "program_grad"):
-    KERNELS.add(Kernel(f"inductor_in_place_{_kind}", (_kind,), "autotuner.kernels.inductor.in_place:in_place",
-                       not_in_place, compiles=True))  # fmt: skip
+_in_place = partial(
+    Kernel, runs="autotuner.kernels.inductor.in_place:in_place", refuses=not_in_place, compiles=True
+)  # fmt: skip
+KERNELS.add(
+    _in_place("inductor_in_place_program", ("program",)),
+    _in_place("inductor_in_place_program_grad", ("program_grad",)),
+)

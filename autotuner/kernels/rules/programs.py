@@ -1,6 +1,7 @@
 """Kernels of operators that carry a program, through ATen: programs in declared order, expressions in any order."""
 
-from autotuner.ir.programmed import CHOICE, WITH_SHAPES
+from functools import partial
+
 from autotuner.ir.records import Candidate, Subgraph
 from autotuner.kernels.geometry import forms_by_number
 from autotuner.kernels.registry import KERNELS, Kernel
@@ -16,7 +17,12 @@ def not_as_declared(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 _BUILDER = "autotuner.kernels.torch.programmed:traced"
-for _kind in WITH_SHAPES:
-    KERNELS.add(Kernel(f"torch_{_kind}", (_kind,), _BUILDER, not_as_declared, version=2 if _kind == CHOICE else 1))
-for _kind in ("pointwise", "pointwise_grad", "pointwise_sum"):
-    KERNELS.add(Kernel(f"torch_{_kind}", (_kind,), _BUILDER, layouts_differ, layouts=same_layouts, pitched=True))
+_expression = partial(Kernel, runs=_BUILDER, refuses=layouts_differ, layouts=same_layouts, pitched=True)
+KERNELS.add(
+    Kernel("torch_program", ("program",), _BUILDER, not_as_declared),
+    Kernel("torch_program_grad", ("program_grad",), _BUILDER, not_as_declared),
+    Kernel("torch_choice", ("choice",), _BUILDER, not_as_declared, version=2),
+    _expression("torch_pointwise", ("pointwise",)),
+    _expression("torch_pointwise_grad", ("pointwise_grad",)),
+    _expression("torch_pointwise_sum", ("pointwise_sum",)),
+)

@@ -293,8 +293,8 @@ SETS = Connected(
     ),
 )
 _BUILDER = "autotuner.kernels.cupy.rows:rows"
-KERNELS.add(Kernel("cupy_rows", (), _BUILDER, refuses=not_rows, layouts=rows_layouts, compiles=True, flat=("bit",),
-                   patterns=(SETS,)))  # fmt: skip
-KERNELS.add(Kernel("cupy_stacked_bias_grad", (), _BUILDER, refuses=not_rows, layouts=stacked_vector_layouts,
-                   compiles=True, anchors=True, merges=False,
-                   patterns=(Siblings(("bias_grad",)), Siblings(("bias_grad", "cast")))))  # fmt: skip
+KERNELS.add(
+    Kernel("cupy_rows", (), _BUILDER, not_rows, layouts=rows_layouts, compiles=True, flat=("bit",), patterns=(SETS,)),
+    Kernel("cupy_stacked_bias_grad", (), _BUILDER, not_rows, layouts=stacked_vector_layouts, compiles=True,
+           anchors=True, merges=False, patterns=(Siblings(("bias_grad",)), Siblings(("bias_grad", "cast")))),
+)  # fmt: skip

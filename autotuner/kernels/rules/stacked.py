@@ -5,6 +5,7 @@ ordinary dense tensor that is asked to lie right behind its sibling.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 from autotuner.ir.form import STACK_AXIS, Form
@@ -155,14 +156,16 @@ def stacked_vector_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
 
 STACK_OR_CAST = (Siblings(("contraction",)), Siblings(("contraction", "cast")))
 """Products, or products that are written in a wider type than their operands have."""
-for _name, _function, _siblings in (
-    ("torch_stacked_matmul", "matmul", STACK_OR_CAST[:1]),
-    ("torch_stacked_matmul_bias", "matmul", (Siblings(("contraction", "bias")),)),
-    ("cublas_stacked_matmul", "matmul", STACK_OR_CAST),
-    ("cublas_stacked_matmul_bias", "matmul_row_bias", (Siblings(("contraction", "bias")),)),
-):
-    KERNELS.add(Kernel(_name, (), f"{_IMPLEMENTATION}:{_function}", refuses=not_one_stacked_product,
-                       layouts=stacked_product_layouts, anchors=True, merges=False, patterns=_siblings))  # fmt: skip
-for _kind in ("bias", "bias_grad"):
-    KERNELS.add(Kernel(f"torch_stacked_{_kind}", (), f"{_IMPLEMENTATION}:{_kind}", layouts=stacked_vector_layouts,
-                       anchors=True, merges=False, patterns=(Siblings((_kind,)),)))  # fmt: skip
+_WITH_BIAS = (Siblings(("contraction", "bias")),)
+_products = partial(
+    Kernel, covers=(), refuses=not_one_stacked_product, layouts=stacked_product_layouts, anchors=True, merges=False
+)  # fmt: skip
+_vectors = partial(Kernel, covers=(), layouts=stacked_vector_layouts, anchors=True, merges=False)
+KERNELS.add(
+    _products("torch_stacked_matmul", runs=f"{_IMPLEMENTATION}:matmul", patterns=STACK_OR_CAST[:1]),
+    _products("torch_stacked_matmul_bias", runs=f"{_IMPLEMENTATION}:matmul", patterns=_WITH_BIAS),
+    _products("cublas_stacked_matmul", runs=f"{_IMPLEMENTATION}:matmul", patterns=STACK_OR_CAST),
+    _products("cublas_stacked_matmul_bias", runs=f"{_IMPLEMENTATION}:matmul_row_bias", patterns=_WITH_BIAS),
+    _vectors("torch_stacked_bias", runs=f"{_IMPLEMENTATION}:bias", patterns=(Siblings(("bias",)),)),
+    _vectors("torch_stacked_bias_grad", runs=f"{_IMPLEMENTATION}:bias_grad", patterns=(Siblings(("bias_grad",)),)),
+)

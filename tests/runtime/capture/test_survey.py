@@ -59,4 +59,4 @@ def test_all_shapes_of_a_loader_are_tuned(tmp_path: Path, monkeypatch: pytest.Mo
     found = autotuner.tune(blocks(2), batches=loader, database=tmp_path / "known.sqlite")
     assert len(found) == len(asked) == 2
     with pytest.raises(InputError, match="give one of the two"):
-        autotuner.tune(blocks(2), [inputs(3)], batches=loader)
+        autotuner.tune(blocks(2), [inputs(3)], batches=loader)  # type: ignore[call-overload]

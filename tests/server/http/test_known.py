@@ -50,7 +50,7 @@ def test_statistics_are_of_all_that_the_filters_admit(asked: TestClient) -> None
 
 def test_a_gpu_that_takes_no_part_is_listed_with_the_reason(asked: TestClient, database: Database) -> None:
     reason = "3 actors failed within 300 s, the last: CUDA error: an illegal memory access was encountered"
-    out = FleetGpu("9f3a/1", "cuda", "NVIDIA H200", False, reason, "gpu-7", "GPU-8f2c", 212.5)
+    out = FleetGpu("9f3a/1", "cuda", "NVIDIA H200", False, reason, host="gpu-7", uuid="GPU-8f2c", canary_us=212.5)
     with database.locks.hold("fleet head:6379"):
         database.gpus.report("fleet head:6379", [replace(out, slot="9f3a/0", used=True, reason=""), out])
         (device,) = [device for device in asked.get("/v1/devices").json() if device["type"] == "cuda"]

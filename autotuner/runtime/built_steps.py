@@ -1,0 +1,68 @@
+"""Prebuilt calls of a plan's steps, over the memory that each reads and writes."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels import KERNELS
+from autotuner.plan.memory_planner import MemoryPlan, Place
+from autotuner.runtime.cuda import Run
+from autotuner.runtime.shown_tensors import ShownTensors
+
+
+class BuiltSteps:
+    """Calls without arguments, one for each step that touches nothing which is handed out.
+
+    The other steps write into storages that change from call to call. `build` builds them for given ones.
+
+    Attributes:
+        views: memory of each place of the plan, but for what is handed out.
+        inside: the calls, by the step's number.
+    """
+
+    def __init__(self, plan: MemoryPlan, views: Mapping[Place, Tensor], shown: ShownTensors) -> None:
+        self._plan, self._shown = plan, shown
+        self.views = dict(views)
+        self.inside = {
+            number: self.build(number, self.views)
+            for number, step in enumerate(plan.steps)
+            if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
+        }
+
+    def move(self, views: Mapping[Place, Tensor]) -> None:
+        """Build the steps that read these places anew on other memory."""
+        self.views |= views
+        with torch.inference_mode(False), torch.no_grad():
+            for number in self._readers(views.keys()):
+                self.inside[number] = self.build(number, self.views)
+
+    def drop(self, places: Collection[Place]) -> None:
+        """Give up the memory of these places, and the calls of the steps that read them."""
+        for number in self._readers(places):
+            del self.inside[number]
+        for place in places:
+            del self.views[place]
+
+    def build(self, number: int, views: Mapping[Place, Tensor]) -> Run:
+        """Build a step on operands declared as its record declares them, over the same elements."""
+        step = self._plan.steps[number]
+        call = step.call
+        operands: list[Tensor | None] = []
+        for place, tensor, form in zip(
+            (*step.inputs, *step.outputs), call.subgraph.boundary, call.candidate.parsed_forms(), strict=True
+        ):
+            if place is None:
+                operands.append(None)
+                continue
+            declared = call.subgraph.tensors[tensor]
+            lies = form.stored(declared.dtype, declared.axes, declared.extents)
+            view = views[place]
+            operands.append(view.as_strided(lies.extents, lies.strides, view.storage_offset()))
+        count = len(step.inputs)
+        run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
+        return self._shown.with_step(number, run, views)
+
+    def _readers(self, places: Collection[Place]) -> list[int]:
+        """Return the numbers of the steps inside that read one of these places."""
+        return [number for number in self.inside if not set(places).isdisjoint(self._plan.steps[number].inputs)]
