@@ -92,11 +92,16 @@ def apply(
     extents: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None,
     graphs: bool = True,
 ) -> "nn.Module":
-    """Return a drop-in for a module that runs a configuration; see `autotuner.runtime.apply`.
+    """Return a drop-in for a module that runs a configuration, or several, each for other calls.
 
-    With a server, the configuration is the best that it knows for the module and these extents on this machine's
-    device; of several extents, each that it knows. Where it knows none that fits, or cannot be reached, the module
-    itself is returned, and a `TunedWarning` says why.
+    The module may be of any class whose forward has regions: give what `tune(module, example_inputs)` returned. Layers
+    of known classes, nn.TransformerEncoderLayer and transformers' BertLayer and those like it, also run configurations
+    of the model `bert-encoder`. The drop-in shares parameters and submodules with the module; `restore` is the way
+    back. A call that no configuration is for runs the original's code, with a `TunedWarning`.
+
+    With a server, which is for layers of known classes, the configuration is the best that it knows for the module and
+    these extents on this machine's device; of several extents, each that it knows. Where it knows none that fits, or
+    cannot be reached, the module itself is returned, and a `TunedWarning` says why.
 
     Args:
         configuration: tuned for the module, or the path of its file; several, each for another shape of the input, for
@@ -110,10 +115,11 @@ def apply(
         InputError: neither configuration nor server is given, or both; what is given is of another type; extents beside
             a configuration.
         ModelError: a server, and extents that lack `b` or `l`, or contradict the module.
-        ConfigurationError: a configuration of another layer; the message lists what differs.
+        ConfigurationError: a configuration of another module, or for another device; the message lists what differs.
+            Or the module's own forward was replaced, and so would never run the configuration.
     """
     with needed_for("running a configuration"):
-        from autotuner.runtime import apply as run
+        from autotuner.api.applying import apply as run
 
     if configuration is not None and server is None:
         if extents is not None:

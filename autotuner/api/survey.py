@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import Coverage, percent
 from autotuner.runtime.fallbacks import NO_GRAPH
-from autotuner.runtime.ticket import new_number
+from autotuner.runtime.own_code import with_own_code
 from autotuner.settings import Settings
 
 
@@ -184,10 +183,3 @@ def flop_of(model: Model) -> int:
     """Return the flop of a region's forward."""
     graph = model.graph()
     return sum(operator_flop(graph, operator) for operator in graph.operators)
-
-
-def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose code no other one has: dynamo keeps what it compiles with the code, up to a limit."""
-    name = f"{function.__name__}_{new_number()}"
-    code = function.__code__.replace(co_name=name)
-    return FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)

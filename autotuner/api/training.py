@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map_only
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
-from autotuner.api.survey import with_own_code
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.ir.device import has_graphs
 from autotuner.runtime.cuda import Cuda
+from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.whole_step import Loss, WholeStep
 from autotuner.settings import TuneKeywords
 

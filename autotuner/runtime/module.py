@@ -24,40 +24,68 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 # What a drop-in has beside what its original has.
 _OWN = (
-    "configurations", "shapes", "calls", "fallbacks", "told", "graphs", "key", "names", "_bindings",
+    "configurations", "shapes", "calls", "fallbacks", "told", "graphs", "key", "names", "compiler", "_bindings",
 )  # fmt: skip
 
 
-class TunedModule(nn.Module):
-    """Base of all drop-ins. A subclass also derives from the framework's class and calls `run` in its forward.
+class DropIn(nn.Module):
+    """A module that runs configurations in place of another one, and counts its calls.
 
-    Parameters and submodules are the original's own objects, as the framework made them; see `Binding`.
+    Parameters and submodules are the original's own objects, as the framework made them.
 
     Attributes:
-        configurations: what it runs, one for each shape of the input, mode, and with or without a mask over keys.
-        shapes: those of x that the configurations are for.
+        configurations: what it runs.
         calls: how many calls ran a configuration.
         fallbacks: how many calls ran the original, by reason; `told`, by reason and shape of x, for the summary.
         graphs: whether CUDA graphs are made.
     """
 
     original: ClassVar[type[nn.Module]]
-    adapter: ClassVar[Adapter]
-    keeps: ClassVar[bool]  # whether a boolean mask is true where a key counts, or where it does not
     configurations: tuple[Configuration, ...]
-    shapes: tuple[torch.Size, ...]
     calls: int
     fallbacks: Counter[str]
     told: Counter[Key]
     graphs: bool = True
-    key: Tensor  # by which compiled code knows the module
-    names: tuple[str, ...]  # of its parameters, in the order of the ports
-    call_original: Callable[[Tensor, Tensor | None], Tensor]  # the framework's forward with a mask over keys, no more
-    _bindings: tuple[Binding, ...]
 
     @property
     def configuration(self) -> Configuration:
         return self.configurations[0]
+
+    def count_call(self) -> None:
+        self.__dict__["calls"] += 1
+        TALLY.calls += 1
+
+    def count_fallback(self, reason: Reason, x: Any) -> None:
+        name = self.original.__name__
+        self.fallbacks[reason.key] += 1
+        plain = type(x) is Tensor and not x.is_nested and all(type(extent) is int for extent in x.shape)
+        shape = tuple(x.shape) if plain else ()
+        for counter in (self.told, TALLY.fallbacks):
+            count_fallback(counter, (name, reason.key, shape))
+        if self.fallbacks[reason.key] == 1:
+            warn(f"the original {name} runs, not the configuration: {reason.sentence}")
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return what `torch.jit.script` compiles: the original."""
+        return restore(self)
+
+
+class TunedModule(DropIn):
+    """Base of drop-ins for layers of known classes. A subclass also derives from the framework's class and calls `run`
+    in its forward. See `Binding` for its parameters.
+
+    Attributes:
+        configurations: one for each shape of the input, mode, and with or without a mask over keys.
+        shapes: those of x that the configurations are for.
+    """
+
+    adapter: ClassVar[Adapter]
+    keeps: ClassVar[bool]  # whether a boolean mask is true where a key counts, or where it does not
+    shapes: tuple[torch.Size, ...]
+    key: Tensor  # by which compiled code knows the module
+    names: tuple[str, ...]  # of its parameters, in the order of the ports
+    call_original: Callable[[Tensor, Tensor | None], Tensor]  # the framework's forward with a mask over keys, no more
+    _bindings: tuple[Binding, ...]
 
     def run(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
         """Run the configuration that covers this call, or else the original.
@@ -122,10 +150,6 @@ class TunedModule(nn.Module):
                 reason = found
         return spare or reason  # type: ignore[return-value]  # one of both, since there is a binding
 
-    def count_call(self) -> None:
-        self.__dict__["calls"] += 1
-        TALLY.calls += 1
-
     def _run_in_compiled_model(self, x: Tensor, mask: Tensor | Reason | None, original: Original) -> Tensor:
         if not isinstance(mask, Reason) and (mask is None or not mask.requires_grad):
             for binding in self._bindings:
@@ -141,16 +165,6 @@ class TunedModule(nn.Module):
         """Run the original: counted, and with one warning per reason."""
         self.count_fallback(reason, x)
         return original(x)
-
-    def count_fallback(self, reason: Reason, x: Tensor) -> None:
-        name = self.original.__name__
-        self.fallbacks[reason.key] += 1
-        plain = type(x) is Tensor and not x.is_nested and all(type(extent) is int for extent in x.shape)
-        shape = tuple(x.shape) if plain else ()
-        for counter in (self.told, TALLY.fallbacks):
-            count_fallback(counter, (name, reason.key, shape))
-        if self.fallbacks[reason.key] == 1:
-            warn(f"the original {name} runs, not the configuration: {reason.sentence}")
 
     def bind(self) -> tuple[Binding, ...]:
         """Plan memory and build on the parameters; done anew after copying and loading.
@@ -171,10 +185,6 @@ class TunedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bindings": ()}
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """Return what `torch.jit.script` compiles: the original."""
-        return restore(self)
-
 
 @_disable_dynamo
 def _outside_the_compiled_graph(
@@ -190,7 +200,7 @@ def restore(module: nn.Module) -> nn.Module:
     Parameters and submodules are shared, as in `apply`, and hooks are taken along. A tuned layer is left as it is, and
     a new module stands for the original. In any other module, tuned layers are replaced in place.
     """
-    if isinstance(module, TunedModule):
+    if isinstance(module, DropIn):
         made = sharing(module, module.original)
         for name in _OWN:
             made.__dict__.pop(name, None)
@@ -198,7 +208,7 @@ def restore(module: nn.Module) -> nn.Module:
     restored: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
-            if isinstance(child, TunedModule):
+            if isinstance(child, DropIn):
                 if child not in restored:
                     restored[child] = restore(child)
                 parent._modules[name] = restored[child]
@@ -218,7 +228,7 @@ def summary(module: nn.Module | None = None) -> Summary:
     """Return how the calls of the tuned layers in a model ran; without a model, of all in this process."""
     if module is None:
         return TALLY.summary()
-    found = [part for part in module.modules() if isinstance(part, TunedModule)]
+    found = [part for part in module.modules() if isinstance(part, DropIn)]
     fallbacks: Counter[Key] = Counter()
     for part in found:
         fallbacks.update(part.told)

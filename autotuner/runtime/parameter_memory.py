@@ -73,7 +73,7 @@ class ParameterCopies:
         return found
 
     def follow(self, current: Sequence[Tensor]) -> dict[Place, Tensor]:
-        """Where a parameter that was read where it was has other memory by now, have all copied from now on.
+        """Have all parameters copied from now on, if one that was read in place has other memory by now.
 
         Returns:
             Views of the copies; nothing where all is as it was.

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autotuner.api.backend import capture
-from autotuner.api.survey import with_own_code
+from autotuner.runtime.own_code import with_own_code
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.kinds import kind_of

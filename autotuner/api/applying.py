@@ -1,0 +1,45 @@
+"""Putting configurations in place of a module: by its class where that is known, otherwise by compiling its calls."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from autotuner.ir.models import known_models
+from autotuner.plan.configuration import Configuration
+from autotuner.runtime import apply as apply_to_layer
+
+
+class ConfiguredCompiler:
+    """The backend with configurations that are given; what is not tuned runs as it is."""
+
+    def __init__(self, configurations: Sequence[Configuration], graphs: bool) -> None:
+        self.configurations, self.graphs = tuple(configurations), graphs
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[Callable[..., Any], str | None]:
+        """Return compiled code, and why no region in it runs tuned, or None where one does."""
+        from autotuner.api.backend import COMPILED, compile_graph
+
+        options = {"configurations": list(self.configurations), "graphs": self.graphs, "compiler": "eager"}
+        compiled = compile_graph(graph, inputs, options=options)
+        made = COMPILED[-1]
+        return compiled, None if made.tuned_places else made.headline
+
+    def __deepcopy__(self, _: Any) -> "ConfiguredCompiler":
+        return self
+
+
+_COMPILERS: dict[tuple[tuple[int, ...], bool], ConfiguredCompiler] = {}
+
+
+def apply(module: nn.Module, configurations: Sequence[Configuration], *, graphs: bool = True) -> nn.Module:
+    """Return a drop-in for a module that runs configurations; see `autotuner.apply`."""
+    named = known_models()
+    if not configurations or any(each.model.name in named for each in configurations):
+        return apply_to_layer(module, configurations, graphs=graphs)
+    from autotuner.runtime.applied import applied
+
+    key = tuple(map(id, configurations)), graphs  # a compiler holds them, so no others get their identities meanwhile
+    if key not in _COMPILERS:
+        _COMPILERS[key] = ConfiguredCompiler(configurations, graphs)
+    return applied(module, configurations, _COMPILERS[key], graphs=graphs)
