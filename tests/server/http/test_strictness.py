@@ -8,10 +8,22 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from autotuner.database import Database
-from autotuner.server.http import create_app
-from autotuner.server.http.strict import BODY_MAX_BYTES
+from autotuner.server.http import create_app, jobs
+from autotuner.server.http.strict import BODY_MAX_BYTES, StrictRoute
+from autotuner.server.http.submissions import request_of
 
 JSON = {"Content-Type": "application/json"}
+
+
+def test_a_body_is_validated_once(asked: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    taken: list[Any] = []
+    valid = StrictRoute._valid
+    monkeypatch.setattr(StrictRoute, "_valid", lambda route, body: made.append(valid(route, body)) or made[-1])
+    monkeypatch.setattr(jobs, "request_of", lambda *given: taken.append(given[0]) or request_of(*given))
+    assert asked.post("/v1/jobs", json={"model": "bert-encoder:tiny"}).status_code == 201
+    assert len(made) == 1
+    assert taken[0] is made[0]
 
 
 @pytest.mark.parametrize(
