@@ -36,11 +36,13 @@ class Nvml:
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        return self._read("nvmlSystemGetDriverVersion")
+        version: str | None = self._read("nvmlSystemGetDriverVersion")
+        return version
 
     def sm_clock_mhz(self, uuid: str) -> int | None:
         """Return how fast a device's multiprocessors run now."""
-        return self._of_device(uuid, "nvmlDeviceGetClockInfo", SM_CLOCK)
+        mhz: int | None = self._of_device(uuid, "nvmlDeviceGetClockInfo", SM_CLOCK)
+        return mhz
 
     def lowered(self, uuid: str) -> dict[str, int]:
         """Return the limits of a device that were changed from its defaults: timings compare only under equal ones.

@@ -19,10 +19,19 @@ def test_a_body_is_validated_once(asked: TestClient, monkeypatch: pytest.MonkeyP
     made: list[Any] = []
     taken: list[Any] = []
     valid = StrictRoute._valid
-    monkeypatch.setattr(StrictRoute, "_valid", lambda route, body: made.append(valid(route, body)) or made[-1])
-    monkeypatch.setattr(jobs, "request_of", lambda *given: taken.append(given[0]) or request_of(*given))
+
+    def noted(route: StrictRoute, body: bytes) -> Any:
+        made.append(valid(route, body))
+        return made[-1]
+
+    def requested(*given: Any) -> Any:
+        taken.append(given[0])
+        return request_of(*given)
+
+    monkeypatch.setattr(StrictRoute, "_valid", noted)
+    monkeypatch.setattr(jobs, "request_of", requested)
     assert asked.post("/v1/jobs", json={"model": "bert-encoder:tiny"}).status_code == 201
-    assert len(made) == 1
+    assert len(made) == len(taken) == 1
     assert taken[0] is made[0]
 
 
