@@ -144,7 +144,7 @@ CHECKS: dict[tuple[str, str], Callable[[Block, Any], None]] = {
     ("service.md", '{"time": "2026-11-23T05:25:55.309+00:00", "level": "info", "pid": 4711, "event": "request", '
                    '"request_id": "3fe258b36035fbe4", "method": "POST",'): log_line,
     ("service.md", "scrape_configs:"): scraping,
-    ("service.md", "server {"): proxy,
+    ("service.md", "limit_conn_zone $binary_remote_addr zone=clients:1m;"): proxy,
     ("one-operator.md", "  - name: linear1"): part_of_a_model,
     ("models.md", "version: 1"): whole_model,
     ("models.md", '{"calls": [["div.Tensor", ["%0", 5.0], {}], ["tanh.default", ["%1"], {}], '
