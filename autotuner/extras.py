@@ -1,5 +1,6 @@
 """Packages that only some uses need: the extra that installs each, and the sentence where it is missing."""
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,7 +47,18 @@ def needed_for(use: str) -> Iterator[None]:
         raise missing from None
 
 
-def missing_of(use: str, error: ModuleNotFoundError) -> MissingError | None:
+def require(use: str, package: str) -> None:
+    """Check that a package is installed, without importing it.
+
+    Raises:
+        MissingError: it is not.
+    """
+    with needed_for(use):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
+
+
+def missing_of(use: str, error: ImportError) -> MissingError | None:
     """Return what to say of a failed import; None where no extra has the package."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:

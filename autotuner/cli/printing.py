@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from autotuner.runtime import CheckReport
     from autotuner.solve.problem import Solution
 
-OVERTAKING_MAX = 10
 COVERED_SETS = {"inductor": "connected sets"}
 
 
@@ -83,9 +82,9 @@ def _print_certificate(found: "Configuration") -> None:
     explained = explain_plan(found)
     _print_words("how good it is", explained.words)
     if explained.overtaking:
-        number, shown = explained.overtaking_count, explained.overtaking[:OVERTAKING_MAX]
+        shown = explained.overtaking
         overtaking = Table("computes", "how", "us more in all", "at least", title="what could still overtake")
-        overtaking.caption = f"{len(shown)} of {number}, within the intervals of what was measured"
+        overtaking.caption = f"{len(shown)} of {explained.overtaking_count}, within the intervals of what was measured"
         for column in (2, 3):
             overtaking.columns[column].justify = "right"
         for other in shown:
@@ -156,18 +155,10 @@ def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
 
 def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
     from autotuner.plan.phrases import binary
+    from autotuner.plan.summary import needs
 
-    memory = found.memory
-    if memory is not None:
-        budget = "none" if memory.budget_bytes is None else binary(memory.budget_bytes)
-        yield (
-            "memory: held for backward / peak / budget",
-            " / ".join((binary(memory.held_bytes), binary(memory.peak_bytes), budget)),
-        )
-    if found.measured is not None and found.measured.peak_bytes is not None:
-        peaks = {"this": found.measured.peak_bytes} | dict(found.measured.peers_peak_bytes)
-        told = [f"{name} {binary(peak)}" for name, peak in peaks.items() if peak is not None]
-        yield "measured peak", ", ".join(told)
+    for need in needs(found):
+        yield f"memory: {need.name}", "not known" if need.count is None else binary(need.count)
 
 
 def _statistics_words(statistics: Mapping[str, float]) -> str:
@@ -190,12 +181,11 @@ def _us(value: float | None) -> str:
 
 def print_measured(measured: "Measured", kernels_us: float) -> None:
     """Print a training step's time end to end, and its peers'."""
-    table = Table("one training step", "median us", "against the plan", title="end to end, interleaved in one run")
-    difference = measured.predicted_over_measured(kernels_us)
-    table.add_row("this configuration", f"{measured.plan_us:,.1f}", f"predicted {difference:+.1%}")
-    table.add_row("  of it beside kernels", f"{measured.overhead_us:,.1f}", "")
-    for name, peer_us in measured.peers_us.items():
-        table.add_row(name, f"{peer_us:,.1f}", f"{peer_us / measured.plan_us:.2f}x")
+    from autotuner.plan.summary import measured_totals
+
+    table = Table("one training step", "us", "times this", title="end to end, medians, interleaved in one run")
+    for total in measured_totals(measured, kernels_us):
+        table.add_row(total.name, f"{total.us:,.1f}", "" if total.against is None else f"{total.against:.2f}x")
     out.print(table)
 
 

@@ -17,6 +17,7 @@ import typer
 from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
 from autotuner.cli.options import DatabaseOption, Threads, given_bytes
 from autotuner.errors import InputError
+from autotuner.extras import require
 
 if TYPE_CHECKING:
     from autotuner.settings import LogFormat, Settings
@@ -110,10 +111,10 @@ def serve(
     with ExitStack() as beside:
         if with_worker:
             from autotuner.cli.supervisor import Supervisor
-            from autotuner.measure.devices import check_torch, environment
+            from autotuner.measure.devices import environment
             from autotuner.server.logs import tell
 
-            check_torch()
+            require("a worker", "torch")
             environment(device)
             beside.enter_context(_ending_on_sigterm())
             beside.enter_context(Supervisor(_worker_command(database, device, form), tell))

@@ -15,6 +15,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, St
 
 from autotuner.database.retrying import Retrying
 from autotuner.errors import DatabaseError, UnavailableError
+from autotuner.extras import missing_of
 from autotuner.settings import DATABASE_KINDS, database_url
 
 GRACE_S = 0.5
@@ -91,7 +92,8 @@ def make_engine(url: URL, retrying: Retrying | None = None, **more: Any) -> Engi
         more: arguments of `sqlalchemy.create_engine`; with a `poolclass`, connections are not checked before use.
 
     Raises:
-        DatabaseError: the driver of the URL is not installed.
+        MissingError: psycopg is not installed.
+        DatabaseError: the driver of the URL cannot be loaded.
     """
     retrying = retrying or Retrying()
     arguments: dict[str, Any] = {"json_serializer": json_text, **more}
@@ -102,9 +104,8 @@ def make_engine(url: URL, retrying: Retrying | None = None, **more: Any) -> Engi
     try:
         engine = create_engine(url, **arguments)
     except (ImportError, SQLAlchemyError) as error:
-        raise DatabaseError(
-            f"{shown(url)} needs a driver that cannot be loaded: {error}; install autotuner[postgresql]"
-        ) from error
+        missing = missing_of(shown(url), error) if isinstance(error, ImportError) else None
+        raise missing or DatabaseError(f"{shown(url)} needs a driver that cannot be loaded: {error}") from error
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)

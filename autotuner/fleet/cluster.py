@@ -38,7 +38,7 @@ def connected(
     Raises:
         ClusterTokenError: this host has no token of the cluster, or cannot draw one for its own.
         DeviceError: there is no such cluster, or it is of another version.
-        InputError: Ray is not installed.
+        MissingError: Ray is not installed.
     """
     ray = imported()
     common: dict[str, Any] = {

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autotuner.errors import InputError
+from autotuner.extras import needed_for
 from autotuner.fleet.token import MODE
 
 HEALTH: Mapping[str, str] = {
@@ -24,19 +24,14 @@ def imported() -> Any:
     """Return Ray, with token authentication and our health settings unless the environment says otherwise.
 
     Raises:
-        InputError: it is not installed.
+        MissingError: it is not installed.
     """
     is_late = "ray" in sys.modules  # it reads its settings when it is imported
     is_new = MODE not in os.environ
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    try:
+    with needed_for("a fleet"):
         import ray
-    except ImportError:
-        raise InputError(
-            "a fleet needs Ray, which is not installed: pip install 'autotuner[fleet]'; without it, `tune` and "
-            "`worker` use one device of this machine"
-        ) from None
     if is_late and is_new and not ray.is_initialized():
         from ray._raylet import Config  # type: ignore[attr-defined]
 

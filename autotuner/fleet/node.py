@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from autotuner.errors import DeviceError
+from autotuner.extras import require
 from autotuner.fleet.importing import SETTINGS
 
 
@@ -19,13 +20,13 @@ def check_gpus() -> list[str]:
     """Return the names of this host's CUDA devices.
 
     Raises:
-        DeviceError: there is none, or torch or the driver are missing.
+        DeviceError: there is none, or no driver.
+        MissingError: torch is not installed.
     """
-    from autotuner.measure.devices import check_torch
     from autotuner.measure.devices.cuda import cuda_devices
     from autotuner.measure.devices.nvml import Nvml
 
-    check_torch()
+    require("a host with GPUs", "torch")
     found = [device.name for device in cuda_devices()]
     if found:
         return found

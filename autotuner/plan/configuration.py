@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import jsonschema
+from pydantic import AfterValidator, ConfigDict, Field, GetPydanticSchema, TypeAdapter
+from pydantic_core.core_schema import dict_schema, str_schema, typed_dict_field, typed_dict_schema
 
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.files import write
@@ -15,9 +16,25 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt, digest
+from autotuner.plan.document import (
+    AtLeastOne,
+    Count,
+    Document,
+    Flag,
+    IntegerOrNumber,
+    Key,
+    Number,
+    Positive,
+    Share,
+    Us,
+    read,
+    schema_of,
+    with_all,
+)
 from autotuner.plan.step import Alternative, Branches, Step, check_branches, impossible
 
-SCHEMA = 2
+SCHEMA: Literal[2] = 2
+MOVED = ("unfused", "chosen")
 
 PLAIN_FIELDS = (
     "schema",
@@ -35,8 +52,18 @@ OFF_SHARE = 0.1
 """By so much, predicted may differ from measured end to end before the answer is doubtful."""
 
 
+ENVIRONMENT = typed_dict_schema(
+    {
+        **dict.fromkeys(("device_type", "device_name"), typed_dict_field(str_schema())),
+        **dict.fromkeys(("facts", "policy"), typed_dict_field(dict_schema(), required=False)),
+    },
+    extra_behavior="allow",
+)
+"""What a document says of an environment at least."""
+
+
 @dataclass(frozen=True)
-class Fusion:
+class Fusion(Document):
     """A set of operators that one kernel could compute: whether that was chosen, and what was measured.
 
     Args:
@@ -48,16 +75,16 @@ class Fusion:
         alone_us: its operators one by one, each at its fastest alone, under any forms; None where one has no time so.
     """
 
-    operators: tuple[str, ...]
+    operators: Annotated[tuple[str, ...], Field(min_length=2)]
     kernel: str
-    best_us: float | None
-    instead_us: float
-    chosen: bool
-    alone_us: float | None = None
+    best_us: Us | None
+    instead_us: Us
+    chosen: Flag
+    alone_us: Us | None = None
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Document):
     """Quality of the plan, in microseconds: its predicted total, a lower bound, and who solved it.
 
     `lower_bound_us` is proven: no plan takes less. `proven_gap` is how far the total lies above it, as a share, None
@@ -70,17 +97,17 @@ class Certificate:
     """
 
     solver: str
-    predicted_us: float
-    lower_bound_us: float
-    proven_gap: float | None
-    low_us: float
-    high_us: float
-    estimated_gap: float | None = None
-    baseline_us: float | None = None
-    default_us: float | None = None
-    default_is_marked: bool = False
-    noise_floor: float | None = None
-    statistics: Mapping[str, float] = field(default_factory=dict)
+    predicted_us: Us
+    lower_bound_us: Us
+    proven_gap: Share | None
+    low_us: Us
+    high_us: Us
+    estimated_gap: Share | None = None
+    baseline_us: Us | None = None
+    default_us: Us | None = None
+    default_is_marked: Flag = False
+    noise_floor: Share | None = None
+    statistics: Mapping[str, IntegerOrNumber] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,13 +120,13 @@ class Memory:
         peak_bytes: the most at any time, with what is handed out and the kernels' workspaces.
     """
 
-    budget_bytes: int | None
-    held_bytes: int
-    peak_bytes: int
+    budget_bytes: Count | None
+    held_bytes: Count
+    peak_bytes: Count
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Document):
     """The plan timed end to end, forward and backward, interleaved with its peers in one run: medians in microseconds.
 
     `overhead_us` is the plan's step with its kernels left out: copies of inputs and parameters, autograd, Python.
@@ -110,14 +137,14 @@ class Measured:
     say.
     """
 
-    plan_us: float
-    overhead_us: float
-    peers_us: Mapping[str, float]
-    samples: int
-    peak_bytes: int | None = None
-    peers_peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
-    switching_us: float = 0.0
-    slowdown: float = 1.0
+    plan_us: Positive
+    overhead_us: Us
+    peers_us: Mapping[str, Us]
+    samples: AtLeastOne
+    peak_bytes: Count | None = None
+    peers_peak_bytes: Mapping[str, Count | None] = field(default_factory=dict)
+    switching_us: Us = 0.0
+    slowdown: Positive = 1.0
 
     def predicted_us(self, kernels_us: float) -> float:
         """Return what a step should take, given the time of its kernels; see `Configuration.kernels_us`."""
@@ -143,17 +170,13 @@ class Overlap:
     """
 
     branches: Branches
-    gain_us: float
-    low_us: float
-    high_us: float
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Overlap":
-        return cls(**{**value, "branches": tuple(tuple(branch) for branch in value["branches"])})
+    gain_us: Number
+    low_us: Number
+    high_us: Number
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Configuration(Document):
     """A solution with provenance, ready to run.
 
     `overtaking` lists what could still be better than what was chosen, within the intervals of what was measured.
@@ -161,23 +184,29 @@ class Configuration:
     `overlap` says which steps run beside the others; None for one after the other.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # of all that is inside as well
+
     model: Model
-    graph_key: str
-    environment: Mapping[str, Any]
-    environment_key: str
-    steps: tuple[Step, ...]
+    graph_key: Key
+    environment: Annotated[Mapping[str, Any], GetPydanticSchema(lambda *_: ENVIRONMENT)]
+    environment_key: Key
+    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     certificate: Certificate
     fusions: tuple[Fusion, ...]
-    counts: Mapping[str, int]
-    bytes_moved: Mapping[str, int]
+    counts: Mapping[str, Count]
+    bytes_moved: Annotated[
+        Mapping[str, Count],
+        AfterValidator(partial(with_all, MOVED)),
+        Field(json_schema_extra={"required": list(MOVED)}),
+    ]
     created_at: str
     versions: Mapping[str, str]
     measured: Measured | None = None
     memory: Memory | None = None
     overtaking: tuple[Alternative, ...] = ()
     doubts: tuple[Doubt, ...] = ()
-    overlap: Overlap | None = None
-    schema: int = field(default=SCHEMA)
+    overlap: Annotated[Overlap | None, GetPydanticSchema(lambda _, schema: schema(Overlap))] = None
+    schema: Literal[2] = SCHEMA
 
     def graph(self) -> Graph:
         """Return the training graph that the steps compute."""
@@ -243,27 +272,12 @@ class Configuration:
         if given != SCHEMA:
             raise ConfigurationError(f"{origin}: its schema version is {given!r}; this version reads {SCHEMA}")
         try:
-            jsonschema.validate(value, json_schema())
-        except jsonschema.ValidationError as error:
-            raise ConfigurationError(f"{origin}: {error.json_path}: {error.message}") from error
-        try:
-            model = Model.from_json(value["model"])
-            found = cls(
-                model=model,
-                steps=tuple(Step.from_json(step) for step in value["steps"]),
-                certificate=Certificate(**value["certificate"]),
-                fusions=tuple(Fusion(**{**f, "operators": tuple(f["operators"])}) for f in value["fusions"]),
-                measured=Measured(**value["measured"]) if value["measured"] else None,
-                memory=Memory(**value["memory"]) if value["memory"] else None,
-                overtaking=tuple(Alternative.from_json(each) for each in value["overtaking"]),
-                doubts=tuple(Doubt(**doubt) for doubt in value.get("doubts", ())),
-                overlap=Overlap.from_json(value["overlap"]) if value.get("overlap") else None,
-                **{name: value[name] for name in PLAIN_FIELDS},
-            )
+            found = read(_adapter(), value)
+            found = replace(found, model=Model.from_json(value["model"]))
             if found.overlap:
                 check_branches(found.overlap.branches, len(found.steps))
             graph = found.graph()
-        except (AutotunerError, TypeError) as error:
+        except (AutotunerError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{origin}: {error}") from error
         if graph.key != found.graph_key:
             raise ConfigurationError(
@@ -285,11 +299,14 @@ def _only_if_true(value: dict[str, Any], name: str) -> dict[str, Any]:
     return value if value[name] else {key: kept for key, kept in value.items() if key != name}
 
 
+@cache
+def _adapter() -> TypeAdapter[Configuration]:
+    return TypeAdapter(Configuration)
+
+
 def json_schema() -> dict[str, Any]:
     """Return the published JSON Schema of a configuration."""
-    text = resources.files("autotuner.plan").joinpath("configuration.schema.json").read_text()
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+    return schema_of(_adapter())
 
 
 def save_configuration(configuration: Configuration, path: str | Path) -> None:

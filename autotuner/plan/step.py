@@ -1,20 +1,24 @@
 """A step of a configuration: one kernel call with the forms of its operands, and the best other way to compute it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, GetPydanticSchema
+from pydantic_core.core_schema import literal_schema
 
 from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
-from autotuner.ir.records import LETTERS, Call, Candidate
+from autotuner.ir.records import LETTERS, Call, Candidate, Scalar
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.kernels.rules.conversion import conversion_of
+from autotuner.plan.document import Count, Document, Flag, Number, Us
 
 AGAIN = "again "
 
-Branches = tuple[tuple[int, ...], ...]
+Branches = Annotated[tuple[Annotated[tuple[Count, ...], Field(min_length=1)], ...], Field(min_length=1)]
 """Steps that run beside the others, by number: those of each branch in ascending order, one after the other."""
 
 
@@ -24,7 +28,7 @@ def tensor_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Alternative:
+class Alternative(Document):
     """Another way to compute some operators, and what the best whole plan with it would take more than the chosen one.
 
     Args:
@@ -37,22 +41,18 @@ class Alternative:
         predicted_us: median of the candidate's own measurement; None where it has none.
     """
 
-    operators: tuple[str, ...]
+    operators: Annotated[tuple[str, ...], Field(min_length=1)]
     kernel: str
-    params: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, Scalar], ...]
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
-    extra_us: float
-    extra_low_us: float
-    predicted_us: float | None = None
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Alternative":
-        return cls(**{name: _with_tuples(part) for name, part in value.items()})
+    extra_us: Number
+    extra_low_us: Number
+    predicted_us: Us | None = None
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Document):
     """One kernel call of a training step.
 
     Args:
@@ -72,23 +72,18 @@ class Step:
 
     operators: tuple[str, ...]
     recomputed: tuple[str, ...]
-    phase: str
+    phase: Annotated[str, GetPydanticSchema(lambda *_: literal_schema(["forward", "backward"]))]
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     kernel: str
-    params: tuple[tuple[str, Any], ...]
-    adjacent: tuple[tuple[str, ...], ...]
-    predicted_us: float
-    bound_us: float
-    low_us: float
-    high_us: float
-    again: bool = False
+    params: tuple[tuple[str, Scalar], ...]
+    adjacent: tuple[Annotated[tuple[str, ...], Field(min_length=2)], ...]
+    predicted_us: Us
+    bound_us: Us
+    low_us: Us
+    high_us: Us
+    again: Flag = False
     alternative: Alternative | None = None
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Step":
-        fields = {name: _with_tuples(part) for name, part in value.items()}
-        return cls(**fields | {"alternative": value["alternative"] and Alternative.from_json(value["alternative"])})
 
     @property
     def is_conversion(self) -> bool:
@@ -174,8 +169,3 @@ def impossible(step: Step, graph: Graph) -> str | None:
         return KERNELS[step.kernel].misfit(step.asked_call(graph))
     except AutotunerError as error:
         return str(error)
-
-
-def _with_tuples(part: Any) -> Any:
-    """Return a value as read from JSON with tuples for its lists."""
-    return tuple(_with_tuples(each) for each in part) if isinstance(part, list) else part

@@ -116,8 +116,8 @@ def test_a_worker_that_could_not_measure_is_refused_before_anything_starts(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for arguments in (["serve", "--with-worker"], ["worker"]):
         ran = run(*arguments)
-        assert ran.code == 3
-        assert "torch is not installed: install autotuner[torch] for a worker; a service alone" in ran.err
+        assert ran.code == 10
+        assert 'a worker needs torch, which is not installed: install "autotuner[torch]"' in ran.err
     assert served == {"beside": []}
     assert run("serve").code == 0
 

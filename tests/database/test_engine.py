@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 
 from autotuner.database import open_database
 from autotuner.database.engine import make_engine, read_url, shown
-from autotuner.errors import DatabaseError
+from autotuner.errors import DatabaseError, MissingError
 from autotuner.ir.records import Environment
 
 NOBODY = 65534
@@ -158,6 +158,16 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, sta
 def test_a_url_whose_driver_is_missing_says_which(tmp_path: Path) -> None:
     message = refusal(f"sqlite+pysqlcipher:///{tmp_path}/t.sqlite")
     assert "needs a driver that cannot be loaded: No module named" in message
+
+
+def test_without_psycopg_the_extra_is_named_and_the_password_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingError) as raised:
+        make_engine(make_url("postgresql+psycopg://me:secret@host/t"))
+    assert str(raised.value) == (
+        "database postgresql+psycopg://me:***@host/t needs psycopg, which is not installed: "
+        'install "autotuner[postgresql]"'
+    )
 
 
 def test_messages_hide_the_password() -> None:

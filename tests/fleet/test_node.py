@@ -1,12 +1,14 @@
 """Checks of a host before it joins a cluster."""
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from autotuner.errors import ClusterTokenError, DeviceError, InputError
+from autotuner.errors import ClusterTokenError, DeviceError, InputError, MissingError
 from autotuner.fleet import head, node
+from autotuner.fleet.importing import imported
 
 
 def test_an_address_has_a_host_and_a_port() -> None:
@@ -54,6 +56,12 @@ def test_other_versions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(head, "head_versions", lambda _, found=other: found)
             with pytest.raises(DeviceError, match=f"has Ray {other['ray']} on Python {other['python']}"):
                 head.check_head(address)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingError, match=r'a fleet needs ray, which is not installed: install "autotuner\[fleet\]"'):
+        imported()
 
 
 def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

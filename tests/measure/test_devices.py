@@ -1,12 +1,11 @@
 """Facts about this machine, and what is said where a device is missing."""
 
-import ctypes
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -61,34 +60,44 @@ def test_a_device_is_told_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.device_of("cuda", 2)
 
 
-def fake_library() -> Any:
-    """NVML as it answers where it knows one device, its clock and two processes."""
-
-    def driver(text: ctypes.Array[ctypes.c_char], length: int) -> int:
-        assert length == len(text)
-        text.value = b"580.1"
-        return 0
-
-    def clock(_handle: ctypes.c_void_p, kind: int, mhz: Any) -> int:
-        mhz._obj.value = 1980 if kind == 1 else 0
-        return 0
-
-    def processes(_handle: ctypes.c_void_p, count: Any, table: Any) -> int:
-        count._obj.value = 2
-        table[0].pid, table[1].pid = 7, 9
-        return 0
-
-    return SimpleNamespace(
-        nvmlSystemGetDriverVersion=driver,
-        nvmlDeviceGetHandleByUUID=lambda uuid, _handle: 0 if uuid == b"GPU-1" else 6,
-        nvmlDeviceGetClockInfo=clock,
-        nvmlDeviceGetComputeRunningProcesses_v3=processes,
-    )
+class NVMLError(Exception):
+    """What pynvml raises for what the driver or the device does not have."""
 
 
+def fake_library(**more: Any) -> ModuleType:
+    """pynvml as it answers where the driver knows one device, its clock and two processes."""
+
+    def handle(uuid: str) -> str:
+        if uuid != "GPU-1":
+            raise NVMLError
+        return "the device"
+
+    def clock(_device: str, kind: int) -> int:
+        return 1980 if kind == 1 else 0
+
+    known = {
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetHandleByUUID": handle,
+        "nvmlDeviceGetClockInfo": clock,
+        "nvmlDeviceGetComputeRunningProcesses_v3": lambda _: [SimpleNamespace(pid=7), SimpleNamespace(pid=9)],
+    }
+    made = ModuleType("pynvml")
+    made.__dict__.update(known | more)
+    return made
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = fake_library()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+@pytest.mark.usefixtures("library")
 def test_the_driver_says_version_clock_and_processes() -> None:
     management = Nvml()
-    management._library = fake_library()
     assert management.driver() == "580.1"
     assert management.sm_clock_mhz("GPU-1") == 1980
     assert management.processes("GPU-1") == [7, 9]
@@ -96,41 +105,35 @@ def test_the_driver_says_version_clock_and_processes() -> None:
     assert management.processes("GPU-2") is None
 
 
-def saying(value: int) -> Any:
-    """A function of NVML that writes a number into its last argument."""
-
-    def function(*arguments: Any) -> int:
-        arguments[-1]._obj.value = value
-        return 0
-
-    return function
+def raising(*_: Any) -> NoReturn:
+    raise NVMLError
 
 
-def test_limits_are_facts_only_where_somebody_has_changed_them() -> None:
+def test_limits_are_facts_only_where_somebody_has_changed_them(library: Any) -> None:
     management = Nvml()
-    management._library = library = fake_library()
-    assert management.lowered("GPU-1") == {}, "the driver knows no limits"
-    library.nvmlDeviceGetPowerManagementLimit = library.nvmlDeviceGetPowerManagementDefaultLimit = saying(700_000)
-    library.nvmlDeviceGetApplicationsClock = saying(1980)
+    assert management.lowered("GPU-1") == {}, "this pynvml knows no limits"
+    library.nvmlDeviceGetPowerManagementLimit = library.nvmlDeviceGetPowerManagementDefaultLimit = lambda _: 700_000
+    library.nvmlDeviceGetApplicationsClock, library.nvmlDeviceGetDefaultApplicationsClock = (lambda *_: 1980), raising
     assert management.lowered("GPU-1") == {}, "a GPU as its maker made it keeps the environment that it had"
-    library.nvmlDeviceGetDefaultApplicationsClock = saying(1980)
+    library.nvmlDeviceGetDefaultApplicationsClock = lambda *_: 1980
     assert management.lowered("GPU-1") == {}
-    library.nvmlDeviceGetPowerManagementLimit = saying(500_000)
+    library.nvmlDeviceGetPowerManagementLimit = lambda _: 500_000
     assert management.lowered("GPU-1") == {"power_limit_w": 500}
-    library.nvmlDeviceGetApplicationsClock = saying(1500)
+    library.nvmlDeviceGetApplicationsClock = lambda *_: 1500
     assert management.lowered("GPU-1") == {"power_limit_w": 500, "sm_clock_mhz": 1500}
     assert management.lowered("GPU-2") == {}
 
 
-def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_name: str) -> None:
-        raise OSError("no such library")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+@pytest.mark.parametrize("missing", [None, fake_library(nvmlInit=raising)], ids=["pynvml", "driver"])
+def test_without_pynvml_or_the_driver_nothing_is_known(
+    missing: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", missing)
     management = Nvml()
     assert management.driver() is None
     assert management.sm_clock_mhz("GPU-1") is None
     assert management.processes("GPU-1") is None
+    assert management.lowered("GPU-1") == {}
 
 
 @pytest.mark.parametrize(("begun", "index", "computes"), [(True, 1, True), (True, 0, False), (False, 1, False)])

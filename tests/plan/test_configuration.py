@@ -101,7 +101,7 @@ def test_what_is_written_is_what_the_schema_says(found: Configuration) -> None:
     jsonschema.validate(found.to_json(), schema)
     timed = found.with_measured(Measured(100.0, 10.0, {"eager": 150.0}, 30))
     jsonschema.validate(timed.to_json(), schema)
-    assert schema["properties"]["schema"] == {"const": SCHEMA}
+    assert schema["properties"]["schema"]["const"] == SCHEMA
     assert set(schema["required"]) == set(schema["properties"]) - {"doubts", "overlap"} == set(found.to_json())
 
 
@@ -136,13 +136,16 @@ def twice(value: dict[str, Any]) -> None:
     [
         (lambda v: v.update(schema=SCHEMA + 1), rf"its schema version is {SCHEMA + 1}; this version reads {SCHEMA}"),
         (lambda v: v.pop("schema"), r"its schema version is None"),
-        (lambda v: v.pop("steps"), r"\$: 'steps' is a required property"),
-        (lambda v: v.update(steps=[]), r"\$\.steps: .*(too short|non-empty)"),
-        (lambda v: v.update(surprise=1), r"\$: Additional properties .*'surprise'"),
-        (lambda v: v["steps"][0].update(phase="sideways"), r"\$\.steps\[0\]\.phase: 'sideways' is not one of"),
-        (lambda v: v["steps"][0].update(predicted_us=-1), r"\$\.steps\[0\]\.predicted_us: -1 is less than"),
-        (lambda v: v["steps"][0]["inputs"].append(["x"]), r"\$\.steps\[0\]\.inputs\[\d\]: \['x'\] is too short"),
-        (lambda v: v["certificate"].pop("proven_gap"), r"\$\.certificate: 'proven_gap' is a required property"),
+        (lambda v: v.pop("steps"), r"\$: 'steps' is required"),
+        (lambda v: v.update(steps=[]), r"\$\.steps: \[\]: Tuple should have at least 1 item"),
+        (lambda v: v.update(surprise=1), r"\$\.surprise: 1: no field of this name is known"),
+        (
+            lambda v: v["steps"][0].update(phase="sideways"),
+            r"\$\.steps\[0\]\.phase: 'sideways': Input should be 'forward' or 'b",
+        ),
+        (lambda v: v["steps"][0].update(predicted_us=-1), r"\$\.steps\[0\]\.predicted_us: -1: Input should be greater"),
+        (lambda v: v["steps"][0]["inputs"].append(["x"]), r"\$\.steps\[0\]\.inputs\[\d\]: \['x'\]: there is no item 1"),
+        (lambda v: v["certificate"].pop("proven_gap"), r"\$\.certificate: 'proven_gap' is required"),
         (lambda v: v.update(graph_key="0" * 64), r"it was made for graph 000000000000, but its model builds graph"),
         (
             lambda v: v["model"]["extents"].update(b=3),
@@ -159,8 +162,14 @@ def twice(value: dict[str, Any]) -> None:
             r"\$\.steps\[0\]: torch_relu does not compute contraction",
         ),
         (lambda v: v["steps"][0].update(kernel="inductor"), r"\$\.steps\[0\]: inductor cannot run: contraction is not"),
-        (lambda v: v["steps"][0].update(params=[["block"]]), r"\$\.steps\[0\]\.params\[0\]: \['block'\] is too short"),
-        (lambda v: v["steps"][0].update(params=[["block", {}]]), r"\.params\[0\]\[1\]: \{\} is not of type"),
+        (
+            lambda v: v["steps"][0].update(params=[["block"]]),
+            r"\$\.steps\[0\]\.params\[0\]: \['block'\]: there is no item 1",
+        ),
+        (
+            lambda v: v["steps"][0].update(params=[["block", {}]]),
+            r"\.params\[0\]\[1\]: \{\}: Input should be a valid string or",
+        ),
         (lambda v: v["steps"][0].update(inputs=[]), r"\$\.steps\[0\]: \w+ does not compute contraction"),
         (
             lambda v: v["steps"][0]["inputs"][0].__setitem__(0, "z"),
@@ -169,8 +178,8 @@ def twice(value: dict[str, Any]) -> None:
         (lambda v: v["steps"][0]["inputs"][0].__setitem__(1, "b!"), r"\$\.steps\[0\]: 'b!' is no (form|layout)"),
         (lambda v: v["steps"][0]["inputs"][0].__setitem__(1, "b"), r"\$\.steps\[0\]: form a does not fit a tensor"),
         (lambda v: v["steps"][0].update(recomputed=["nothing"]), r"it names operators or tensors that its model does"),
-        (lambda v: v["environment"].pop("device_type"), r"\$\.environment: 'device_type' is a required property"),
-        (lambda v: v["bytes_moved"].clear(), r"\$\.bytes_moved: 'unfused' is a required property"),
+        (lambda v: v["environment"].pop("device_type"), r"\$\.environment: .*: 'device_type' is required"),
+        (lambda v: v["bytes_moved"].clear(), r"\$\.bytes_moved: 'unfused' is required"),
         (drop_steps, r"its steps do not compute each operator once; see \[.*'y'\]"),
         (twice, r"its steps do not compute each operator once"),
     ],

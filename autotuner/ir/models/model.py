@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from autotuner.errors import ModelError
 from autotuner.ir.graph import Graph
@@ -29,7 +31,7 @@ class Model:
 
     name: str
     preset: str | None
-    extents: Mapping[str, int]
+    extents: Mapping[str, Annotated[int, Field(ge=1, strict=True)]]
     options: Mapping[str, Scalar]
     dtype: str
     definition: Mapping[str, Any]

@@ -1,6 +1,5 @@
 """Devices of this machine, and the facts that make two timings on them comparable."""
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 
 from autotuner.errors import DeviceError
@@ -15,7 +14,6 @@ from autotuner.measure.policy import Policy
 
 __all__ = [
     "Device",
-    "check_torch",
     "device_of",
     "devices",
     "environment",
@@ -94,16 +92,3 @@ def half_step_bytes(graph: Graph) -> int:
     """Return half the working set of a training step, rounded down to a power of two; see `rotate_bytes`."""
     half = working_set_bytes(graph) // 2
     return 1 << (half.bit_length() - 1)
-
-
-def check_torch() -> None:
-    """Check that torch is installed, without which nothing can be measured.
-
-    Raises:
-        DeviceError: it is not.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise DeviceError(
-            "nothing can be measured here, torch is not installed: install autotuner[torch] for a worker; a service "
-            "alone, `serve` without --with-worker, needs none"
-        )

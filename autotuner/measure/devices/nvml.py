@@ -1,9 +1,11 @@
 """Readings of NVIDIA's management library (NVML), and what they say: did a device run at its full clock, and alone."""
 
-import ctypes
 from collections.abc import Collection
+from typing import Any
 
 LOW_SHARE = 0.75
+SM_CLOCK = 1
+"""NVML's number of the clock of the multiprocessors."""
 
 
 def cuda_uuid(index: int) -> str:
@@ -15,29 +17,32 @@ def cuda_uuid(index: int) -> str:
 
 
 class Nvml:
-    """NVIDIA's management library (NVML), which comes with the driver; where it is not, every answer is None."""
+    """Readings of NVIDIA's management library (NVML); each is None where the library or the device does not have it.
 
-    _SM_CLOCK = 1
+    The library comes with the driver, and nvidia-ml-py, which calls it, with the extra `cuda`.
+    """
 
     def __init__(self) -> None:
-        self._library: ctypes.CDLL | None = None
+        self._library: Any = None
         try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-            if library.nvmlInit_v2() == 0:
-                self._library = library
-        except (OSError, AttributeError):
+            import pynvml
+
+            pynvml.nvmlInit()
+        except ImportError:
             return
+        except pynvml.NVMLError:
+            return
+        self._library = pynvml
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        text = ctypes.create_string_buffer(96)
-        if self._library is None or self._library.nvmlSystemGetDriverVersion(text, len(text)) != 0:
-            return None
-        return text.value.decode()
+        version: str | None = self._read("nvmlSystemGetDriverVersion")
+        return version
 
     def sm_clock_mhz(self, uuid: str) -> int | None:
         """Return how fast a device's multiprocessors run now."""
-        return self._number(uuid, "nvmlDeviceGetClockInfo", self._SM_CLOCK)
+        mhz: int | None = self._of_device(uuid, "nvmlDeviceGetClockInfo", SM_CLOCK)
+        return mhz
 
     def lowered(self, uuid: str) -> dict[str, int]:
         """Return the limits of a device that were changed from its defaults: timings compare only under equal ones.
@@ -47,54 +52,31 @@ class Nvml:
         found = {}
         limits = [
             ("power_limit_w", 1000, "PowerManagementLimit", "PowerManagementDefaultLimit", ()),
-            ("sm_clock_mhz", 1, "ApplicationsClock", "DefaultApplicationsClock", (self._SM_CLOCK,)),
+            ("sm_clock_mhz", 1, "ApplicationsClock", "DefaultApplicationsClock", (SM_CLOCK,)),
         ]
         for name, unit, now, default, arguments in limits:
-            set_to = self._number(uuid, f"nvmlDeviceGet{now}", *arguments)
-            usual = self._number(uuid, f"nvmlDeviceGet{default}", *arguments)
+            set_to = self._of_device(uuid, f"nvmlDeviceGet{now}", *arguments)
+            usual = self._of_device(uuid, f"nvmlDeviceGet{default}", *arguments)
             if set_to is not None and usual is not None and set_to != usual:
                 found[name] = set_to // unit
         return found
 
-    def _number(self, uuid: str, function: str, *arguments: int) -> int | None:
-        """Return what a function of a device says, None where the device or the driver has no such thing."""
-        value = ctypes.c_uint()
-        handle = self._handle(uuid)
-        if self._library is None or handle is None or not hasattr(self._library, function):
-            return None
-        return value.value if getattr(self._library, function)(handle, *arguments, ctypes.byref(value)) == 0 else None
-
     def processes(self, uuid: str) -> list[int] | None:
         """Return the numbers of the processes that compute on a device; inside a container they may be the host's."""
-        count = ctypes.c_uint(64)
-        table = (_Process * count.value)()
-        handle = self._handle(uuid)
-        if self._library is None or handle is None or not hasattr(self._library, _PROCESSES):
-            return None
-        if getattr(self._library, _PROCESSES)(handle, ctypes.byref(count), table) != 0:
-            return None
-        return [int(table[place].pid) for place in range(count.value)]
+        found = self._of_device(uuid, "nvmlDeviceGetComputeRunningProcesses_v3")
+        return None if found is None else [process.pid for process in found]
 
-    def _handle(self, uuid: str) -> ctypes.c_void_p | None:
-        handle = ctypes.c_void_p()
+    def _of_device(self, uuid: str, function: str, *arguments: int) -> Any:
+        device = self._read("nvmlDeviceGetHandleByUUID", uuid)
+        return None if device is None else self._read(function, device, *arguments)
+
+    def _read(self, function: str, *arguments: Any) -> Any:
         if self._library is None:
             return None
-        found = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
-        return handle if found == 0 else None
-
-
-_PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
-
-
-class _Process(ctypes.Structure):
-    """A process that computes: nvmlProcessInfo_t."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used_bytes", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
+        try:
+            return getattr(self._library, function)(*arguments)
+        except (AttributeError, self._library.NVMLError):
+            return None
 
 
 class SmClock:

@@ -9,6 +9,7 @@ from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_p
 from autotuner.plan.phrases import TOLD, binary, counted, interval_us, some, us
 
 NOTHING = 1e-9
+OVERTAKING_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class PlanExplanation:
         losses_us: their sum.
         conversions: every conversion of the plan, the dearest first.
         conversions_us: their sum.
-        overtaking: candidates that could be better within the intervals, those that could gain most first.
+        overtaking: candidates that could be better within the intervals, those that could gain most first; ten at most.
         overtaking_count: how many there are; a configuration lists only the first of many.
-        words: certificate, losses, conversions, overlap and memory in sentences.
+        reasons: why the plan is not better, in sentences: losses, conversions, overlap, what is computed again.
+        words: these sentences, and those about the certificate, memory and what could overtake.
     """
 
     losses: tuple[Loss, ...]
@@ -43,6 +45,7 @@ class PlanExplanation:
     conversions_us: float
     overtaking: tuple[Weighed, ...]
     overtaking_count: int
+    reasons: tuple[str, ...]
     words: tuple[str, ...]
 
 
@@ -52,20 +55,26 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
     conversions = tuple(sorted(conversion_prices(configuration), key=lambda price: (-price.predicted_us, price.step)))
     overtaking = sorted(configuration.overtaking, key=lambda other: other.extra_low_us)
     losses_us, conversions_us = fsum(x.loss_us for x in losses), fsum(x.predicted_us for x in conversions)
+    why = (
+        *_loss_words(losses, losses_us, conversions, conversions_us),
+        *_rest_words(configuration.certificate, losses_us + conversions_us),
+        *_overlap_words(configuration),
+    )
+    again = tuple(_recomputed_words(configuration))
     return PlanExplanation(
         losses=losses,
         losses_us=losses_us,
         conversions=conversions,
         conversions_us=conversions_us,
-        overtaking=tuple(weigh(configuration, other) for other in overtaking),
+        overtaking=tuple(weigh(configuration, other) for other in overtaking[:OVERTAKING_MAX]),
         overtaking_count=_overtaking_count(configuration),
+        reasons=why + again,
         words=(
             *(f"Doubtful: {doubt.sentence}" for doubt in configuration.doubts),
             *_certificate_words(configuration.certificate),
-            *_loss_words(losses, losses_us, conversions, conversions_us),
-            *_rest_words(configuration.certificate, losses_us + conversions_us),
-            *_overlap_words(configuration),
+            *why,
             *_memory_words(configuration),
+            *again,
             *_overtaking_words(configuration),
         ),
     )
@@ -151,6 +160,9 @@ def _memory_words(configuration: Configuration) -> Iterator[str]:
         peers = [f"{name} {binary(peak)}" for name, peak in measured.peers_peak_bytes.items() if peak is not None]
         beside = f"; {', '.join(peers)}" if peers else ""
         yield f"Measured, a step needed {binary(measured.peak_bytes)} at most{off}{beside}."
+
+
+def _recomputed_words(configuration: Configuration) -> Iterator[str]:
     if configuration.recomputed:
         yield f"Backward computes again what is not held: {some(configuration.recomputed, shown=12)}."
 

@@ -5,10 +5,10 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotuner.plan import phrases
+from autotuner.plan import phrases, summary
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_plan
-from autotuner.plan.report import shares, steps, summary
+from autotuner.plan.report import shares, steps
 from autotuner.plan.report.compare import StepComparison
 from autotuner.plan.report.diagram import Diagram, Made, diagram
 from autotuner.plan.report.drawing import POINT, draw
@@ -64,7 +64,7 @@ def render(
         needs=tuple(summary.needs(configuration)),
         nothing_measured=nothing_measured,
         others_known=any(view.other is not None for view in views),
-        overtaking=summary.overtaking(explained),
+        overtaking=explained.overtaking,
         overtaking_count=explained.overtaking_count,
         point=POINT,
         provenance=summary.provenance(configuration),

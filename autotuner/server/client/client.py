@@ -1,6 +1,5 @@
 """The client: every request of the service, as a method that returns values."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, Self, TypeVar, Unpack
@@ -33,7 +32,6 @@ from autotuner.settings import TuneKeywords, checked_token, client_token
 
 PATIENCE_S = 60.0
 LOOK_S = (0.2, 2.0)
-KEPT_ANSWERS = 256
 
 
 T = TypeVar("T", covariant=True)
@@ -86,7 +84,6 @@ class Client:
     ) -> None:
         token = client_token() if token is None else checked_token(token, "the argument `token`")
         self._transport = Transport(url, timeout_s, retries, transport, clock or Clock(), token)
-        self._answers: OrderedDict[str, tuple[str, BestView]] = OrderedDict()
         self.page_max = PAGE_MAX
 
     @property
@@ -246,8 +243,6 @@ class Client:
     ) -> BestView:
         """Return the best configuration that is known for a model on a device, and how good a match it is.
 
-        An answer that has not changed since it was last asked for is taken from memory.
-
         Args:
             model: as in `submit`.
             family: in place of `model`, the family of a job; `extents` and `dtype` must then be given.
@@ -261,18 +256,7 @@ class Client:
             model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device_type=device,
             device_name=device_name, budget_bytes=budget_bytes,
         )  # fmt: skip
-        key = query.model_dump_json()
-        tag, kept = self._answers.get(key, ("", None))
-        headers = {"If-None-Match": tag} if kept is not None else {}
-        response = self._transport.get("v1/configurations/best", params(query), headers)
-        if response.status_code == 304 and kept is not None:
-            return kept
-        found = self._transport.read(BestView, response)
-        if "ETag" in response.headers:
-            self._answers[key] = response.headers["ETag"], found
-            if len(self._answers) > KEPT_ANSWERS:
-                self._answers.popitem(last=False)
-        return found
+        return self._transport.read(BestView, self._transport.get("v1/configurations/best", params(query)))
 
     def configuration(self, configuration_id: int) -> Configuration:
         """Return a configuration, ready for `autotuner.apply`.

@@ -114,11 +114,11 @@ class Transport:
     def backoff(self, *, tries: int | None = None, seconds: float | None = None) -> Backoff:
         return Backoff(self.clock, tries=tries, seconds=seconds)
 
-    def get(self, path: str, params: Params | None = None, headers: Mapping[str, str] | None = None) -> httpx2.Response:
+    def get(self, path: str, params: Params | None = None) -> httpx2.Response:
         """Ask, and ask again where no service was found.
 
         Returns:
-            A response that is a success, or 304.
+            A response that is a success.
 
         Raises:
             NotFoundError, JobStateError, InputError: the service refuses, in its own words.
@@ -127,7 +127,7 @@ class Transport:
         backoff = self.backoff(tries=self._retries)
         while True:
             try:
-                return self._send("GET", path, params=params, headers=headers)
+                return self._send("GET", path, params=params)
             except ServiceError as error:
                 if isinstance(error.__cause__, httpx2.ReadTimeout):
                     raise  # somebody is there and does not answer: that was waited for long enough
@@ -200,7 +200,7 @@ class Transport:
             raise self._unreachable(error) from error
         except (httpx2.DecodingError, httpx2.TooManyRedirects) as error:
             raise self._strange(str(error)) from error
-        if response.is_success or response.status_code == 304:
+        if response.is_success:
             return response
         raise self._refusal(response)
 

@@ -1,15 +1,15 @@
 """Connections: bounded in number, and in the time that a request takes to arrive and an answer to be taken.
 
-uvicorn bounds neither: a client that sends a byte now and then, or reads nothing, would hold its connection for ever.
+uvicorn bounds no time: a client that sends a byte now and then, or reads nothing, would hold its connection for ever.
+Its `limit_concurrency` refuses requests, not connections, also those of clients that have one. A proxy bounds the
+connections of one address.
 """
 
 import asyncio
 import logging
 import resource
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
-from functools import lru_cache
 from http import HTTPStatus
-from ipaddress import ip_address, ip_network
 from time import monotonic
 from typing import Any
 
@@ -19,9 +19,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from autotuner.server.http.problems import problem
 
 CONNECTIONS_MAX = 512
-SHARE = 4
-"""One address has a quarter of the connections at most, so that it takes nobody else's."""
-
 STREAMS_MAX = 256
 """Of connections, those that may follow a job at once."""
 
@@ -45,7 +42,6 @@ answers in memory still hold.
 """
 
 REPEATED_S = 60.0
-KEPT_ADDRESSES = 1024
 EXHAUSTED = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
 log = logging.getLogger("autotuner.server.http")
 
@@ -57,22 +53,6 @@ def connections_max() -> int:
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_MAX, soft // 2))
-
-
-def share_max() -> int:
-    """Return how many connections one address may have at once."""
-    return max(1, connections_max() // SHARE)
-
-
-def client_of(address: str) -> str:
-    """Return what stands for a client of the network: its IPv4 address, or the /64 that its IPv6 address is in."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 6 and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return str(found) if found.version == 4 else str(ip_network((int(found), 64), strict=False))
 
 
 def streams_max() -> int:
@@ -109,18 +89,9 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
         loop.default_exception_handler(context)
 
 
-@lru_cache(KEPT_ADDRESSES)
-def _is_in(address: str, networks: tuple[str, ...]) -> bool:
-    try:
-        return any(ip_address(address) in ip_network(network) for network in networks)
-    except ValueError:
-        return False
-
-
 class Connection(H11Protocol):
     """A connection that ends where a request or its reader is too slow; what is no HTTP gets problem details."""
 
-    client_address = ""
     is_refused = False
     _waiting_for: Any = None
     _deadline: asyncio.TimerHandle | None = None
@@ -128,18 +99,9 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        most, share = connections_max(), share_max()
-        self.client_address = client_of(self.client[0]) if self.client else ""
+        most = connections_max()
         # Those that were refused are there until their answer has left.
-        taken = [other for other in self.connections if not getattr(other, "is_refused", False)]
-        own = sum(getattr(other, "client_address", None) == self.client_address for other in taken)
-        if own > share and not self._is_proxy():
-            self.is_refused = True
-            refused(most=share, client=self.client_address)
-            self._refuse(
-                429, f"{self.client_address} has {share} connections, and one address may have no more: end some first"
-            )
-        elif len(taken) > most:
+        if sum(not getattr(other, "is_refused", False) for other in self.connections) > most:
             self.is_refused = True
             refused(most=most)
             self._refuse(503, f"the service has {most} connections, and takes no more now: try again later")
@@ -172,11 +134,6 @@ class Connection(H11Protocol):
         """End a request whose body has not come as a whole, as the service ends: nobody waits for the rest."""
         if self.conn.their_state is h11.SEND_BODY:
             self._refuse(503, "the service ends, and the body had not arrived: send it again later")
-
-    def _is_proxy(self) -> bool:
-        """Say whether this is a trusted proxy, which asks for many."""
-        trusted = self.config.forwarded_allow_ips if self.config.proxy_headers else None
-        return self.client is not None and trusted is not None and _is_in(self.client[0], tuple(trusted))
 
     def _should_upgrade(self) -> bool:
         return False

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from autotuner.database import Database, Device, Hold, Job, open_database
 from autotuner.errors import AutotunerError, DatabaseError, UnavailableError
+from autotuner.extras import require
 from autotuner.measure import Measurer
-from autotuner.measure.devices import check_torch, device_of, environment
+from autotuner.measure.devices import device_of, environment
 from autotuner.plan.request import Request
 from autotuner.server.worker.attending import run_job, runner_name, silent, told
 from autotuner.server.worker.reporting import Log
@@ -47,7 +48,7 @@ def run(
     """
     settings = Settings.from_environment()
     settings = replace(settings, threads=threads if threads is not None else settings.threads)
-    check_torch()
+    require("a worker", "torch")
     here, memory_bytes = environment(device, settings.threads), device_of(device).memory_bytes
     file = space_file(device, space)
     name = runner_name()

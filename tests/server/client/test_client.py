@@ -14,7 +14,6 @@ from autotuner.errors import ConfigurationError, InputError, JobStateError, Mode
 from autotuner.ir.models import load_model
 from autotuner.plan.explanation import explain_operator, explain_tensor
 from autotuner.server.client import Client
-from autotuner.server.client.client import KEPT_ANSWERS
 from autotuner.settings import Limits
 from tests.made_up import LAYER, made_up_configuration, small_model
 from tests.plan.explained import explained_configuration
@@ -161,36 +160,6 @@ def test_a_configuration_of_another_version_is_refused_with_its_origin(service: 
     service.on("GET /v1/configurations/7", view({"schema": 99}))
     with pytest.raises(ConfigurationError, match="http://service/v1/configurations/7: its schema version is 99"):
         asked.configuration(7)
-
-
-def test_an_answer_that_has_not_changed_comes_from_memory(service: Pretended, asked: Client) -> None:
-    service.on(
-        BEST,
-        httpx2.Response(200, json=answer(), headers={"ETag": '"one"'}),
-        httpx2.Response(304),
-        httpx2.Response(200, json=answer("none"), headers={"ETag": '"two"'}),
-        httpx2.Response(304),
-    )
-    found = [asked.best("bert-encoder:tiny").match for _ in range(4)]
-    assert found == ["exact", "exact", "none", "none"]
-    tags = [request.headers.get("If-None-Match") for request in service.requests]
-    assert tags == [None, '"one"', '"one"', '"two"']
-
-
-def test_another_question_does_not_get_the_answer_in_memory(service: Pretended, asked: Client) -> None:
-    service.on(BEST, httpx2.Response(200, json=answer(), headers={"ETag": '"one"'}))
-    asked.best("bert-encoder:tiny")
-    asked.best("bert-encoder:tiny", extents={"l": 32})
-    assert "If-None-Match" not in service.requests[-1].headers
-
-
-def test_answers_are_forgotten_before_they_are_too_many(service: Pretended, asked: Client) -> None:
-    service.on(BEST, httpx2.Response(200, json=answer(), headers={"ETag": '"one"'}))
-    for extent in (*range(1, KEPT_ANSWERS + 2), 1):
-        asked.best("bert-encoder:tiny", extents={"l": extent})
-    assert "If-None-Match" not in service.requests[-1].headers
-    asked.best("bert-encoder:tiny", extents={"l": KEPT_ANSWERS + 1})
-    assert service.requests[-1].headers["If-None-Match"] == '"one"'
 
 
 def test_the_best_of_neither_or_both_of_model_and_family_is_refused(asked: Client) -> None:

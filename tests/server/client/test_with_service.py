@@ -95,30 +95,6 @@ def test_a_model_file_is_submitted_followed_and_its_configuration_found_as_the_b
 
 
 @pytest.mark.slow
-def test_an_answer_that_has_not_changed_is_not_sent_again(
-    client: Client, reference: str, work: threading.Thread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses = []
-    get = client._transport.get
-
-    def noted(*given: object) -> object:
-        response = get(*given)  # type: ignore[arg-type]
-        statuses.append(response.status_code)
-        return response
-
-    monkeypatch.setattr(client._transport, "get", noted)
-    nothing = [client.best(reference) for _ in range(2)]
-    job = client.submit(reference, end_to_end=False)
-    work.start()
-    work.join(PATIENCE_S)
-    known = [client.best(reference) for _ in range(2)]
-    assert statuses == [200, 304, 200, 304]
-    assert [view.match for view in nothing + known] == ["none", "none", "exact", "exact"]
-    assert known[0] is known[1]
-    assert client.job(job.id).state == "finished"
-
-
-@pytest.mark.slow
 def test_events_and_waiting_outlive_a_service_that_is_started_anew(
     service: Served, client: Client, reference: str, work: threading.Thread
 ) -> None:

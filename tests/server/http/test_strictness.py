@@ -8,10 +8,31 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from autotuner.database import Database
-from autotuner.server.http import create_app
-from autotuner.server.http.strict import BODY_MAX_BYTES
+from autotuner.server.http import create_app, jobs
+from autotuner.server.http.strict import BODY_MAX_BYTES, StrictRoute
+from autotuner.server.http.submissions import request_of
 
 JSON = {"Content-Type": "application/json"}
+
+
+def test_a_body_is_validated_once(asked: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    taken: list[Any] = []
+    valid = StrictRoute._valid
+
+    def noted(route: StrictRoute, body: bytes) -> Any:
+        made.append(valid(route, body))
+        return made[-1]
+
+    def requested(*given: Any) -> Any:
+        taken.append(given[0])
+        return request_of(*given)
+
+    monkeypatch.setattr(StrictRoute, "_valid", noted)
+    monkeypatch.setattr(jobs, "request_of", requested)
+    assert asked.post("/v1/jobs", json={"model": "bert-encoder:tiny"}).status_code == 201
+    assert len(made) == len(taken) == 1
+    assert taken[0] is made[0]
 
 
 @pytest.mark.parametrize(

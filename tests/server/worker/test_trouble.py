@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autotuner.database import WORKING, Database, Filter, Job, Timeouts, open_database
-from autotuner.errors import DatabaseError, DeviceError, MeasureError, UnavailableError
+from autotuner.errors import DatabaseError, MeasureError, MissingError, UnavailableError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Measurement
 from autotuner.plan.request import Request
@@ -229,7 +229,7 @@ def test_a_worker_without_torch_refuses_to_start_and_takes_no_job(
 ) -> None:
     number = enqueue(database, small).id
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(DeviceError, match=r"torch is not installed: install autotuner\[torch\] for a worker"):
+    with pytest.raises(MissingError, match=r"a worker needs torch, which is not installed: install"):
         run(path, once=True)
     assert database.queue.job(number).state == "queued"
     assert database.queue.workers() == []

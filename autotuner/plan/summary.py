@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotuner.ir.cost import reduction
 from autotuner.ir.records import STATUSES
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, Measured
-from autotuner.plan.explanation import PlanExplanation, Weighed
+from autotuner.plan.explanation import PlanExplanation
 from autotuner.plan.phrases import (
     MISSING,
     ON_A_BUSY_DEVICE,
@@ -21,7 +21,6 @@ from autotuner.plan.phrases import (
 )
 
 DEFAULT = "default"
-OVERTAKING_MAX = 10
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -201,26 +200,10 @@ def needs(configuration: Configuration) -> Iterator[Need]:
             yield Need(name, count, against, "not known" if count is None else peak)
 
 
-def overtaking(explained: PlanExplanation) -> tuple[Weighed, ...]:
-    """Return the candidates that could still overtake what was chosen, the first ones of many."""
-    return explained.overtaking[:OVERTAKING_MAX]
-
-
 def remarks(configuration: Configuration, explained: PlanExplanation) -> Iterator[str]:
     """Yield why the plan is not faster, a sentence for each total that is not there, and one about the noise floor."""
     certificate = configuration.certificate
-    if explained.losses:
-        count = len(explained.losses)
-        yield (
-            f"{count} {'step takes' if count == 1 else 'steps take'} {duration(explained.losses_us)} more than at "
-            "their own best, so that others gain more."
-        )
-    if explained.conversions:
-        count = len(explained.conversions)
-        words = "conversion takes" if count == 1 else "conversions take"
-        yield f"{count} {words} {duration(explained.conversions_us)}."
-    if configuration.recomputed:
-        yield f"Backward computes again, rather than have it held: {', '.join(configuration.recomputed)}."
+    yield from explained.reasons
     if certificate.baseline_us is None:
         yield "The paper's shortest path found no plan over these measurements."
     if certificate.default_us is None:
