@@ -140,7 +140,7 @@ def check(
     time: Annotated[bool, typer.Option("--time", help="Time it against eager and torch.compile as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a configuration and compare output and every gradient with the framework's module in float64."""
+    """Run a configuration and compare outputs and every gradient with a reference in float64."""
     from dataclasses import asdict
 
     from autotuner.plan.configuration import load_configuration

@@ -42,15 +42,15 @@ class Values:
 
     Normal random numbers; a dropout mask is boolean and keeps with 1 - p, and where a seed is asked for, a seed of
     another one; an input with a range that its operator's kind declares is uniform in it, and one with as many places
-    as elements holds each of them once; the seed of all this is the subgraph's signature. They are drawn on the device
-    that holds them.
+    as elements holds each of them once; the seed of all this is the subgraph's signature, plus one that is given. They
+    are drawn on the device that holds them.
     """
 
-    def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU) -> None:
+    def __init__(self, subgraph: Subgraph, consistent: str = "", device: torch.device = CPU, seed: int = 0) -> None:
         self.subgraph, self.consistent = subgraph, consistent
         self.drop = drop_shares(subgraph)
         self.device = device
-        self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16))
+        self._generator = torch.Generator(device).manual_seed(int(subgraph.signature[:15], 16) ^ seed)
         ranges = {node.inputs[place]: ends for node in subgraph.nodes for place, ends in _ranges(node).items()}
         self._flags = {number for node in subgraph.nodes for number in node.inputs
                        if node.kind in PROGRAMMED and ranges.get(number) == FLAG}  # fmt: skip

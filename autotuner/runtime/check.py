@@ -1,14 +1,15 @@
-"""A configuration against the framework: forward and every gradient, in float64.
+"""A configuration against a reference: forward and every gradient, in float64.
 
-Without dropout the reference is nn.TransformerEncoderLayer itself. With dropout it is the training graph, operator by
-operator, with the masks that the tuned forward drew; that the graph equals the framework is shown without dropout.
+Of an encoder layer without dropout, the reference is nn.TransformerEncoderLayer itself. With dropout, and of regions of
+other models, it is the training graph, operator by operator, with the masks that the tuned forward drew. That the graph
+equals the framework is shown without dropout; a region's graph is what was captured of the user's module.
 
 Every tensor has a fixed tolerance. Where one exceeds it, the framework's own error in the configuration's type says how
 much more rounding explains.
 """
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 
@@ -25,8 +26,9 @@ from autotuner.kernels.torch.masks import decoded
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.drop_in import apply
-from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime.framework import MadeUpCall, encoder_layer, has_layer
 from autotuner.runtime.function import workspace_of
+from autotuner.runtime.made_up_region import MadeUpRegion
 from autotuner.runtime.module import TunedModule
 from autotuner.runtime.reference_step import reference_step
 from autotuner.runtime.workspace import Workspace
@@ -41,6 +43,7 @@ TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e
 OWN_FACTOR = 2.0
 OWN_STEPS = 4
 WIDE = "float64"
+LEAST_SHARE = 1e-2
 SIGMAS = 6.0
 SEED_MAX = 2**63 - 1
 # On CUDA, so many steps come before the one that is compared: then it is a replay, with graphs that were captured.
@@ -71,11 +74,13 @@ class Deviation:
     mean: float
 
     @classmethod
-    def of(cls, found: Tensor | None, wanted: Tensor) -> "Deviation":
+    def of(cls, found: Tensor | None, wanted: Tensor, least: float = 0.0) -> "Deviation":
+        """Compare two tensors; `least` stands for the largest element where that is smaller."""
         if found is None:
             return cls(inf, inf)
         apart = found.detach().double() - wanted
-        return cls(float(apart.abs().max() / wanted.abs().max()), float(apart.norm() / wanted.norm()))
+        largest, mean = max(float(wanted.abs().max()), least), max(float(wanted.norm()), least * sqrt(wanted.numel()))
+        return cls(float(apart.abs().max()) / largest, float(apart.norm()) / mean)
 
 
 @dataclass(frozen=True)
@@ -143,13 +148,23 @@ class CheckReport:
         return self.errors[name] <= self.tolerance or (name in self.own_bounds and self.own_bounds[name].ok)
 
 
+Reference = Callable[[int, Mapping[str, Tensor], bool], Mapping[str, Tensor]]
+"""Makes a step's outputs and gradients from a seed and scaled dropout masks, in float64 or else as the framework."""
+
+
 @dataclass(frozen=True)
 class CheckedStep:
-    """Output "y", gradient "x" and those of all parameters of a tuned training step, and the same in float64.
+    """Outputs and gradients of a tuned training step, and the same in float64.
+
+    Of an encoder layer they are output "y", gradient "x" and those of parameters by name; of a region they have the
+    names of the training graph.
 
     Args:
         seed: of inputs and parameters.
         drawn: the dropout masks of the tuned step, as stored; those of bits or of a seed as booleans.
+        reference: makes the same with the values of another seed, in float64 or as the framework does.
+        least_share: of the largest gradient. Elements of one whose largest is smaller are compared with that: the
+            gradient of a key's bias, say, is 0 up to rounding.
     """
 
     configuration: Configuration
@@ -158,21 +173,36 @@ class CheckedStep:
     wanted: Mapping[str, Tensor]
     drawn: Mapping[str, Tensor]
     fallbacks: int
+    reference: Reference
+    least_share: float = 0.0
 
     def report(self) -> CheckReport:
         """Compare the two. Where a tensor is beyond the tolerance, steps of the framework in the configuration's type
         say what is allowed."""
-        dtype = self.configuration.model.dtype
-        found = {name: Deviation.of(self.found[name], wanted) for name, wanted in self.wanted.items()}
-        beyond = {name: each for name, each in found.items() if not each.largest <= TOLERANCES[dtype]}
+        tolerance, found = self.tolerance, self._deviations(self.found, self.wanted)
+        beyond = {name: each for name, each in found.items() if not each.largest <= tolerance}
         lost = any(not isfinite(each.largest) for each in beyond.values())
-        bounds = {} if lost or dtype == WIDE or not beyond else self._own_bounds(beyond)
+        bounds = {} if lost or tolerance == TOLERANCES[WIDE] or not beyond else self._own_bounds(beyond)
         errors = {name: each.largest for name, each in found.items()}
-        return CheckReport(errors, TOLERANCES[dtype], _kept(self.configuration, self.drawn), self.fallbacks, bounds)
+        return CheckReport(errors, tolerance, _kept(self.configuration, self.drawn), self.fallbacks, bounds)
+
+    @property
+    def tolerance(self) -> float:
+        """That of the narrowest type in the step: under autocast, not the one of its inputs."""
+        dtypes = {tensor.dtype for tensor in self.configuration.graph().tensors.values()}
+        return max(TOLERANCES[dtype] for dtype in {self.configuration.model.dtype, *dtypes} if dtype in TOLERANCES)
+
+    def _deviations(self, found: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor]) -> dict[str, Deviation]:
+        gradients = [float(values.abs().max()) for name, values in wanted.items() if name.startswith("grad_")]
+        least = self.least_share * max(gradients, default=0.0)
+        return {
+            name: Deviation.of(found[name], values, least if name.startswith("grad_") else 0.0)
+            for name, values in wanted.items()
+        }
 
     def _own_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what the framework's own errors allow, from as many of its steps as are needed, or some."""
-        tolerance = TOLERANCES[self.configuration.model.dtype]
+        tolerance = self.tolerance
         own, bounds = dict.fromkeys(beyond, Deviation(0.0, 0.0)), {}
         for number in range(OWN_STEPS):
             made = self.own_errors((self.seed + number) % (SEED_MAX + 1), None if number else self.wanted)
@@ -186,13 +216,10 @@ class CheckedStep:
 
     def own_errors(self, seed: int, wanted: Mapping[str, Tensor] | None) -> dict[str, Deviation]:
         """Return the errors of a step by the framework in the configuration's type, with the masks of the tuned one."""
-        model, device = self.configuration.model, str(self.configuration.environment["device_type"])
-        layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
         masks = _scaled(self.configuration, self.drawn)
-        if wanted is None:
-            wanted = reference_step(self.configuration, copy.deepcopy(layer).double(), call, masks)
-        made = reference_step(self.configuration, layer, call, masks)
-        return {name: Deviation.of(made[name], values) for name, values in wanted.items()}
+        wide = self.reference(seed, masks, True) if wanted is None else wanted
+        made = self.reference(seed, masks, False)
+        return self._deviations(made, wide)
 
 
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:
@@ -205,7 +232,7 @@ def check(configuration: Configuration, seed: int = 0) -> CheckReport:
 
     Raises:
         InputError: there is no such seed.
-        ConfigurationError: the framework has no layer for the configuration's model.
+        ConfigurationError: a region makes choices, as routers do.
         DeviceError: the configuration's device is not here.
     """
     return compare(configuration, seed).report()
@@ -216,24 +243,57 @@ def compare(configuration: Configuration, seed: int = 0) -> CheckedStep:
     if not 0 <= seed <= SEED_MAX:
         raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
     device_of(str(configuration.environment["device_type"]), 0)
+    compared = _compared_layer if has_layer(configuration.model) else _compared_region
+    return compared(configuration, seed)
+
+
+def _compared_layer(configuration: Configuration, seed: int) -> CheckedStep:
     model, device = configuration.model, str(configuration.environment["device_type"])
     layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
-    wide = copy.deepcopy(layer).double()
     tuned = apply(layer, configuration)
     assert isinstance(tuned, TunedModule)
-    on_cuda = device == CUDA
-    for _ in range(STEPS_BEFORE if on_cuda else 0):
+    for _ in range(_steps_before(device)):
         torch.autograd.backward(tuned(call.x, **call.masks), call.grad_y)
         for leaf in (call.x, *tuned.parameters()):
             leaf.grad = None
-    with torch.random.fork_rng([torch.cuda.current_device()] if on_cuda else [], device_type=CUDA):
-        torch.manual_seed(seed)
+    with _seeded(device, seed):
         y: Tensor = tuned(call.x, **call.masks)
     masks = drawn_masks(y, configuration) if tuned.calls else {}
     torch.autograd.backward(y, call.grad_y)
     found = {"y": y, "x": call.x.grad} | {name: p.grad for name, p in tuned.named_parameters()}
-    wanted = reference_step(configuration, wide, call, _scaled(configuration, masks))
-    return CheckedStep(configuration, seed, found, wanted, masks, sum(tuned.fallbacks.values()))
+
+    def reference(seed: int, masks: Mapping[str, Tensor], wide: bool) -> Mapping[str, Tensor]:
+        layer, call = encoder_layer(model, seed, device), MadeUpCall.of(model, seed, device)
+        return reference_step(configuration, layer.double() if wide else layer, call, masks)
+
+    wanted = reference(seed, _scaled(configuration, masks), True)
+    return CheckedStep(configuration, seed, found, wanted, masks, sum(tuned.fallbacks.values()), reference)
+
+
+def _compared_region(configuration: Configuration, seed: int) -> CheckedStep:
+    device = str(configuration.environment["device_type"])
+    region = MadeUpRegion.of(configuration, seed)
+    for _ in range(_steps_before(device)):
+        region.tuned()
+    with _seeded(device, seed):
+        found, masks = region.tuned(lambda lease: masks_in(lease.workspace, configuration))
+    wanted = region.reference(_scaled(configuration, masks), True)
+
+    def reference(of: int, masks: Mapping[str, Tensor], wide: bool) -> Mapping[str, Tensor]:
+        return (region if of == seed else MadeUpRegion.of(configuration, of)).reference(masks, wide)
+
+    return CheckedStep(configuration, seed, found, wanted, masks, 0, reference, LEAST_SHARE)
+
+
+def _steps_before(device: str) -> int:
+    return STEPS_BEFORE if device == CUDA else 0
+
+
+@contextmanager
+def _seeded(device: str, seed: int) -> Iterator[None]:
+    with torch.random.fork_rng([torch.cuda.current_device()] if device == CUDA else [], device_type=CUDA):
+        torch.manual_seed(seed)
+        yield
 
 
 def drawn_masks(y: Tensor, configuration: Configuration) -> dict[str, Tensor]:

@@ -14,6 +14,12 @@ MODELS = ("bert-encoder", "gpt-block")
 _ACTIVATIONS = {"relu": functional.relu, "gelu_erf": functional.gelu, "gelu_tanh": nn.GELU(approximate="tanh")}
 
 
+def has_layer(model: Model) -> bool:
+    """Tell whether the framework has a layer for a model."""
+    extents = model.extents
+    return model.name in MODELS and extents["h"] == extents["n"] * extents["p"]
+
+
 def encoder_layer(model: Model, seed: int = 0, device: str = "cpu") -> nn.TransformerEncoderLayer:
     """Return an nn.TransformerEncoderLayer in train mode, with random biases and scales, the same on any device.
 
@@ -23,7 +29,7 @@ def encoder_layer(model: Model, seed: int = 0, device: str = "cpu") -> nn.Transf
         ConfigurationError: the framework has no layer for this model.
     """
     extents, options = model.extents, model.options
-    if model.name not in MODELS or extents["h"] != extents["n"] * extents["p"]:
+    if not has_layer(model):
         raise ConfigurationError(
             f"no framework layer for model {model.name!r} with extents {dict(extents)}: "
             f"nn.TransformerEncoderLayer is a {' or a '.join(MODELS)} whose h is n times p"

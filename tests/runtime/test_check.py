@@ -5,15 +5,19 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from autotuner.api.survey import region_calls
 from autotuner.errors import ConfigurationError, DeviceError, InputError
 from autotuner.ir.records import Call
 from autotuner.kernels import KERNELS
 from autotuner.kernels.torch.contraction import Run
 from autotuner.runtime import TrainingStep, check, time_peers
 from autotuner.runtime.check import TOLERANCES, Kept, compare
+from tests.runtime.capture.known import planned
+from tests.runtime.capture.test_experts import Sorted
 from tests.runtime.plans import TINY, WIDER, configuration, in_bfloat16, model
+from tests.runtime.test_applied import MODULES, configurations, inputs
 
 FEW_TOKENS = {"b": 8, "l": 4, "h": 16, "n": 2, "p": 8, "f": 64}
 
@@ -104,9 +108,36 @@ def test_a_mask_that_keeps_too_much_is_not_plausible() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_the_framework_lacks_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="h is n times p"):
-        check(configuration(model(TINY | {"p": 3}), 0))
+def test_a_model_that_the_framework_lacks_is_compared_with_its_graph() -> None:
+    report = check(configuration(model(TINY | {"p": 3}, p=0.3), 0))
+    assert report.ok, report.worst
+    assert len(report.masks) == 4
+    assert report.worst[1] > 1e-17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LLaMA layer", "own GPT block"])
+@pytest.mark.parametrize("low", [False, True])
+def test_regions_of_other_modules_are_compared_with_their_graphs(name: str, low: bool) -> None:
+    module, arguments = MODULES[name]()
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        (found,) = configurations(module, inputs(), **arguments)
+    report = check(found)
+    assert report.ok, report.reasons
+    assert report.tolerance == TOLERANCES["bfloat16" if low else "float32"]
+    if low:
+        return
+    number = next(i for i, step in enumerate(found.steps) if step.kernel == "torch_multiply" or "gelu" in step.kernel)
+    wrong = replace(found.steps[number], kernel="torch_add" if name == "LLaMA layer" else "torch_relu")
+    assert not check(replace(found, steps=(*found.steps[:number], wrong, *found.steps[number + 1 :]))).ok
+
+
+@pytest.mark.slow
+def test_a_region_that_chooses_is_refused() -> None:
+    (region,) = region_calls(nn.Sequential(Sorted(), Sorted()), [(torch.randn(2, 6, 16),)]).models.values()
+    found = planned(region)
+    with pytest.raises(ConfigurationError, match=r"makes choices, such as .*: float64 decides near ties in other ways"):
+        check(found)
 
 
 @pytest.mark.slow
