@@ -27,7 +27,7 @@ from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import LeftOut, merged
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
-from scripts.bench.architectures import Architecture, Made
+from scripts.bench.architectures import Architecture, Made, architectures
 
 FUSED = "triton_attention"
 OF_SCORES = ("scale", "bias", "mask", "causal_mask", "pointwise", "program", "cast")
@@ -157,6 +157,20 @@ def made(architecture: Architecture) -> Made:
     """Return the model and batch of an architecture, always the same."""
     torch.manual_seed(0)
     return architecture.make()
+
+
+def largest_region(name: str) -> Model:
+    """Return the region of most operators of an architecture."""
+    module, batch = made(architectures()[name])
+    models: list[Model] = []
+
+    def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        found = capture(graph_module)
+        models.extend(region.model for region in (() if isinstance(found, str) else found.regions))
+        return graph_module.forward
+
+    _first_call(module.train(), batch, backend)
+    return max(models, key=lambda model: len(model.graph().operators))
 
 
 def missing(architecture: Architecture) -> str:
