@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autotuner.api.backend import capture
-from autotuner.runtime.own_code import with_own_code
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.kinds import kind_of
@@ -25,6 +24,7 @@ from autotuner.ir.scores import cap_of
 from autotuner.runtime.capture.calls import calls_of, flop_counter
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import LeftOut, merged
+from autotuner.runtime.own_code import with_own_code
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from scripts.bench.architectures import Architecture, Made, architectures
