@@ -108,6 +108,10 @@ class FleetMeasurer:
         """The number of GPUs that time at once."""
         return max(1, len(self._roster.usable(self._clock())))
 
+    @property
+    def roster(self) -> Roster:
+        return self._roster
+
     def hear(self, tell: Callable[[str], None]) -> None:
         """Have it told while there is no GPU to measure on, and with "" when that is over."""
         self._told = tell
