@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
+from math import inf
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
@@ -21,7 +22,9 @@ from autotuner.measure.devices.cpu import cpu_name
 from autotuner.solve.arc_consistency import arc_consistent
 from autotuner.solve.budgeted import budget_of
 from autotuner.solve.integer_program import IntegerProgram, integer_program, solved
+from autotuner.solve.lagrangian_dual import lagrangian_dual
 from autotuner.solve.lagrangian_relaxation import encoded
+from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem
 from autotuner.solve.tables import encode
 from scripts.bench.synthetic import UNIT_US
@@ -156,6 +159,12 @@ def compact(
     found = encoded(problem)
     start = found.start
     return integer_program(start.left, start.state_counts, budget_of(start, budget_bytes)), found.states
+
+
+def least_bytes(problem: Problem, limit_s: float = inf) -> int:
+    """Return the fewest bytes that a plan was found to hold."""
+    plan, _ = lagrangian_dual(problem, SolverLimits(ends_at=time.monotonic() + limit_s)).leanest()
+    return plan.held_bytes
 
 
 def _told(

@@ -17,7 +17,7 @@ from autotuner.errors import AutotunerError, MeasureError
 from autotuner.fleet.roster import Gpu, gpu_to_json
 from autotuner.fleet.software import own_software
 from autotuner.fleet.spec import MeasurerSpec
-from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
+from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.measure import Measurer
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
@@ -260,8 +260,3 @@ def _answer_of(work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
             answer = {"failed": f"{type(error).__name__}: {error}"}
     told = [*answer.get("warnings", ()), *(str(warning.message) for warning in caught)]
     return answer | {"warnings": told}
-
-
-def measured_of(answer: Mapping[str, Any]) -> dict[str, Measurement]:
-    """Return the measurements of an answer, by call key."""
-    return {key: Measurement.from_json(value) for key, value in answer["results"]}

@@ -92,8 +92,6 @@ class HandOut:
         self._sent: dict[int, _Sent] = {}
         self._left = 0
         self._signs: dict[str, float] = {}
-        self.second_times = 0
-        """The number of batches that were given out a second time."""
 
     @property
     def is_done(self) -> bool:
@@ -117,7 +115,6 @@ class HandOut:
                 entry = self._late(slot, now) if in_hand[slot] == 0 else None
                 if entry is None:
                     break
-                self.second_times += 1
             found.append(self._send(entry, slot, now))
             in_hand[slot] += 1
         return found

@@ -48,11 +48,6 @@ class Runner:
     """The time that it is judged by: its median; the least of looks and samples where a single one decides it."""
 
     @property
-    def look_us(self) -> float | None:
-        """The least of its looks; None before the first."""
-        return min(self.looks_us, default=None)
-
-    @property
     def kept_us(self) -> list[float]:
         """The samples that count: looks only where there are too few others for a median that one cannot spoil."""
         return self.samples_us if len(self.samples_us) >= FEW_SAMPLES else [*self.looks_us, *self.samples_us]

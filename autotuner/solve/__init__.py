@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotuner.solve.alternatives import Alternatives, alternatives
-from autotuner.solve.arc_consistency import independent_bound_us
 from autotuner.solve.baselines import greedy, shortest_path
 from autotuner.solve.budgeted import budgeted
 from autotuner.solve.exact import exact
 from autotuner.solve.junction_tree import min_marginals
-from autotuner.solve.lagrangian_dual import least_bytes
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.reduced_costs import least_through
 
@@ -21,8 +19,6 @@ __all__ = [
     "alternatives",
     "budgeted",
     "exact",
-    "independent_bound_us",
-    "least_bytes",
     "least_through",
     "min_marginals",
 ]

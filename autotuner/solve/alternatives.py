@@ -168,7 +168,10 @@ class _AlternativesSearch:
         if self._over:
             return
         try:
-            start = self._start().without(self._number[name], self._state[name])
+            start, v = self._start(), self._number[name]
+            others = start.consistent().domains[v].copy()
+            others[self._state[name]] = False
+            start = start.narrowed({v: others})
             if self._most_us < inf:
                 self.least_us[name] = max(self.least_us[name], self._most_us)
                 start.tighten(with_margin(self._most_us))

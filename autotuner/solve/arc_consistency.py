@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
-from autotuner.solve.problem import Problem
-from autotuner.solve.tables import Costs, CostTable, Integers, Network, encode
+from autotuner.solve.tables import Costs, CostTable, Integers, Network
 
 Domain = NDArray[np.bool_]
 
@@ -188,17 +187,6 @@ def _listed(names: Iterable[str], most: int = 12) -> str:
     quoted = [repr(name) for name in names]
     more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
     return ", ".join(quoted[:most]) + more
-
-
-def independent_bound_us(problem: Problem) -> float:
-    """Return the sum of each factor's cheapest row, of those that arc consistency leaves: no assignment costs less.
-
-    Added as exactly as `Problem.cost_us` adds, so rounding cannot lift it above an assignment's total.
-
-    Raises:
-        InfeasibleError: nothing is left of some factor.
-    """
-    return bound_us(arc_consistent(encode(problem)).tables.values())
 
 
 def bound_us(tables: Iterable[CostTable]) -> float:

@@ -1,6 +1,6 @@
 """Min-sum bucket elimination: one variable after another is minimised out, then the states are read back."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log2
@@ -9,7 +9,7 @@ import numpy as np
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
-from autotuner.solve.arc_consistency import Consistent, bound_us, consistent, first_assignment
+from autotuner.solve.arc_consistency import Consistent, Domain, bound_us, consistent, first_assignment
 from autotuner.solve.buckets import Buckets, Estimate
 from autotuner.solve.limits import SolverLimits, needed_bytes
 from autotuner.solve.reduced_costs import SWEEPS, near_order, pruned, tightened
@@ -63,14 +63,7 @@ class BucketElimination(Buckets[CostTable]):
         self.constant = constant
         self._left: Consistent | None = None
         for table in tables:
-            self._add(table)
-
-    @classmethod
-    def of(cls, left: Consistent, state_counts: Sequence[int], limits: SolverLimits) -> "BucketElimination":
-        """Return an elimination of what is left; variables with a single state are gone."""
-        start = cls(left.names, state_counts, (), limits)
-        start._replace(left)
-        return start
+            self.add(table)
 
     @property
     def bound_us(self) -> float:
@@ -85,25 +78,6 @@ class BucketElimination(Buckets[CostTable]):
     def most_us(self) -> float:
         """The sum of each table's dearest row: no assignment costs more."""
         return self.constant + sum(float(table.costs.max()) for table in self.tables.values())
-
-    def parts(self) -> list["BucketElimination"]:
-        """Return an elimination for each part that shares no variable with others; argmin tables stay here."""
-        found: list[BucketElimination] = []
-        met: set[int] = set()
-        for root in self.readers:
-            if root in met:
-                continue
-            met.add(root)
-            queue, places = [root], dict[int, None]()
-            for v in queue:
-                new = dict.fromkeys(place for place in self.readers[v] if place not in places)
-                places |= new
-                beside = dict.fromkeys(u for place in new for u in self.tables[place].variables if u not in met)
-                met |= beside.keys()
-                queue += beside
-            tables = [self.tables[place] for place in places]
-            found.append(BucketElimination(self.names, self.state_counts, tables, self.limits))
-        return found
 
     def spares(self) -> Costs:
         """Return how far rows lie above the cheapest of their table, in order, where they do."""
@@ -149,34 +123,15 @@ class BucketElimination(Buckets[CostTable]):
 
         return self.in_order(eliminate, stops, kept)
 
-    def without(self, variable: int, state: int) -> "BucketElimination":
-        """Return an elimination of the same without a state of a variable that is left.
+    def narrowed(self, domains: Mapping[int, Domain]) -> "BucketElimination":
+        """Return an elimination of the same where these variables keep only these of their states.
 
         Raises:
             InfeasibleError: nothing is left.
         """
-        left = self._consistent()
-        others = left.domains[variable].copy()
-        others[state] = False
         fewer = self.copy()
-        fewer._replace(left.narrowed({variable: others}))
+        fewer._replace(self.consistent().narrowed(domains))
         return fewer
-
-    def fixed(self, states: Mapping[int, int]) -> "BucketElimination":
-        """Return an elimination of the same with these states of variables that are left.
-
-        Raises:
-            InfeasibleError: nothing is left.
-        """
-        left = self._consistent()
-        only = {v: np.arange(len(left.domains[v])) == state for v, state in states.items() if v in left.domains}
-        fewer = self.copy()
-        fewer._replace(left.narrowed({v: left.domains[v] & domain for v, domain in only.items()}))
-        return fewer
-
-    def add(self, table: CostTable) -> None:
-        """Add a table."""
-        self._add(table)
 
     def tighten(self, most_us: float) -> float:
         """Move costs between tables for a tight bound, drop what cannot be part of a total as low as `most_us`.
@@ -188,7 +143,7 @@ class BucketElimination(Buckets[CostTable]):
             InfeasibleError: nothing is left.
         """
         # Dropping rows before the sweeps as well makes the sweeps several times cheaper on what was tightened before.
-        left, _ = self._pruned(self._consistent(), most_us)
+        left, _ = self._pruned(self.consistent(), most_us)
         left, bound = self._pruned(tightened(left, near_order(left), SWEEPS), most_us)
         self._replace(left)
         return bound
@@ -205,7 +160,7 @@ class BucketElimination(Buckets[CostTable]):
         Raises:
             InfeasibleError: there is no assignment.
         """
-        left = self._consistent()
+        left = self.consistent()
         found = first_assignment(left, near_order(left), {}, most_backtracks=50)
         if found is None:
             return None
@@ -219,7 +174,7 @@ class BucketElimination(Buckets[CostTable]):
         Raises:
             InfeasibleError: nothing is left of either.
         """
-        left = self._consistent()
+        left = self.consistent()
         rows = {v: sum(left.tables[place].rows for place in left.readers[v]) for v in left.readers}
         variable = max(rows, key=lambda v: (len(left.states(v)) > 1, rows[v], -v))
         states = left.states(variable)
@@ -229,16 +184,14 @@ class BucketElimination(Buckets[CostTable]):
         halves = []
         for half in (cheaper, left.domains[variable] & ~cheaper):
             try:
-                case = self.copy()
-                case._replace(left.narrowed({variable: half}))
-                halves.append(case)
+                halves.append(self.narrowed({variable: half}))
             except InfeasibleError as error:
                 reason = error
         if not halves:
             raise reason
         return halves
 
-    def _consistent(self) -> Consistent:
+    def consistent(self) -> Consistent:
         """Return the tables, arc consistent; what bounds have left of them is so until a variable is eliminated."""
         if self._left is None:
             self._left = consistent(self.names, self.tables, self.state_counts)
@@ -251,9 +204,9 @@ class BucketElimination(Buckets[CostTable]):
         nothing = CostTable("", (), np.zeros((0, 1), np.int32), np.zeros(1))
         self.argmins += [ArgminTable(v, nothing, states.astype(np.int32)) for v, states in settled.items()]
         for table in left.tables.values():
-            self._add(table.without(settled))
+            self.add(table.without(settled))
 
-    def _add(self, table: CostTable) -> None:
+    def add(self, table: CostTable) -> None:
         """Add a table, as one with every table whose variables are among its own, or that has all of its own."""
         table = self._absorbing(table, self._join)
         if table.variables:
@@ -281,7 +234,7 @@ class BucketElimination(Buckets[CostTable]):
         self._take_bucket(variable)
         rest, states = minimised(joined, variable, self.state_counts)
         self.argmins.append(ArgminTable(variable, rest, states))
-        self._add(rest)
+        self.add(rest)
         return rest.variables
 
 
@@ -293,26 +246,6 @@ def estimated_bytes(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int])
     Args:
         scopes: the variables of each table.
         alive: how many states of each variable are left.
-    """
-    return max((needed_bytes(2.0**bits, variables) for bits, variables in _joins(scopes, alive)), default=0.0)
-
-
-def joined_rows(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int], most: float) -> float:
-    """Return how many rows an elimination without bounds joins at most, counted as in `estimated_bytes`.
-
-    Args:
-        most: counting ends above it.
-    """
-    rows = 0.0
-    for bits, _ in _joins(scopes, alive):
-        rows += 2.0**bits
-        if rows > most:
-            break
-    return rows
-
-
-def _joins(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int]) -> Iterator[tuple[float, int]]:
-    """Yield the bits of the rows, and the variables, of each join of an elimination, the lightest of them first.
 
     Source:
         Kjaerulff, Triangulation of graphs (1990), for orders by weight.
@@ -326,16 +259,18 @@ def _joins(scopes: Iterable[tuple[int, ...]], alive: Mapping[int, int]) -> Itera
     # Weights that no longer hold stay in the heap until they come up.
     heap = [(each, v) for v, each in weight.items()]
     heapify(heap)
+    most = 0.0
     while heap:
         checkpoint()
         lightest, variable = heappop(heap)
         if weight.get(variable) != lightest:
             continue
         others = near.pop(variable)
-        yield weight.pop(variable), len(others)
+        most = max(most, needed_bytes(2.0 ** weight.pop(variable), len(others)))
         others.discard(variable)
         for other in others:
             near[other] |= others
             near[other].discard(variable)
             weight[other] = sum(bits[u] for u in near[other])
             heappush(heap, (weight[other], other))
+    return most

@@ -11,12 +11,11 @@ import numpy as np
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve.conditioning import with_margin
-from autotuner.solve.integer_program import TOLERANCE, Budget, has_few_states, integer_program, solved
+from autotuner.solve.integer_program import LONG, TOLERANCE, Budget, has_few_states, integer_program, solved
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_dual import FEW_LABELS, BudgetPlan, LagrangianDual, lagrangian_dual, plan_of
 from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation, encoded
-from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
-from autotuner.solve.path_decomposition import LONG
+from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.subproblems import Subproblem
 
@@ -45,7 +44,6 @@ def budgeted(
     budget_bytes: int,
     *,
     time_limit_s: float | None = None,
-    memory_limit_bytes: float = MEMORY_BYTES,
     epsilon: float = 0.0,
 ) -> Solution:
     """Return the assignment of least total cost whose held bytes fit in the budget.
@@ -61,7 +59,6 @@ def budgeted(
     Args:
         budget_bytes: for `held_bytes` of the answer.
         time_limit_s: when to return the best plan known, unproven.
-        memory_limit_bytes: the most that one table may need, with what is needed to make it.
         epsilon: the share of the bound by which the answer may lie above it; 0 for the least time.
 
     Returns:
@@ -83,7 +80,7 @@ def budgeted(
     """
     check_budget(budget_bytes)
     check_epsilon(epsilon)
-    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
+    limits = SolverLimits(ends_at=None if time_limit_s is None else monotonic() + time_limit_s)
     best = None
     if len(problem.variables) > LONG:
         programmed = _programmed(problem, budget_bytes, limits, epsilon)
@@ -93,7 +90,7 @@ def budgeted(
                 is_least = best.time_us <= bound_us + 2 * TOLERANCE * (1 + best.time_us)
                 bound_us = best.time_us if is_least else max(0.0, bound_us)
                 return Solution(best.states, best.time_us, bound_us, "budgeted", limits.statistics(), best.held_bytes)
-    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon, best).solution("budgeted")
+    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon, best).solution()
 
 
 def budget_of(start: LagrangianRelaxation, budget_bytes: int) -> Budget:
@@ -162,7 +159,7 @@ class BudgetSearch:
     _queue: list[tuple[float, int, Subproblem]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
-    def solution(self, solver: str) -> Solution:
+    def solution(self) -> Solution:
         """Return the best plan.
 
         Raises:
@@ -172,7 +169,7 @@ class BudgetSearch:
         # Bounds are given with the margin of rounding, as the cutoff is.
         bound_us = best.time_us if bound_us >= with_margin(best.time_us, -3) else bound_us
         statistics = self.limits.statistics() | {"prices": self.prices, "parts": self.parts}
-        return Solution(best.states, best.time_us, max(0.0, bound_us), solver, statistics, best.held_bytes)
+        return Solution(best.states, best.time_us, max(0.0, bound_us), "budgeted", statistics, best.held_bytes)
 
     def found(self) -> tuple[BudgetPlan, float]:
         """Return the best plan and a bound.

@@ -1,6 +1,6 @@
 """Conditioning: elimination on what bounds cannot rule out; where it grows, a variable's states make two cases."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -26,8 +26,6 @@ RAISED = 1.5
 GROWTH = 0.5
 # Where a plan is known, and its total spares no more rows than these, it is the next guess.
 LEAP = 16_000
-# Results that are still too large when bounds have dropped what they can may be so many times as large.
-WIDER = 4
 # Where all rows together cost so many times the bound, some are dropped before costs are moved.
 COARSE = 1e5
 # Rounding while costs move between tables stays far below this share of a total.
@@ -109,35 +107,6 @@ def cheapest(start: BucketElimination, least_us: float = 0.0, reached_us: float 
     raise AssertionError("guesses rise until they reach the most that there can be")
 
 
-def cheaper(
-    start: BucketElimination, most_us: float, step_us: float, raised: float, most_cases: int
-) -> BucketElimination | None:
-    """Return the cheapest assignment, or None where none that costs less than `most_us` is found with some effort.
-
-    Args:
-        step_us: how far above the bound the first guess lies.
-        raised: a guess that nothing is found below is raised by this factor of its distance from the bound.
-        most_cases: that are looked at for each guess.
-    """
-    try:
-        start = start.copy()
-        guess = bound = start.tighten(with_margin(most_us, -1))
-    except InfeasibleError:
-        return None
-    while guess < most_us:
-        guess = min(most_us, bound + max(step_us, raised * (guess - bound)))
-        cases, best = Cases(start, with_margin(guess, -1), most_cases=most_cases), None
-        cases.stoppable = True
-        for case in cases:
-            if case.constant <= cases.most_us:
-                best, cases.most_us = case, with_margin(case.constant, -1)
-        if best is not None:
-            return best
-        if cases.stopped:
-            return None
-    return None
-
-
 def with_margin(total_us: float, sign: int = 1) -> float:
     """Return the total, higher (or, with sign -1, lower) by what rounding may have changed it."""
     return total_us + sign * MARGIN * (1 + abs(total_us))
@@ -150,38 +119,26 @@ class Cases:
 
     Args:
         most_us: may be lowered on the way.
-        kept: variables that stay.
-        most_rows: of a result; above it, the states of a variable are shared between two cases.
-        most_cases: that are looked at, if stoppable.
 
     Attributes:
-        stoppable: whether it stops when the time is over, or enough cases were looked at.
+        stoppable: whether it stops when the time is over.
         stopped: whether it did.
         reason: why the last case that has no assignment has none.
     """
 
-    def __init__(
-        self,
-        start: BucketElimination,
-        most_us: float,
-        kept: Collection[int] = (),
-        most_rows: float = MOST_ROWS,
-        most_cases: float = inf,
-    ) -> None:
+    def __init__(self, start: BucketElimination, most_us: float) -> None:
         self.most_us = most_us
         self.stoppable = False
         self.stopped = False
         self.reason = ""
-        self._limits, self._kept, self._most_rows = start.limits, kept, most_rows
-        self._most_cases = most_cases
+        self._limits = start.limits
         self._left = [start.copy()]
 
     def __iter__(self) -> Iterator[BucketElimination]:
         while self._left:
-            if self.stoppable and (self._limits.over or self._most_cases <= 0):
+            if self.stoppable and self._is_over:
                 self.stopped = True
                 return
-            self._most_cases -= 1
             case = self._left.pop()
             self._limits.cases += 1
             try:
@@ -193,20 +150,21 @@ class Cases:
             if not halves:
                 yield case
 
+    @property
+    def _is_over(self) -> bool:
+        return self._limits.over
+
     def _solved(self, case: BucketElimination) -> list[BucketElimination]:
         """Eliminate every variable of a case and return nothing, or return the cases that it splits into.
 
         Raises:
             InfeasibleError: no assignment of this case is as cheap as `most_us`.
         """
-        most_rows = MOST_ROWS
         while True:
             before = case.rows
             case.tighten(self.most_us)
             few_dropped = case.rows > (1 - DROPPED) * before
-            if case.run(most_rows, self._kept):
+            if case.run(MOST_ROWS):
                 return []
             if few_dropped:
-                if most_rows >= self._most_rows:
-                    return case.halves()
-                most_rows *= WIDER
+                return case.halves()

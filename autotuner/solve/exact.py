@@ -1,17 +1,16 @@
-"""The cheapest assignment, proven."""
+"""The cheapest assignment, proven: by elimination, or by an integer program where a long problem is too wide."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from itertools import count
 from math import inf
 from time import monotonic
 
-from autotuner.errors import InfeasibleError, ProblemError
-from autotuner.solve.arc_consistency import Consistent, arc_consistent
-from autotuner.solve.blocks import block_key
-from autotuner.solve.bucket_elimination import joined_rows
-from autotuner.solve.conditioning import MOST_ROWS, cheapest, reduced, with_margin
+from autotuner.errors import ProblemError
+from autotuner.solve.arc_consistency import arc_consistent
+from autotuner.solve.bucket_elimination import BucketElimination
+from autotuner.solve.conditioning import MOST_ROWS, cheapest, reduced
 from autotuner.solve.integer_program import (
+    LONG,
     TOLERANCE,
     WRITTEN_BYTES,
     IntegerProgram,
@@ -20,33 +19,13 @@ from autotuner.solve.integer_program import (
     solved,
 )
 from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
-from autotuner.solve.linear_program import lifted
-from autotuner.solve.linear_relaxation import BYTES as RELAXED_BYTES
-from autotuner.solve.linear_relaxation import Relaxed, relaxed, rounded
-from autotuner.solve.message_passing import SHARE, MessagePassing
-from autotuner.solve.path_decomposition import LONG, PathBlock, having, path_decomposition
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.tables import Encoder, Network, encode
 
-FEWEST_BLOCKS = 3
-# A long problem is eliminated at once where all its joins have so many rows at most: about 1 s. Where time is limited,
-# so many for each second of it.
-NARROW_ROWS = 10_000_000
-# Of more states in all, HiGHS has a good plan only at its end, messages have one early.
-MOST_STATES = 70_000
-# Where time is limited, an integer program may take this share of it; messages have the rest.
+# Where time is limited, an integer program may take this share of it; elimination has the rest.
 PROGRAM_TIME = 0.75
 # Where it is not, both take turns: so many seconds each at first, twice as many in each later turn.
 TURN_S = 20.0
-# The linear relaxation may take this share of what there is then; where time is not limited, so many seconds.
-LIFTING_TIME = 0.5
-RELAXED_S = 60.0
-# HiGHS looks for a plan within this share of the bound first, so that what it finds does not depend on the gap.
-NEAR_GAP = 0.001
-# Where a plan is known, messages are exact up to this many times its share above the bound at first; `LEAST_SHARE` at
-# least: less makes more of them than it saves.
-NEAR = 5
-LEAST_SHARE = 0.005
 
 
 def exact(
@@ -54,7 +33,6 @@ def exact(
     *,
     time_limit_s: float | None = None,
     memory_limit_bytes: float = MEMORY_BYTES,
-    gap: float = 0.0,
     encoder: Encoder | None = None,
 ) -> Solution:
     """Return the assignment with the least total cost, by eliminating one variable after another.
@@ -65,32 +43,23 @@ def exact(
     assignment within the guess can use are dropped, and elimination goes on; where results still grow, the states of a
     variable are shared between two cases. If nothing is found, the guess was a bound: the next one is higher.
 
-    A problem of more than `LONG` variables is eliminated too where all joins together are small, as those of a chain
-    are. Another one with at most `FEW_STATES` states each, on average, is written as an integer program. The linear
-    relaxation of that gives a bound, and a plan by rounding. What no better plan can have is ruled out then, and HiGHS
-    solves the rest, if there are `MOST_STATES` in all at most. Other long problems, and those that HiGHS does not solve
-    in its share of the time, are cut at their narrow places.
-    Where that gives three blocks or more, the dual of a linear relaxation moves costs, so that bounds are tight. Then
-    they are solved one after another, with messages between them, in time linear in their number. Costs of a problem
-    whose blocks mostly equal others stay, and equal blocks are solved once. Without a time limit, HiGHS and messages
-    take turns of `TURN_S` seconds at first, each twice as long as the one before. The best plan and the best bound of
-    all count, and the order of all this does not depend on the gap.
+    A problem of more than `LONG` variables with at most `FEW_STATES` states each, on average, is written as an integer
+    program for HiGHS, where variables with small results do not make up all of it. Without a time limit, HiGHS and
+    elimination take turns of `TURN_S` seconds at first, each twice as long as the one before.
 
     Args:
         problem: its parts that share no variable never meet in a table, so they are solved apart.
         time_limit_s: when to return the best plan known, unproven; as soon as there is one, where there is none yet.
-        memory_limit_bytes: the most that one table may need, with what is needed to make it. A table's rows are counted
-            before it is made; where it would need more, cases are split, which takes time instead.
-        gap: the share of the bound by which the plan of a long problem may lie above it; 0 for the least total.
+        memory_limit_bytes: the most that one table or program may need, with what is needed to make it. A table's rows
+            are counted before it is made; where it would need more, cases are split, which takes time instead.
         encoder: of a problem with the same variables, to solve it at many costs.
 
     Returns:
         States whose total is proven, up to rounding by less than 1e-9 of it, or 1e-6 where HiGHS proved it:
-        `lower_bound_us` equals `total_us`. If the
-        time was over first, or a gap allowed, `lower_bound_us` is less. The same problem gives the same states, in
-        whatever order its factors, their variables and their rows are: of states that come out equal, the first by
-        name is taken, while variables and factors are looked at in order of their names. Of several cheapest plans of a
-        long problem, the one returned may depend on what was solved in its turn.
+        `lower_bound_us` equals `total_us`. If the time was over first, `lower_bound_us` is less. The same problem gives
+        the same states, in whatever order its factors, their variables and their rows are: of states that come out
+        equal, the first by name is taken, while variables and factors are looked at in order of their names. Of several
+        cheapest plans of a long problem, the one returned may depend on what was solved in its turn.
 
         `statistics` has the rows and bytes of the largest table, what it would have needed without bounds at most (by
         an estimate that is made first; 0 where small tables did), and the number of cases.
@@ -107,170 +76,74 @@ def exact(
     """
     limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
     network = encoder.encode(problem) if encoder else encode(problem)
-    is_long = len(network.names) > LONG
-    codes, bound = _long(problem, network, limits, gap) if is_long else _whole(network, limits)
-    states = network.named(codes)
-    total = problem.cost_us(states)
-    return Solution(states, total, total if bound is None else min(total, bound), "exact", limits.statistics())
+    start = reduced(network, limits)
+    best = _Best(problem, network)
+    program = None
+    if len(network.names) > LONG and not start.run(MOST_ROWS):
+        program = _program(network, limits)
+    if program is None:
+        best.eliminate(start)
+    else:
+        best.take_turns(program, start)
+    assert best.states is not None
+    return Solution(best.states, best.total_us, min(best.total_us, best.bound_us), "exact", limits.statistics())
+
+
+def _program(network: Network, limits: SolverLimits) -> IntegerProgram | None:
+    """Return a problem as an integer program; None where it has many states, or would need much memory."""
+    left = arc_consistent(network)
+    rows = sum(table.rows for table in left.tables.values())
+    if not has_few_states(left) or rows * WRITTEN_BYTES > limits.memory_bytes:
+        return None
+    program = integer_program(left, network.state_counts)
+    return program if program.needed_bytes <= limits.memory_bytes else None
 
 
 class _Best:
-    """The best plan of a long problem so far, and the best bound.
+    """The best plan of a problem so far, and the best bound."""
 
-    Args:
-        gap: the share of the bound by which a plan may lie above it.
-    """
-
-    def __init__(self, problem: Problem, network: Network, gap: float) -> None:
-        self._problem, self._network, self.gap = problem, network, gap
-        self.codes: Mapping[int, int] | None = None
+    def __init__(self, problem: Problem, network: Network) -> None:
+        self._problem, self._network = problem, network
+        self.states: Mapping[str, str] | None = None
         self.total_us, self.bound_us = inf, -inf
-
-    def learn(self, codes: Mapping[int, int] | None, bound_us: float | None) -> None:
-        """Take a plan, if it is cheaper, and a bound; None for one that the plan itself is."""
-        total_us = inf if codes is None else self.cost_us(codes)
-        self.bound_us = max(self.bound_us, total_us if bound_us is None else bound_us)
-        if total_us < self.total_us:
-            self.codes, self.total_us = codes, total_us
-
-    def cost_us(self, codes: Mapping[int, int]) -> float:
-        """Return what states cost; inf where some factor forbids them: HiGHS keeps to its rows up to rounding."""
-        try:
-            return self._problem.cost_us(self._network.named(codes))
-        except ProblemError:
-            return inf
 
     @property
     def is_proven(self) -> bool:
-        return self.total_us < inf and self.total_us <= self.bound_us + 2 * TOLERANCE * (1 + abs(self.total_us))
+        return self.total_us <= self.bound_us
 
-    @property
-    def is_enough(self) -> bool:
-        return self.is_within(self.gap)
+    def take_turns(self, program: IntegerProgram, start: BucketElimination) -> None:
+        """Solve by an integer program and by elimination, until the plan is proven or the time is over."""
+        limits, ends_at = start.limits, start.limits.ends_at
+        for turn in count():
+            seconds = TURN_S * 2.0**turn if ends_at is None else PROGRAM_TIME * (ends_at - monotonic())
+            found = solved(program, seconds)
+            self._learn(found.codes, found.bound_us)
+            if self.total_us <= self.bound_us + 2 * TOLERANCE * (1 + abs(self.bound_us)):
+                self.bound_us = self.total_us
+                return
+            limits.ends_at = monotonic() + seconds if ends_at is None else ends_at
+            self.eliminate(start.copy())
+            if ends_at is not None or self.is_proven:
+                return
 
-    def is_within(self, gap: float) -> bool:
-        """Say whether the plan is proven, or lies no more than this share above the bound."""
-        return self.is_proven or self.total_us <= self.bound_us * (1 + gap) < inf
+    def eliminate(self, start: BucketElimination) -> None:
+        """Solve by elimination.
 
+        Raises:
+            InfeasibleError: there is no assignment.
+        """
+        found = cheapest(start)
+        self._learn(found.plan.codes(), found.bound_us)
 
-def _long(
-    problem: Problem, network: Network, limits: SolverLimits, gap: float
-) -> tuple[Mapping[int, int], float | None]:
-    """Return the states of all variables of a long problem, and a bound where these are not proven to cost the least.
-
-    Raises:
-        InfeasibleError: there is no assignment.
-    """
-    left = arc_consistent(network)
-    codes = _eliminated(network, left, limits)
-    if codes is not None:
-        return codes, None
-    best = _Best(problem, network, gap)
-    highs = _Programs.of(network, left, limits, best) if has_few_states(left) else None
-    ends_at = limits.ends_at
-    for turn in count():
-        if best.is_enough:
-            break
-        turn_s = inf if highs is None else TURN_S * 2.0**turn
-        if highs is not None:
-            highs.solve(turn_s if ends_at is None else _seconds(limits, PROGRAM_TIME))
-        if not best.is_enough:
-            limits.ends_at = ends_at if ends_at is not None or turn_s == inf else monotonic() + turn_s
-            best.learn(*(_along_path(network, left, limits, best) or _whole(network, limits)))
-        if ends_at is not None or highs is None:
-            break
-    assert best.codes is not None
-    return best.codes, None if best.is_proven else best.bound_us
-
-
-def _eliminated(network: Network, left: Consistent, limits: SolverLimits) -> Mapping[int, int] | None:
-    """Return the cheapest states of a problem that is narrow everywhere, such as a chain; None of others.
-
-    Raises:
-        InfeasibleError: there is no assignment.
-    """
-    most_rows = NARROW_ROWS * min(1.0, _seconds(limits, 1.0))
-    alive = {v: int(domain.sum()) for v, domain in left.domains.items()}
-    if joined_rows((table.variables for table in left.tables.values()), alive, most_rows) > most_rows:
-        return None
-    start = reduced(network, limits)
-    return start.codes() if start.run(max(MOST_ROWS, most_rows / LONG)) else None
-
-
-class _Programs:
-    """A long problem as an integer program, for HiGHS.
-
-    Args:
-        relaxation: of the program; None where it was not solved in time.
-    """
-
-    def __init__(self, program: IntegerProgram, relaxation: Relaxed | None, best: _Best) -> None:
-        self._program, self._relaxation, self._best = program, relaxation, best
-
-    @classmethod
-    def of(cls, network: Network, left: Consistent, limits: SolverLimits, best: _Best) -> "_Programs | None":
-        """Solve the linear relaxation; return None where the program has too many states, or would need much memory."""
-        if WRITTEN_BYTES * sum(table.rows for table in left.tables.values()) > limits.memory_bytes:
-            return None
-        program = integer_program(left, network.state_counts)
-        relaxation = None
-        if RELAXED_BYTES * len(program.values) <= limits.memory_bytes:
-            relaxation = relaxed(program, min(RELAXED_S, _seconds(limits, LIFTING_TIME)))
-        if relaxation is not None:
-            best.learn(rounded(left, network.state_counts, program, relaxation, limits), relaxation.bound_us)
-        is_large = sum(int(domain.sum()) for domain in left.domains.values()) > MOST_STATES
-        if is_large or program.needed_bytes > limits.memory_bytes:
-            return None
-        return cls(program, relaxation, best)
-
-    def solve(self, time_limit_s: float) -> None:
-        """Have HiGHS look for a plan within `NEAR_GAP` first, then for one within the gap that is allowed."""
-        best, ends_at = self._best, monotonic() + time_limit_s
-        for gap in (max(NEAR_GAP, best.gap), best.gap):
-            if best.is_within(gap) or monotonic() > ends_at:
-                continue
-            excluded = None
-            if self._relaxation is not None and best.codes is not None:
-                excluded = self._relaxation.above(best.total_us)
+    def _learn(self, codes: Mapping[int, int] | None, bound_us: float | None) -> None:
+        """Take a plan, if it is cheaper, and a bound; None for one that the plan itself is."""
+        total_us = inf
+        if codes is not None:
+            states = self._network.named(codes)
             try:
-                found = solved(self._program, ends_at - monotonic(), gap, excluded)
-            except InfeasibleError:
-                if excluded is None:
-                    raise
-                return  # the best plan is not excluded: HiGHS keeps to its rows up to rounding
-            # What was excluded costs more than the best plan.
-            best.learn(found.codes, min(found.bound_us, best.total_us))
-
-
-def _seconds(limits: SolverLimits, share: float) -> float:
-    """Return a share of the time that is left."""
-    return inf if limits.ends_at is None else share * (limits.ends_at - monotonic())
-
-
-def _whole(network: Network, limits: SolverLimits) -> tuple[Mapping[int, int], float | None]:
-    """Return the states of all variables, and a bound where these are not proven to cost the least."""
-    found = cheapest(reduced(network, limits))
-    return found.plan.codes(), found.bound_us
-
-
-def _along_path(
-    network: Network, left: Consistent, limits: SolverLimits, best: _Best
-) -> tuple[Mapping[int, int], float | None] | None:
-    """Return the same for a problem with narrow places; None for others."""
-    blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
-    if len(blocks) < FEWEST_BLOCKS:
-        return None
-    if not _is_repeated(network, blocks):
-        ends_at = None if limits.ends_at is None else monotonic() + _seconds(limits, LIFTING_TIME)
-        moved = lifted(left, network.state_counts, blocks, ends_at)
-        network = replace(network, tables=tuple(moved.tables.values()))
-        blocks = having(blocks, dict(enumerate(network.tables)))
-    share = SHARE if best.codes is None else min(SHARE, max(LEAST_SHARE, NEAR * (best.total_us / best.bound_us - 1)))
-    found = MessagePassing(network, blocks, limits, best.cost_us, best.gap, share).plan()
-    is_proven = found.total_us <= with_margin(found.bound_us, 3)
-    return found.codes, None if is_proven else with_margin(found.bound_us, -1)
-
-
-def _is_repeated(network: Network, blocks: Sequence[PathBlock]) -> bool:
-    """Say whether most blocks equal others: they are solved once, which different costs would end."""
-    return 2 * len({block_key(network, block) for block in blocks}) <= len(blocks)
+                total_us = self._problem.cost_us(states)
+            except ProblemError:  # HiGHS keeps to its rows up to rounding
+                total_us = inf
+            if total_us < self.total_us:
+                self.states, self.total_us = states, total_us
+        self.bound_us = max(self.bound_us, total_us if bound_us is None else bound_us)

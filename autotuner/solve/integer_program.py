@@ -15,10 +15,12 @@ from autotuner.solve.arc_consistency import Consistent
 from autotuner.solve.pairs import Pairs, pairs
 from autotuner.solve.tables import Costs, CostTable, Integers
 
+# Two encoder layers have about so many variables; up to these, elimination is quicker.
+LONG = 400
 # HiGHS's bounds are no more exact than this share of them.
 TOLERANCE = 1e-6
-# With so many states per variable at most, as where tensors have four forms, HiGHS is quicker than messages.
-FEW_STATES = 20.0
+# With so many states per variable at most, HiGHS is quicker than elimination: a block of Flux has 18 to 20.
+FEW_STATES = 24.0
 # HiGHS needs so many bytes for each entry of a program.
 BYTES = 600.0
 # Writing a program needs so many bytes for each row of a table.

@@ -11,8 +11,8 @@ from autotuner.solve.bucket_elimination import BucketElimination
 from autotuner.solve.conditioning import cheapest, with_margin
 from autotuner.solve.label_setting import LabelSetting
 from autotuner.solve.lagrangian_relaxation import BudgetNetwork, LagrangianRelaxation, encoded
-from autotuner.solve.limits import MEMORY_BYTES, SolverLimits
-from autotuner.solve.problem import Problem, Solution
+from autotuner.solve.limits import SolverLimits
+from autotuner.solve.problem import Problem
 from autotuner.solve.tables import CostTable
 
 
@@ -68,23 +68,6 @@ FEW_LABELS = 1_000.0
 STEEP = (1.0, 4.0, 64.0)
 # Where time is limited, one price may take this share of what is left of it.
 SLICE = 0.25
-
-
-def least_bytes(
-    problem: Problem, *, time_limit_s: float | None = None, memory_limit_bytes: float = MEMORY_BYTES
-) -> Solution:
-    """Return an assignment that holds the fewest bytes; its time is not the least of all that hold as many.
-
-    Args:
-        time_limit_s: when to return the best plan known; others may hold less.
-        memory_limit_bytes: the most that one table may need, with what is needed to make it.
-
-    Raises:
-        InfeasibleError: the factors contradict each other.
-    """
-    limits = SolverLimits(memory_limit_bytes, None if time_limit_s is None else monotonic() + time_limit_s)
-    plan, _ = lagrangian_dual(problem, limits).leanest()
-    return Solution(plan.states, plan.time_us, 0.0, "least_bytes", limits.statistics(), plan.held_bytes)
 
 
 @dataclass(frozen=True, eq=False)

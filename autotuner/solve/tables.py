@@ -66,13 +66,6 @@ class CostTable:
         places = [place for place, variable in enumerate(self.variables) if variable not in variables]
         return CostTable(self.name, tuple(self.variables[place] for place in places), self.columns[places], self.costs)
 
-    def cost_us(self, codes: Mapping[int, int]) -> float:
-        """Return the cost of the row with these states, which the table has."""
-        match = np.ones(self.rows, np.bool_)
-        for variable, column in zip(self.variables, self.columns, strict=True):
-            match &= column == codes[variable]
-        return float(self.costs[np.argmax(match)])
-
     def costing(self, costs: Costs) -> "CostTable":
         """Return the table with the same rows at other costs."""
         return CostTable(self.name, self.variables, self.columns, costs)

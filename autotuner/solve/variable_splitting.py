@@ -86,7 +86,7 @@ def _kinds(table: CostTable, state_counts: Sequence[int]) -> _Kinds | None:
     found = []
     for side in (0, 1):
         own, other = table.columns[side], table.columns[1 - side]
-        kinds = _alike(side, own, _marks(other, table.costs), state_counts[table.variables[side]])
+        kinds = alike(side, own, marks(other, table.costs), state_counts[table.variables[side]])
         left = int(np.count_nonzero(kinds.first)) + int(np.count_nonzero(kinds.of >= 0))
         if left + FEWEST_ROWS <= table.rows:
             found.append((left, kinds))
@@ -96,27 +96,7 @@ def _kinds(table: CostTable, state_counts: Sequence[int]) -> _Kinds | None:
     return None
 
 
-def kinds(table: CostTable, state_counts: Sequence[int]) -> list[Codes]:
-    """Return, per variable of a table, the kind of each of its states, -1 for those without a row.
-
-    Of a table of two variables, states with the same rows at the same costs are most likely of one kind, and others
-    never are but for a chance of 1 in 2**64; of other tables, each state is a kind of its own.
-    """
-    if len(table.variables) == 2:
-        return [
-            _alike(side, table.columns[side], _marks(table.columns[1 - side], table.costs), state_counts[v]).of
-            for side, v in enumerate(table.variables)
-        ]
-    found = []
-    for v, column in zip(table.variables, table.columns, strict=True):
-        of = np.full(state_counts[v], -1, np.int32)
-        states = np.unique(column)
-        of[states] = np.arange(len(states))
-        found.append(of)
-    return found
-
-
-def _alike(side: int, own: Codes, marks: NDArray[np.uint64], state_count: int) -> _Kinds:
+def alike(side: int, own: Codes, marks: NDArray[np.uint64], state_count: int) -> _Kinds:
     sums = np.zeros(state_count, np.uint64)
     np.add.at(sums, own, marks)
     rows = np.bincount(own, minlength=state_count)
@@ -144,7 +124,7 @@ def _is_exact(table: CostTable, kinds: _Kinds, state_counts: Sequence[int]) -> b
     return bool((rows[states] == of_first[kinds.of[states]]).all())
 
 
-def _marks(codes: Codes, costs: Costs) -> NDArray[np.uint64]:
+def marks(codes: Codes, costs: Costs) -> NDArray[np.uint64]:
     """Return a well mixed number for each pair of a code and a cost."""
     marks = hashes(codes.astype(np.int64), 0)
     return hashes((marks ^ (costs + 0.0).view(np.uint64)).view(np.int64), 0) if costs.any() else marks

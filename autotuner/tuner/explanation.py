@@ -28,14 +28,11 @@ class Explanation:
         overtaking: what could be better than the chosen plan within the intervals, the lowest `extra_low_us` first;
             as many as were asked for.
         overtaking_count: how many there are.
-        looked_at_us: every candidate whose best plan takes up to so much more than the chosen one was looked at, and
-            besides the best other way for each operator: a dearer one with wide intervals may be missing.
     """
 
     by_operator: Mapping[str, Alternative]
     overtaking: tuple[Alternative, ...]
     overtaking_count: int
-    looked_at_us: float
 
     def with_alternatives(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """Return steps with the best other way for the first operator of each, where there is one.
@@ -119,7 +116,6 @@ def _explanation(
         MappingProxyType(by_operator),
         tuple(overtaking[:overtaking_max]),
         len(overtaking),
-        max(0.0, found.complete_us - solution.total_us),
     )
 
 

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autotuner.api.backend import capture
-from autotuner.runtime.own_code import with_own_code
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.kinds import kind_of
@@ -25,9 +24,10 @@ from autotuner.ir.scores import cap_of
 from autotuner.runtime.capture.calls import calls_of, flop_counter
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import LeftOut, merged
+from autotuner.runtime.own_code import with_own_code
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
-from scripts.bench.architectures import Architecture, Made
+from scripts.bench.architectures import Architecture, Made, architectures
 
 FUSED = "triton_attention"
 OF_SCORES = ("scale", "bias", "mask", "causal_mask", "pointwise", "program", "cast")
@@ -157,6 +157,20 @@ def made(architecture: Architecture) -> Made:
     """Return the model and batch of an architecture, always the same."""
     torch.manual_seed(0)
     return architecture.make()
+
+
+def largest_region(name: str) -> Model:
+    """Return the region of most operators of an architecture."""
+    module, batch = made(architectures()[name])
+    models: list[Model] = []
+
+    def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        found = capture(graph_module)
+        models.extend(region.model for region in (() if isinstance(found, str) else found.regions))
+        return graph_module.forward
+
+    _first_call(module.train(), batch, backend)
+    return max(models, key=lambda model: len(model.graph().operators))
 
 
 def missing(architecture: Architecture) -> str:

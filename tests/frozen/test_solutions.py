@@ -13,10 +13,11 @@ import pytest
 from autotuner.database import open_database
 from autotuner.plan.request import Request
 from autotuner.settings import TuneOptions
-from autotuner.solve import SOLVERS, budgeted, least_bytes
+from autotuner.solve import SOLVERS, budgeted
 from autotuner.solve.problem import Solution
 from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.tuner import TuningPolicy, tune
+from scripts.sides import least_bytes
 from tests.frozen.golden import RECORDINGS, TINY, assert_same, golden, write_golden
 from tests.tuner.asking import Asking
 
@@ -57,7 +58,7 @@ def within_budgets() -> dict[str, Any]:
     formulation = formulate(TINY.space(), saving=True).priced(TINY.costs_us)
     problem = formulation.problem
     most = problem.held_bytes(SOLVERS["exact"](problem).states)
-    least = least_bytes(problem).held_bytes
+    least = least_bytes(problem)
     found = {}
     for share in SHARES:
         budget_bytes = int(least + share * (most - least))

@@ -14,7 +14,7 @@ from autotuner.checkpoint import OverError, until
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve import budgeted, exact
 from autotuner.solve.arc_consistency import arc_consistent
-from autotuner.solve.integer_program import IntegerProgram, has_few_states, integer_program, solved
+from autotuner.solve.integer_program import IntegerProgram, ProgramPlan, has_few_states, integer_program, solved
 from autotuner.solve.lagrangian_dual import lagrangian_dual
 from autotuner.solve.problem import Factor, Problem
 from autotuner.solve.tables import Network, encode
@@ -149,27 +149,59 @@ def test_long_problems_of_few_states_are_programs_and_others_are_not(monkeypatch
         return whole(program, time_limit_s, *arguments)
 
     monkeypatch.setattr(EXACT, "solved", counted)
-    monkeypatch.setattr(EXACT, "RELAXED_BYTES", 1e9)  # its relaxation may be whole already
     found = exact(few)
     asked = len(calls)
     assert asked >= 1
     assert found.total_us == found.lower_bound_us
     monkeypatch.setattr(PROGRAM, "FEW_STATES", 0.0)
     assert exact(few).total_us == found.total_us
-    monkeypatch.setattr(PROGRAM, "FEW_STATES", 20.0)
+    monkeypatch.undo()
+    monkeypatch.setattr(EXACT, "solved", counted)
     assert exact(synthetic_problem(30, 4)).gap == 0
     assert len(calls) == asked
 
 
-def test_messages_answer_where_the_program_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elimination_answers_where_the_program_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = synthetic_problem(220, 2)
     best = exact(problem).total_us
     monkeypatch.setattr(EXACT, "PROGRAM_TIME", 0.0)
-    monkeypatch.setattr(EXACT, "RELAXED_BYTES", 1e9)
+    monkeypatch.setattr(EXACT, "MOST_ROWS", 0.0)  # all of it is left for the program
     found = exact(problem, time_limit_s=60)
     assert found.total_us == found.lower_bound_us == best
     found = exact(problem, time_limit_s=0)
     assert found.lower_bound_us <= best <= found.total_us
+
+
+def test_without_a_time_limit_highs_and_elimination_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic_problem(150, 4, seed=3)
+    best = exact(problem).total_us
+    given: list[float] = []
+
+    def late(_: IntegerProgram, time_limit_s: float) -> ProgramPlan:
+        given.append(time_limit_s)
+        return ProgramPlan(None, 1.0, is_optimal=False)
+
+    monkeypatch.setattr(EXACT, "LONG", 50)
+    monkeypatch.setattr(EXACT, "MOST_ROWS", 0.0)
+    monkeypatch.setattr(EXACT, "TURN_S", 0.01)
+    monkeypatch.setattr(EXACT, "solved", late)
+    found = exact(problem)
+    assert found.total_us == found.lower_bound_us == best
+    assert given == [0.01 * 2**turn for turn in range(len(given))]
+    assert len(given) > 1
+
+
+def test_a_program_that_would_need_too_much_memory_is_not_written_or_not_solved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = synthetic_problem(150, 4, seed=3)
+    monkeypatch.setattr(EXACT, "LONG", 50)
+    monkeypatch.setattr(EXACT, "MOST_ROWS", 0.0)
+    monkeypatch.setattr(EXACT, "solved", lambda *_: pytest.fail("it is solved"))
+    for module, name in ((EXACT, "WRITTEN_BYTES"), (PROGRAM, "BYTES")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, 1e9)
+            assert exact(problem).gap == 0
 
 
 def test_work_is_heard_to_be_over_while_highs_runs(monkeypatch: pytest.MonkeyPatch) -> None:

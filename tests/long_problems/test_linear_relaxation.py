@@ -15,17 +15,18 @@ from autotuner.solve import exact
 from autotuner.solve.arc_consistency import arc_consistent
 from autotuner.solve.integer_program import integer_program
 from autotuner.solve.limits import SolverLimits
-from autotuner.solve.linear_relaxation import relaxed, rounded
 from autotuner.solve.pairs import Pairs, pairs
 from autotuner.solve.problem import Factor, Problem, Row
 from autotuner.solve.tables import encode
 from scripts.bench.brute_force import brute_force
+from scripts.bench.solvers.linear_relaxation import relaxed, rounded
+from scripts.bench.solvers.long_problems import solve_long
 from scripts.bench.synthetic import synthetic_problem
 from tests.solve.drawing import problems
 
-EXACT = import_module("autotuner.solve.exact")
+LONG = import_module("scripts.bench.solvers.long_problems")
 PAIRS = import_module("autotuner.solve.pairs")
-RELAXATION = import_module("autotuner.solve.linear_relaxation")
+RELAXATION = import_module("scripts.bench.solvers.linear_relaxation")
 
 
 @settings(max_examples=40, derandomize=True, deadline=None, database=None)
@@ -70,11 +71,11 @@ def test_large_problems_are_relaxed_and_go_on_only_where_a_gap_is_left(
     given_gap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went_on: list[str] = []
-    monkeypatch.setattr(EXACT, "_along_path", partial(counted, went_on, "along", EXACT._along_path))
-    monkeypatch.setattr(EXACT, "LONG", 50)
-    monkeypatch.setattr(EXACT, "MOST_STATES", 0)
+    monkeypatch.setattr(LONG, "_along_path", partial(counted, went_on, "along", LONG._along_path))
+    monkeypatch.setattr(LONG, "LONG", 50)
+    monkeypatch.setattr(LONG, "MOST_STATES", 0)
     problem = synthetic_problem(150, 4, seed=3)
-    found = exact(problem, gap=given_gap)
+    found = solve_long(problem, gap=given_gap)
     assert found.total_us <= found.lower_bound_us * (1 + given_gap)
     assert bool(went_on) == (given_gap == 0)
 
@@ -90,12 +91,12 @@ def test_a_program_that_would_need_too_much_memory_is_not_written_or_not_solved(
 ) -> None:
     calls: list[str] = []
     for function in ("integer_program", "relaxed", "solved"):
-        monkeypatch.setattr(EXACT, function, partial(counted, calls, function, getattr(EXACT, function)))
-    monkeypatch.setattr(EXACT, "LONG", 50)
-    monkeypatch.setattr(EXACT, "MOST_STATES", 0)
-    monkeypatch.setattr(EXACT, name, 1e9)
+        monkeypatch.setattr(LONG, function, partial(counted, calls, function, getattr(LONG, function)))
+    monkeypatch.setattr(LONG, "LONG", 50)
+    monkeypatch.setattr(LONG, "MOST_STATES", 0)
+    monkeypatch.setattr(LONG, name, 1e9)
     problem = synthetic_problem(100, 4)
-    found = exact(problem)
+    found = solve_long(problem)
     assert found.lower_bound_us == found.total_us == problem.cost_us(found.states)
     assert calls == ["integer_program"] * written
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import consistent
 from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.conditioning import MOST_ROWS, Cases, cheaper, cheapest, with_margin
+from autotuner.solve.conditioning import MOST_ROWS, cheapest, with_margin
 from autotuner.solve.dominance import merged
 from autotuner.solve.limits import SolverLimits
-from autotuner.solve.path_decomposition import PathBlock
 from autotuner.solve.tables import Costs, CostTable, Network
 from autotuner.solve.variable_splitting import split
+from scripts.bench.solvers.elimination import PartCases, cheaper, fixed
+from scripts.bench.solvers.path_decomposition import PathBlock
 
 # Results of fewer rows are had once for a block, not at every message.
 FEW_ROWS = 300.0
@@ -165,7 +166,7 @@ class BlockSolver:
             guess = guess if guess < most else inf
             totals = np.full(self._shape, inf)
             # What is dearer than the least is worth some effort, but not any.
-            cases = Cases(start, with_margin(guess), self.right, WIDE_ROWS, inf if found is None else MOST_CASES)
+            cases = PartCases(start, with_margin(guess), self.right, WIDE_ROWS, inf if found is None else MOST_CASES)
             cases.stoppable = True
             largest, self.limits.rows = self.limits.rows, 0
             for case in cases:
@@ -200,9 +201,9 @@ class BlockSolver:
         """
         start = self._after(before)
         if onward:
-            start = start.fixed(dict(zip(self.right, onward, strict=True)))
+            start = fixed(start, dict(zip(self.right, onward, strict=True)))
         best = None
-        cases = Cases(start, with_margin(told_us, 3))
+        cases = PartCases(start, with_margin(told_us, 3))
         cases.stoppable = True
         for case in cases:
             if best is None or case.constant < best.constant:
@@ -218,14 +219,14 @@ class BlockSolver:
         Raises:
             InfeasibleError: there are none.
         """
-        found = cheapest(self._start.fixed(states))
+        found = cheapest(fixed(self._start, states))
         bound_us = found.plan.constant if found.bound_us is None else found.bound_us
         return BlockStates(self._codes(found.plan) | dict(states), bound_us)
 
     def cheaper(self, states: Mapping[int, int], most_us: float) -> BlockStates | None:
         """Return states as `between`, or None where none that cost less than `most_us` were found with some effort."""
         try:
-            start = self._start.fixed(states)
+            start = fixed(self._start, states)
         except InfeasibleError:
             return None
         best = cheaper(start, most_us, STEP * (1 + abs(start.bound_us)), RAISED, MOST_CASES)

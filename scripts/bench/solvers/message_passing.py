@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from math import fsum, inf
 from time import monotonic
 
+import numpy as np
+
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
-from autotuner.solve.blocks import BlockMessage, BlockSolver, BlockStates, TimeOverError, block_key
 from autotuner.solve.conditioning import with_margin
 from autotuner.solve.limits import SolverLimits
-from autotuner.solve.path_decomposition import PathBlock
-from autotuner.solve.tables import Network
+from autotuner.solve.tables import CostTable, Network
+from scripts.bench.solvers.blocks import BlockMessage, BlockSolver, BlockStates, TimeOverError, block_key
+from scripts.bench.solvers.path_decomposition import PathBlock
 
 # A message is exact up to this share of a block's bound above its least, at first; then up to twice as much.
 SHARE = 0.02
@@ -290,7 +292,7 @@ class MessagePassing:
             if self._is_enough(plan) or self.limits.over:
                 break
             window = self._window(place, place + 1)
-            reached_us = fsum(self.network.tables[each].cost_us(codes) for each in window.block.tables)
+            reached_us = fsum(row_cost_us(self.network.tables[each], codes) for each in window.block.tables)
             changed = codes | window.cheaper(codes, reached_us)
             total_us = self.cost_us(changed)
             if total_us < plan.total_us:
@@ -299,6 +301,14 @@ class MessagePassing:
 
     def _is_enough(self, plan: PathPlan) -> bool:
         return with_margin(plan.bound_us, 3) * (1 + self.gap) >= plan.total_us
+
+
+def row_cost_us(table: CostTable, codes: Mapping[int, int]) -> float:
+    """Return the cost of the row with these states, which the table has."""
+    match = np.ones(table.rows, np.bool_)
+    for variable, column in zip(table.variables, table.columns, strict=True):
+        match &= column == codes[variable]
+    return float(table.costs[np.argmax(match)])
 
 
 @dataclass(frozen=True, eq=False)

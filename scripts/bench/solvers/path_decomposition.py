@@ -14,8 +14,6 @@ import numpy as np
 from autotuner.checkpoint import checkpoint
 from autotuner.solve.tables import CostTable, Integers
 
-# Two encoder layers have about so many variables; up to these, one elimination of everything is quicker.
-LONG = 400
 # A variable with more neighbours is one that many layers share, such as a mask: it says nothing of what is near.
 MOST_NEIGHBOURS = 32
 # Between two cuts that are looked for, so many variables; one layer has about 125.

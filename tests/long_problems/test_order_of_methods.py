@@ -9,14 +9,14 @@ import pytest
 
 from autotuner.solve import exact
 from autotuner.solve.arc_consistency import Consistent
-from autotuner.solve.bucket_elimination import joined_rows
 from autotuner.solve.integer_program import IntegerProgram
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Factor, Problem, Row, Solution
 from autotuner.solve.tables import Network
+from scripts.bench.solvers.long_problems import joined_rows, solve_long
 from scripts.bench.synthetic import synthetic_problem
 
-EXACT = import_module("autotuner.solve.exact")
+LONG = import_module("scripts.bench.solvers.long_problems")
 
 
 def joined(edges: list[tuple[int, int]], seed: int = 0) -> Problem:
@@ -48,16 +48,15 @@ def test_a_long_narrow_problem_is_eliminated_in_seconds_and_never_given_to_highs
     edges: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = joined(edges)
-    assert len(problem.variables) > EXACT.LONG
+    assert len(problem.variables) > LONG.LONG
     asked: list[str] = []
     for name in ("scipy.optimize.milp", "scipy.optimize.linprog"):
         monkeypatch.setattr(name, lambda *_, name=name, **__: asked.append(name))
     begun = process_time()
-    found = exact(problem)
+    found = solve_long(problem)
     assert process_time() - begun < 10  # HiGHS takes half a minute for the second one
     assert not asked
     assert found.total_us == found.lower_bound_us == problem.cost_us(found.states)
-    monkeypatch.setattr(EXACT, "LONG", 10**6)
     assert exact(problem).total_us == found.total_us
 
 
@@ -75,13 +74,13 @@ def test_joined_rows_are_counted_until_there_are_too_many() -> None:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the seconds that HiGHS is given for integer programs, as it is called."""
     given: list[float] = []
-    whole = EXACT.solved
+    whole = LONG.solved
 
     def counted(program: IntegerProgram, time_limit_s: float, *arguments: object) -> object:
         given.append(time_limit_s)
         return whole(program, time_limit_s, *arguments)
 
-    monkeypatch.setattr(EXACT, "solved", counted)
+    monkeypatch.setattr(LONG, "solved", counted)
     return given
 
 
@@ -90,12 +89,12 @@ def test_without_a_time_limit_highs_and_messages_take_turns(monkeypatch: pytest.
     problem = synthetic_problem(150, 4, seed=3)
     best = exact(problem).total_us
     given = recorded(monkeypatch)
-    monkeypatch.setattr(EXACT, "LONG", 50)
-    assert exact(problem).total_us == best
-    assert given[0] == pytest.approx(EXACT.TURN_S, abs=0.1)
+    monkeypatch.setattr(LONG, "LONG", 50)
+    assert solve_long(problem).total_us == best
+    assert given[0] == pytest.approx(LONG.TURN_S, abs=0.1)
     given.clear()
-    monkeypatch.setattr(EXACT, "TURN_S", 0.02)
-    found = exact(problem)
+    monkeypatch.setattr(LONG, "TURN_S", 0.02)
+    found = solve_long(problem)
     assert found.total_us == found.lower_bound_us == best
     assert len(given) > 1
     assert all(seconds <= 0.02 * 2**turn for turn, seconds in enumerate(given))
@@ -110,20 +109,20 @@ def test_a_gap_of_nothing_gives_no_worse_plan_nor_bound_when_the_time_is_over(
     problem = synthetic_problem(150, 4, seed)
     best = exact(problem).total_us
     # The time is over when HiGHS's is, which finds nothing in that.
-    along: Callable[..., object] = EXACT._along_path
+    along: Callable[..., object] = LONG._along_path
 
     def late(network: Network, left: Consistent, limits: SolverLimits, known: object) -> object:
         limits.ends_at = monotonic()
         return along(network, left, limits, known)
 
     def limited(allowed: float) -> Solution:
-        found = exact(problem, gap=allowed, time_limit_s=60)
+        found = solve_long(problem, gap=allowed, time_limit_s=60)
         assert found.lower_bound_us <= best <= found.total_us == problem.cost_us(found.states)
         return found
 
-    monkeypatch.setattr(EXACT, "LONG", 50)
-    monkeypatch.setattr(EXACT, "PROGRAM_TIME", 0.0)
-    monkeypatch.setattr(EXACT, "_along_path", late)
+    monkeypatch.setattr(LONG, "LONG", 50)
+    monkeypatch.setattr(LONG, "PROGRAM_TIME", 0.0)
+    monkeypatch.setattr(LONG, "_along_path", late)
     least, near = limited(0.0), limited(gap)
     assert least.total_us <= near.total_us
     assert least.lower_bound_us >= near.lower_bound_us
@@ -134,18 +133,17 @@ def test_what_no_better_plan_can_have_is_ruled_out_before_highs_solves_a_program
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = synthetic_problem(150, 4, seed=1)
-    monkeypatch.setattr(EXACT, "LONG", 50)
+    monkeypatch.setattr(LONG, "LONG", 50)
     ruled_out: list[float] = []
-    whole = EXACT.solved
+    whole = LONG.solved
 
     def counted(program: IntegerProgram, time_limit_s: float, gap: float, excluded: object) -> object:
         assert excluded is not None
         ruled_out.append(float(sum(excluded)) / len(program.costs))  # type: ignore[call-overload]
         return whole(program, time_limit_s, gap, excluded)
 
-    monkeypatch.setattr(EXACT, "solved", counted)
-    found = exact(problem)
+    monkeypatch.setattr(LONG, "solved", counted)
+    found = solve_long(problem)
     assert ruled_out
     assert min(ruled_out) > 0.5
-    monkeypatch.setattr(EXACT, "LONG", 10**6)
     assert exact(problem).total_us == pytest.approx(found.total_us, rel=1e-12)

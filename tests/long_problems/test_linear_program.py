@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from autotuner.errors import InfeasibleError
 from autotuner.solve import exact
 from autotuner.solve.arc_consistency import arc_consistent, bound_us
-from autotuner.solve.linear_program import MovedCosts, lifted, window
-from autotuner.solve.path_decomposition import path_decomposition
 from autotuner.solve.problem import Problem
 from autotuner.solve.tables import encode
+from scripts.bench.solvers.linear_program import MovedCosts, lifted, window
+from scripts.bench.solvers.long_problems import solve_long
+from scripts.bench.solvers.message_passing import row_cost_us
+from scripts.bench.solvers.path_decomposition import path_decomposition
 from scripts.bench.synthetic import synthetic_problem
 from tests.solve.drawing import problems, totals
 
-EXACT = import_module("autotuner.solve.exact")
-LINEAR = import_module("autotuner.solve.linear_program")
+LONG = import_module("scripts.bench.solvers.long_problems")
+LINEAR = import_module("scripts.bench.solvers.linear_program")
 
 
 @settings(max_examples=30, derandomize=True, deadline=None, database=None)
@@ -43,7 +45,7 @@ def test_whatever_the_prices_no_total_changes(problem: Problem) -> None:
     for row, total in totals(problem).items():
         named = dict(zip(sorted(problem.variables), row, strict=True))
         codes = {v: network.states[v].index(named[name]) for v, name in enumerate(network.names)}
-        assert sum(table.cost_us(codes) for table in found.tables.values()) == pytest.approx(total, abs=1e-8)
+        assert sum(row_cost_us(table, codes) for table in found.tables.values()) == pytest.approx(total, abs=1e-8)
 
 
 @pytest.mark.parametrize("states", [10_000, 1_000, 100])
@@ -83,22 +85,22 @@ def test_windows_cover_all_blocks_and_look_ahead() -> None:
 
 def test_long_problems_of_more_states_are_lifted_and_repeated_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    relax = EXACT.lifted
+    relax = LONG.lifted
 
     def counted(*arguments: object) -> object:
         calls.append(1)
         return relax(*arguments)
 
-    monkeypatch.setattr(EXACT, "lifted", counted)
-    monkeypatch.setattr(EXACT, "LONG", 50)
-    exact(synthetic_problem(150, 4, seed=3))
+    monkeypatch.setattr(LONG, "lifted", counted)
+    monkeypatch.setattr(LONG, "LONG", 50)
+    solve_long(synthetic_problem(150, 4, seed=3))
     assert not calls
     for forms, expected in ((8, 1), (24, 2)):
-        exact(synthetic_problem(150, forms), time_limit_s=0.5)
+        solve_long(synthetic_problem(150, forms), time_limit_s=0.5)
         assert len(calls) == expected, f"after {forms} forms"
-    monkeypatch.setattr(EXACT, "MOST_STATES", 1_000)
-    exact(synthetic_problem(150, 4, seed=3))
+    monkeypatch.setattr(LONG, "MOST_STATES", 1_000)
+    solve_long(synthetic_problem(150, 4, seed=3))
     assert len(calls) == 3
-    monkeypatch.setattr(EXACT, "_is_repeated", lambda *_: True)
-    exact(synthetic_problem(150, 8), time_limit_s=0.5)
+    monkeypatch.setattr(LONG, "_is_repeated", lambda *_: True)
+    solve_long(synthetic_problem(150, 8), time_limit_s=0.5)
     assert len(calls) == 3

@@ -10,27 +10,28 @@ from hypothesis import strategies as st
 
 from autotuner.errors import InfeasibleError
 from autotuner.solve import exact
-from autotuner.solve.path_decomposition import path_decomposition
 from autotuner.solve.problem import Factor, Problem, Row
 from autotuner.solve.tables import encode
 from scripts.bench.brute_force import brute_force
+from scripts.bench.solvers.long_problems import solve_long
+from scripts.bench.solvers.path_decomposition import path_decomposition
 from scripts.bench.synthetic import synthetic_problem
 from tests.solve.drawing import problems
 
-EXACT = import_module("autotuner.solve.exact")
-PATH = import_module("autotuner.solve.path_decomposition")
-MESSAGES = import_module("autotuner.solve.message_passing")
-BLOCKS = import_module("autotuner.solve.blocks")
+LONG = import_module("scripts.bench.solvers.long_problems")
+PATH = import_module("scripts.bench.solvers.path_decomposition")
+MESSAGES = import_module("scripts.bench.solvers.message_passing")
+BLOCKS = import_module("scripts.bench.solvers.blocks")
 PROGRAM = import_module("autotuner.solve.integer_program")
-LINEAR = import_module("autotuner.solve.linear_program")
+LINEAR = import_module("scripts.bench.solvers.linear_program")
 
 
 def small_blocks(patch: pytest.MonkeyPatch, window: int = 1, share: float = 0.0, rows: float = 0.5) -> None:
     """Cut problems of any length, send messages that say little, and split cases early."""
-    patch.setattr(EXACT, "LONG", 0)
-    patch.setattr(EXACT, "NARROW_ROWS", 0)
-    patch.setattr(EXACT, "SHARE", share)
-    patch.setattr(EXACT, "FEWEST_BLOCKS", 2)
+    patch.setattr(LONG, "LONG", 0)
+    patch.setattr(LONG, "NARROW_ROWS", 0)
+    patch.setattr(LONG, "SHARE", share)
+    patch.setattr(LONG, "FEWEST_BLOCKS", 2)
     patch.setattr(PROGRAM, "FEW_STATES", 0.0)
     patch.setattr(PATH, "STRIDE", 1)
     patch.setattr(PATH, "FEWEST", 1)
@@ -72,9 +73,9 @@ def test_messages_lead_to_the_optimum_and_bounds_are_true_whenever_the_time_is_o
             best = brute_force(problem).total_us
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                exact(problem)
+                solve_long(problem)
             return
-        found = exact(problem, time_limit_s=0 if limited else None)
+        found = solve_long(problem, time_limit_s=0 if limited else None)
     assert found.total_us == problem.cost_us(found.states)
     assert found.lower_bound_us <= best * (1 + 1e-9) <= found.total_us * (1 + 2e-9)
     if not limited:
@@ -112,8 +113,8 @@ def test_a_block_that_agrees_with_nothing_after_it_is_read_together_with_that(
     monkeypatch.setattr(MESSAGES.MessagePassing, "_read_together", counted)
     for seed, best in enumerate(wanted):
         problem = steps(20, seed)
-        assert exact(problem).total_us == best
-        found = exact(problem, time_limit_s=0)
+        assert solve_long(problem).total_us == best
+        found = solve_long(problem, time_limit_s=0)
         assert found.lower_bound_us <= best <= found.total_us == problem.cost_us(found.states)
     assert together
 
@@ -129,7 +130,7 @@ def test_a_long_chain_is_cut_where_it_is_narrow(monkeypatch: pytest.MonkeyPatch)
     assert sorted(place for block in blocks for place in block.tables) == list(range(len(network.tables)))
     for before, after in itertools.pairwise(blocks):
         assert before.right == after.left
-    assert exact(problem).total_us == whole.total_us
+    assert solve_long(problem).total_us == whole.total_us
 
 
 def test_what_every_block_reads_is_part_of_every_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +143,7 @@ def test_what_every_block_reads_is_part_of_every_cut(monkeypatch: pytest.MonkeyP
     blocks = path_decomposition(dict(enumerate(network.tables)), network.state_counts)
     assert len(blocks) > 4
     assert all(network.names.index("mask") in block.right for block in blocks[:-3])
-    found = exact(problem)
-    monkeypatch.setattr(EXACT, "LONG", 10**6)
+    found = solve_long(problem)
     assert found.total_us == exact(problem).total_us
 
 
@@ -164,10 +164,9 @@ def test_equal_blocks_are_made_ready_and_solved_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(MESSAGES, "BlockSolver", Counted)
     problem = chain(200, None)
-    found = exact(problem)
+    found = solve_long(problem)
     assert len(made) < 12
     assert len(sent) < 40
-    monkeypatch.setattr(EXACT, "LONG", 10**6)
     assert found.total_us == pytest.approx(exact(problem).total_us, rel=1e-12)
 
 
@@ -175,8 +174,8 @@ def test_equal_blocks_are_made_ready_and_solved_once(monkeypatch: pytest.MonkeyP
 def test_a_gap_that_is_allowed_is_kept(monkeypatch: pytest.MonkeyPatch, few_states: float) -> None:
     monkeypatch.setattr(PROGRAM, "FEW_STATES", few_states)
     problem = synthetic_problem(220, 3)
-    assert len(problem.variables) > EXACT.LONG
-    proven, near = exact(problem), exact(problem, gap=0.01)
+    assert len(problem.variables) > LONG.LONG
+    proven, near = solve_long(problem), solve_long(problem, gap=0.01)
     assert proven.total_us == proven.lower_bound_us
     assert near.lower_bound_us <= proven.total_us <= near.total_us <= near.lower_bound_us * 1.01
 
@@ -184,4 +183,4 @@ def test_a_gap_that_is_allowed_is_kept(monkeypatch: pytest.MonkeyPatch, few_stat
 def test_contradictions_in_a_long_problem_are_named() -> None:
     broken = [Factor("makes", ("v300",), {("s0",): 0.0}), Factor("reads", ("v300",), {("s1",): 0.0})]
     with pytest.raises(InfeasibleError, match="'makes', 'reads' contradict each other"):
-        exact(Problem((*chain(450).factors, *broken)))
+        solve_long(Problem((*chain(450).factors, *broken)))

@@ -9,11 +9,11 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.checkpoint import checkpoint, heeding
+from autotuner.checkpoint import checkpoint
 from autotuner.solve.arc_consistency import Consistent, Domain
-from autotuner.solve.path_decomposition import PathBlock
 from autotuner.solve.tables import Codes, Costs, CostTable, Integers, keys
-from autotuner.solve.variable_splitting import kinds
+from autotuner.solve.variable_splitting import alike, marks
+from scripts.bench.solvers.path_decomposition import PathBlock
 
 # A cost that rounding left of 0 is smaller than this.
 ROUNDING = 1e-11
@@ -115,6 +115,26 @@ def linear_program(
     )
 
 
+def kinds(table: CostTable, state_counts: Sequence[int]) -> list[Codes]:
+    """Return, per variable of a table, the kind of each of its states, -1 for those without a row.
+
+    Of a table of two variables, states with the same rows at the same costs are most likely of one kind, and others
+    never are but for a chance of 1 in 2**64; of other tables, each state is a kind of its own.
+    """
+    if len(table.variables) == 2:
+        return [
+            alike(side, table.columns[side], marks(table.columns[1 - side], table.costs), state_counts[v]).of
+            for side, v in enumerate(table.variables)
+        ]
+    found = []
+    for v, column in zip(table.variables, table.columns, strict=True):
+        of = np.full(state_counts[v], -1, np.int32)
+        states = np.unique(column)
+        of[states] = np.arange(len(states))
+        found.append(of)
+    return found
+
+
 def optimal_prices(program: LinearProgram, time_limit_s: float = inf) -> NDArray[np.float64] | None:
     """Return what one more of each equation's right side would cost; None where that was not found in time."""
     from scipy.optimize import linprog  # type: ignore[import-untyped]
@@ -123,7 +143,7 @@ def optimal_prices(program: LinearProgram, time_limit_s: float = inf) -> NDArray
     shape = (len(program.right), len(program.costs))
     matrix = coo_array((program.values, (program.equations, program.places)), shape=shape).tocsc()
     options = {} if time_limit_s == inf else {"time_limit": max(0.0, time_limit_s)}
-    found = heeding(lambda: linprog(program.costs, A_eq=matrix, b_eq=program.right, method="highs-ds", options=options))
+    found = linprog(program.costs, A_eq=matrix, b_eq=program.right, method="highs-ds", options=options)
     return None if found.status else np.asarray(found.eqlin.marginals)
 
 

@@ -7,13 +7,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from autotuner.checkpoint import heeding
 from autotuner.errors import InfeasibleError
 from autotuner.solve.arc_consistency import Consistent
 from autotuner.solve.bucket_elimination import BucketElimination
-from autotuner.solve.conditioning import MOST_ROWS, cheaper, with_margin
+from autotuner.solve.conditioning import MOST_ROWS, with_margin
 from autotuner.solve.integer_program import IntegerProgram
 from autotuner.solve.limits import SolverLimits
+from scripts.bench.solvers.elimination import cheaper, parts
 
 # Writing a linear program and solving it with HiGHS needs so many bytes for each entry.
 BYTES = 450.0
@@ -58,7 +58,7 @@ def relaxed(program: IntegerProgram, time_limit_s: float = inf) -> Relaxed | Non
     rows = matrix[~is_equal], program.highest[~is_equal], matrix[is_equal], program.highest[is_equal]
     # HiGHS's presolve finds little here, in as much time as the rest takes.
     options = {"presolve": False} | ({} if time_limit_s == inf else {"time_limit": max(0.0, time_limit_s)})
-    found = heeding(lambda: linprog(program.costs, *rows, method="highs-ds", options=options))
+    found = linprog(program.costs, *rows, method="highs-ds", options=options)
     if found.status == 2:
         raise InfeasibleError("no assignment satisfies every factor")
     if found.status:
@@ -88,9 +88,10 @@ def rounded(
         if share.max() >= 1 - WHOLE:
             codes[v] = int(share.argmax())
     try:
-        rest = BucketElimination.of(_beside(left, codes), state_counts, limits)
+        rest = BucketElimination(left.names, state_counts, (), limits)
+        rest._replace(_beside(left, codes))
         codes |= rest.codes()
-        for part in rest.parts():
+        for part in parts(rest):
             plan = part if part.run(MOST_ROWS) else _cheap(part)
             if plan is None:
                 return None
