@@ -23,7 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
-from autotuner.ir.form import is_flat
+from autotuner.ir.formats import FORMATS
 from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.patterns import Operators, Pattern
 
@@ -52,7 +52,7 @@ def _strided(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
     def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
         for text in candidate.forms:
             _, colon, storage = text.rpartition(":")
-            if colon and is_flat(storage) and storage not in flat:
+            if colon and storage in FORMATS and FORMATS[storage].is_flat and storage not in flat:
                 return f"{name} reads and writes tensors by their strides, and {text} has none"
         return refuses(subgraph, candidate)
 
@@ -115,7 +115,7 @@ class Kernel:
         try:
             for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
                 tensor = subgraph.tensors[number]
-                if form.storage != "absent":
+                if not form.is_absent:
                     form.stored(tensor.dtype, tensor.axes, tensor.extents)
             reason = self.refuses(subgraph, candidate)
         except AutotunerError as error:

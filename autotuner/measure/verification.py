@@ -13,7 +13,7 @@ from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
 from autotuner.kernels.rules.elementwise import drawn_masks
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
 
@@ -63,10 +63,8 @@ class References:
         """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
         # A seed is another mask in each memory order and for each generator; bytes and bits are the same one.
-        storages = tuple(
-            str(form) if form.is_flat and form.storage != "bit" else form.storage in ("byte", "bit") for form in forms
-        )
-        key = (call.subgraph.signature, kernel.consistent, storages)
+        meanings = tuple(form.format.meaning or str(form) for form in forms)
+        key = (call.subgraph.signature, kernel.consistent, meanings)
         if not given and key in self._known:
             return self._known[key]
         wide = [self._wide(values, *pair) for pair in zip(call.subgraph.inputs, forms, strict=True)]

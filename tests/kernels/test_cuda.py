@@ -18,7 +18,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.cublaslt.matmul import oriented
 from autotuner.kernels.torch.attention import factor
 from autotuner.kernels.torch.attention_masks import library_mask
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file

@@ -18,7 +18,7 @@ from autotuner.kernels.cupy.rows import rows
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.rules.rows import FUSED, as_rows, rows_layouts
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from tests.kernels.calls import ODD, faults, layer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import BITS
+from autotuner.ir.formats import BITS
 from autotuner.ir.records import Call
 from autotuner.kernels.inductor.fused import compiled_for
 from autotuner.kernels.torch.elementwise import in_memory_order

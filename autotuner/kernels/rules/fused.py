@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from autotuner.ir.formats import RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
 from autotuner.kernels.geometry import has_programs, memory_orders, operand_numbers
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
-from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
+from autotuner.kernels.rules.elementwise import dropout_masks, stored_as, vectors
 from autotuner.kernels.rules.programs import not_as_declared
 
 FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
@@ -55,13 +56,13 @@ def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
     fixed = kept_as_declared(subgraph)
     for order in memory_orders(lead):
-        for storage in MASK_STORAGES if masks else ("raw",):
+        for storage in STRIDED_OF_MASKS if masks else (RAW,):
             row = []
             for number in subgraph.boundary:
                 own, axes = letters[number], subgraph.tensors[number].axes
                 kept = own if number in fixed else "".join(x for x in order if x in own)
-                suffix = ":byte" if number in masks and storage == "byte" else ""
-                row.append(kept.translate(str.maketrans(own, axes)) + suffix)
+                layout = kept.translate(str.maketrans(own, axes))
+                row.append(stored_as(layout, storage) if number in masks else layout)
             yield tuple(row)
 
 

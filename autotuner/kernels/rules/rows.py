@@ -11,6 +11,7 @@ from math import gcd
 from typing import Literal
 
 from autotuner.ir.form import Form
+from autotuner.ir.formats import StorageFormat
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
 from autotuner.kernels.geometry import forms_by_number, letter_sides, memory_orders, merge, operand_numbers
@@ -53,7 +54,7 @@ class RowOperand:
     """
 
     place: Place
-    storage: str
+    format: StorageFormat
     pitch: int
     offset: int
 
@@ -181,7 +182,7 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     if len(narrow) > 1:
         return "its biases, scales and norms do not run along the same axes"
     inside = [number for number in places if number in forms]
-    strange = next((number for number in inside if forms[number].storage not in ("raw", "byte", "bit")), None)
+    strange = next((number for number in inside if not _is_readable(forms[number])), None)
     if strange is not None:
         return f"it reads and writes dense tensors and masks of bytes or bits; tensor {strange} is {forms[strange]}"
     columns = "".join(sorted(next(iter(narrow)))) if narrow else whole
@@ -199,18 +200,22 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     count, width = down.extent, across.extent
     if count == 1:
         pitches = dict.fromkeys(pitches, width)
-    if any(forms[n].storage == "bit" and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
+    if any(forms[n].format.has_bits and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
         return "a mask of bits lies in another order"
     if count == 1 and not narrow:
         width = gcd(across.extent, FLAT_COLUMNS) if across.extent % FLAT_COLUMNS else FLAT_COLUMNS
         count = across.extent // width
         pitches = dict.fromkeys(inside, width)
     operands = {
-        n: RowOperand(places[n], forms[n].storage, pitches.get(n, 0) if places[n] == "full" else 0,
+        n: RowOperand(places[n], forms[n].format, pitches.get(n, 0) if places[n] == "full" else 0,
                    _offset(subgraph, n, forms[n]))
         for n in inside
     }  # fmt: skip
     return RowTable(count, width, operands, any(node.kind in NORMS for node in nodes))
+
+
+def _is_readable(form: Form) -> bool:
+    return form.format.has_bits or not (form.is_flat or form.is_absent)
 
 
 def _steps(subgraph: Subgraph, number: int, letters: str, form: Form) -> dict[str, int]:
