@@ -108,11 +108,15 @@ FORMATS: Mapping[str, StorageFormat] = {
                           decode=f"{_LIBRARIES}:from_state")
             for library, count in (("flash", 2), ("cudnn", 1), ("efficient", 2))
         ),
+        # Whether an element is above 0, which is all that ReLU's gradient reads of ReLU's result.
+        StorageFormat("sign", "uint8", _bits, {"relu": (1,), "relu_grad": (1,)}, "signs", projects=True,
+                      encode=f"{_ENCODINGS}:to_signs", decode=f"{_ENCODINGS}:from_signs", fused=True, for_memory=True),
         StorageFormat("absent", in_memory=False),
     )
 }  # fmt: skip
 
 RAW, ABSENT = "raw", "absent"
+FUSED = tuple(each.name for each in FORMATS.values() if each.fused)
 FLAT = tuple(each.name for each in FORMATS.values() if each.is_flat)
 STRIDED_OF_MASKS = tuple(each.name for each in FORMATS.values()
                          if each.in_memory and not each.is_flat and each.operands in ({}, _MASKS))  # fmt: skip

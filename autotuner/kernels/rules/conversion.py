@@ -25,7 +25,8 @@ PACKED = (("raw", "bit"), ("byte", "bit"))
 UNPACKED = (("bit", "raw"), ("bit", "byte"))
 EXPANDED = (("seed", "raw"), ("seed", "byte"))
 CAST = (("raw", "byte"), ("byte", "raw"))
-STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST)
+SIGNS = (("raw", "sign"),)
+STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS)
 """Pairs of storage formats between which a conversion leads."""
 
 
@@ -108,4 +109,5 @@ KERNELS.add(
     _changing("inductor_unpack", runs=f"{_CHANGING}:unpack", refuses=_only(UNPACKED)),
     _changing("inductor_expand", runs=f"{_CHANGING}:expand", refuses=_only(EXPANDED)),
     _changing("inductor_cast", runs=f"{_CHANGING}:cast", refuses=_only(CAST), flat=()),
+    _changing("inductor_pack_signs", runs=f"{_CHANGING}:pack_signs", refuses=_only(SIGNS)),
 )

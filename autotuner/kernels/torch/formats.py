@@ -77,6 +77,21 @@ def from_bits(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -
     return _in_declared_order(line, form, tensor)
 
 
+def to_signs(values: Tensor, form: Form, tensor: TensorType, p: float | None, seed: int) -> Tensor:
+    """Return which elements are above 0, or no number, as bits in the same places."""
+    line = values.permute([tensor.axes.index(axis) for axis in form.layout.axes]).reshape(-1)
+    ones = torch.nn.functional.pad(torch.where(line <= 0, 0.0, 1.0), (0, -line.numel() % BITS))
+    weights = 2.0 ** torch.arange(BITS, device=values.device)  # floats compile to vectors, integers do not
+    return (ones.view(-1, BITS) * weights).sum(1).to(torch.uint8)
+
+
+def from_signs(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> Tensor:
+    """Return 1 where an element was above 0, and 0 elsewhere."""
+    places = torch.arange(BITS, dtype=torch.int32, device=stored.device)
+    line = ((stored[:, None] >> places) & 1).view(-1)
+    return _in_declared_order(line, form, tensor).to(getattr(torch, tensor.dtype))
+
+
 def made_up(values: Tensor, form: Form, tensor: TensorType, p: float | None, seed: int) -> Tensor:
     """Return the state of a generator: the seed, and an offset of 0 where the format has one."""
     length = form.stored(tensor.dtype, tensor.axes, tensor.extents).length
