@@ -43,7 +43,7 @@ def written_outputs(call: Call, count: int) -> Callable[..., tuple[()]]:
 
     def body(*operands: Tensor) -> tuple[()]:
         viewed = [
-            operand if place is None else operand.unflatten(place, (-1, BITS))
+            operand if place is None else operand.unflatten(place, (-1, BITS))  # type: ignore[no-untyped-call]
             for operand, place in zip(operands, seen.places, strict=True)
         ]
         read = [
