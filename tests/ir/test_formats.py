@@ -5,11 +5,16 @@ import pytest
 from autotuner.errors import LayoutError
 from autotuner.ir.form import Form, Stored
 from autotuner.ir.formats import FORMATS, StorageFormat, format_of
-from autotuner.ir.kinds import KINDS
+from autotuner.ir.kinds import KINDS, Kind
 from autotuner.kernels.registry import load
 
 EVERY = list(FORMATS.values())
 IN_MEMORY = [each for each in EVERY if each.in_memory]
+
+
+def symbols_of(kind: Kind) -> list[str]:
+    """Return the symbols of a kind's inputs and then outputs."""
+    return [symbol for side in kind.pattern.split("->") for symbol in side.split(",") if symbol]
 
 
 @pytest.mark.parametrize("declared", EVERY, ids=list(FORMATS))
@@ -17,9 +22,7 @@ def test_a_format_is_declared_under_its_name_and_names_places_of_kinds_that_exis
     assert format_of(declared.name) is declared
     assert declared.name.isalpha()
     for kind, places in declared.operands.items():
-        sides = KINDS[kind].pattern.split("->")
-        count = sum(len(side.split(",")) if side else 0 for side in sides)
-        assert all(place < count for place in places)
+        assert all(place < len(symbols_of(KINDS[kind])) for place in places)
 
 
 @pytest.mark.parametrize("declared", IN_MEMORY, ids=[each.name for each in IN_MEMORY])
@@ -49,6 +52,18 @@ def test_signs_are_of_what_relu_makes_and_its_gradient_reads_second() -> None:
     assert signs.admits("relu_grad", 1)
     assert not signs.admits("relu_grad", 0)
     assert not signs.admits("gelu_erf_grad", 1)
+
+
+def test_formats_of_masks_are_for_all_that_kinds_write_as_masks() -> None:
+    places = {
+        kind.name: tuple(place for place, symbol in enumerate(symbols_of(kind)) if symbol == "M")
+        for kind in KINDS.values()
+        if "M" in symbols_of(kind)
+    }
+    assert {name for name, each in FORMATS.items() if each.is_of_masks} == {
+        "byte", "bit", "seed", "flash", "cudnn", "efficient",
+    }  # fmt: skip
+    assert all(dict(each.operands) == places for each in EVERY if each.is_of_masks)
 
 
 def test_any_tensor_may_be_raw_and_only_masks_may_be_bits() -> None:

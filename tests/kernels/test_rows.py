@@ -197,6 +197,26 @@ def test_masks_of_bytes_and_raw_ones_are_read_too(storage: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "launch", [{}, {"vector": 4, "unroll": 2}, {"vector": 1, "threads": 64}], ids=["bytes", "halves", "single bits"]
+)
+def test_relus_result_is_written_and_read_as_signs(launch: dict[str, int]) -> None:
+    # Rows of 80 and 160 columns: some threads have none of them.
+    for extents in (EXTENTS, EXTENTS | {"f": 160}):
+        found = sets(extents, "bfloat16", activation="relu")
+        for kinds in (("bias", "relu", "dropout"), ("dropout", "relu_grad", "bias_grad")):
+            rows = [row for row in rows_layouts(found[kinds]) if "abc:sign" in row]
+            assert faults([Call(found[kinds], Candidate("cupy_rows", rows[0], params(**launch)))]) == {}
+
+
+def test_signs_are_written_where_rows_have_whole_bytes_only() -> None:
+    subgraph = sets(EXTENTS | {"f": 77}, "bfloat16", activation="relu")["bias", "relu", "dropout"]
+    row = next(row for row in rows_layouts(subgraph) if "abc:sign" in row)
+    reason = KERNELS["cupy_rows"].refuses(subgraph, Candidate("cupy_rows", row, params(vector=1)))
+    assert reason == "it writes bits of rows of whole bytes; these have 77 columns"
+
+
+@pytest.mark.slow
 def test_gradients_of_stacked_biases_are_read_out_of_the_stack() -> None:
     space = build_space(layer(EXTENTS, "bfloat16"), space_file("cuda"))
     found = [c for c in space.calls.values() if c.candidate.kernel == "cupy_stacked_bias_grad"]

@@ -137,9 +137,11 @@ class Text:
         self._add("#pragma unroll", "for (int u = 0; u < UNROLL; ++u) {")
         self._add("const long long row = first + u * (BLOCKS * GROUPS);", "if (row < ROWS) {")
         for number in self._of("full", self._subgraph.inputs):
-            if not self._table.operands[number].format.element:
+            stored = self._table.operands[number].format
+            if not stored.element or (stored.has_bits and not stored.is_of_masks):
+                value = f"r{number}[u][k] >> v & 1" if stored.has_bits else f"widened(r{number}[u][k].at[v])"
                 self._add(f"float t{number}[CHUNKS][VECTOR];")
-                self._each(f"t{number}[k][v] = widened(r{number}[u][k].at[v]);")
+                self._each(f"t{number}[k][v] = {value};")
         for node in self._subgraph.nodes:
             if not self._is_of_vectors(node):
                 self._node(node)
@@ -195,13 +197,11 @@ class Text:
 
     def _stores(self) -> None:
         for number in self._of("full", self._subgraph.outputs):
-            pitch = self._table.operands[number].pitch
-            self._add(
-                "#pragma unroll",
-                "for (int k = 0; k < CHUNKS; ++k) {",
-                f"if (WHOLE || column[k] < COLUMNS) store(a{number} + row * {pitch} + column[k], t{number}[k]);",
-                "}",
-            )
+            operand, inside = self._table.operands[number], "WHOLE || column[k] < COLUMNS"
+            stored = f"if ({inside}) store(a{number} + row * {operand.pitch} + column[k], t{number}[k]);"
+            if operand.format.has_bits:  # threads of one byte meet in it, so all of them take part
+                stored = f"store_signs(a{number}, row * COLUMNS + column[k], t{number}[k], {inside});"
+            self._add("#pragma unroll", "for (int k = 0; k < CHUNKS; ++k) {", stored, "}")
         for number in self._of("row", self._subgraph.outputs):
             self._add(f"if (lane == 0 && tile == 0) a{number}[row] = t{number};")
 
