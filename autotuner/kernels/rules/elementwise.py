@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from autotuner.ir.form import Form, Layout
-from autotuner.ir.formats import FORMATS, RAW, STRIDED_OF_MASKS
+from autotuner.ir.formats import RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS, draws
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
@@ -57,18 +57,6 @@ def dropout_masks(subgraph: Subgraph) -> set[int]:
 def drawn_masks(subgraph: Subgraph) -> set[int]:
     """Return the numbers of the dropout masks that a subgraph draws."""
     return {number for node in subgraph.nodes if draws(node.kind) for number in node.outputs}
-
-
-def may_be_stored(subgraph: Subgraph, number: int, storage: str) -> bool:
-    """Tell whether a boundary tensor may have a storage format, by all operators of a subgraph that touch it there."""
-    side = "outputs" if number in subgraph.outputs else "inputs"
-    touching = [node for node in subgraph.nodes if number in getattr(node, side)]
-    return all(
-        FORMATS[storage].admits(node.kind, place)
-        for node in touching
-        for place, operand in enumerate(operand_numbers(node))
-        if operand == number
-    )
 
 
 def stored_as(layout: str, storage: str) -> str:

@@ -6,10 +6,10 @@ from autotuner.ir.formats import FUSED, RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
-from autotuner.kernels.geometry import forms_by_number, has_programs, memory_orders, operand_numbers
+from autotuner.kernels.geometry import has_programs, may_be_stored, memory_orders, operand_numbers
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
-from autotuner.kernels.rules.elementwise import dropout_masks, may_be_stored, stored_as, vectors
+from autotuner.kernels.rules.elementwise import dropout_masks, stored_as, vectors
 from autotuner.kernels.rules.programs import not_as_declared
 
 FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
@@ -82,9 +82,6 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
     strange = [kind for kind in subgraph.kinds if kind not in FUSIBLE]
     if strange:
         return f"{strange[0]} is not fused: {', '.join(sorted(FUSIBLE))} are"
-    for number, form in forms_by_number(subgraph, candidate).items():
-        if form.is_flat and not may_be_stored(subgraph, number, form.storage):
-            return f"it does more with tensor {number} than {form} tells"
     return not_as_declared(subgraph, candidate) if has_programs(subgraph) else None
 
 

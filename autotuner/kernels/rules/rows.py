@@ -14,10 +14,17 @@ from autotuner.ir.form import Form
 from autotuner.ir.formats import BITS, FLAT, FORMATS, RAW, StorageFormat
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
-from autotuner.kernels.geometry import forms_by_number, letter_sides, memory_orders, merge, operand_numbers
+from autotuner.kernels.geometry import (
+    forms_by_number,
+    letter_sides,
+    may_be_stored,
+    memory_orders,
+    merge,
+    operand_numbers,
+)
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.kernels.rules.elementwise import dropout_masks, may_be_stored, stored_as
+from autotuner.kernels.rules.elementwise import dropout_masks, stored_as
 from autotuner.kernels.rules.fused import global_letters, kept_as_declared
 from autotuner.kernels.rules.stacked import stacked_vector_layouts
 
@@ -190,9 +197,6 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     strange = next((number for number in inside if not _is_readable(forms[number])), None)
     if strange is not None:
         return f"it reads and writes dense tensors, bytes and bits; tensor {strange} is {forms[strange]}"
-    vague = next((n for n in inside if forms[n].is_flat and not may_be_stored(subgraph, n, forms[n].storage)), None)
-    if vague is not None:
-        return f"it does more with tensor {vague} than {forms[vague]} tells"
     columns = "".join(sorted(next(iter(narrow)))) if narrow else whole
     rows = "".join(letter for letter in whole if letter not in columns)
     steps = {number: _steps(subgraph, number, letters[number], forms[number]) for number in inside}
