@@ -72,8 +72,6 @@ def convertible(source: str, target: str, *, saving: bool = False) -> bool:
     if source == target:
         return False
     first, second = Form.parse(source), Form.parse(target)
-    if first.is_absent or second.is_absent:
-        return False
     if first.storage != second.storage:
         return saving and first.layout == second.layout and (first.storage, second.storage) in STORAGE_CHANGES
     return not first.is_flat and second.stack is None and len(second.layout.axes) > 1

@@ -65,7 +65,7 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
 def may_have(graph: Graph, name: str, form: str) -> bool:
     """Tell whether a tensor of a graph may have a form, by the operator that makes it; inputs are raw."""
     declared = Form.parse(form).format
-    if name not in graph.producers:
+    if not declared.operands or name not in graph.producers:
         return not declared.operands
     producer = graph.producers[name]
     return declared.admits(producer.kind, len(producer.inputs) + producer.outputs.index(name))
