@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from autotuner.ir.form import STORAGE_BYTES, Form
+from autotuner.ir.form import Form
+from autotuner.ir.formats import STORAGE_BYTES
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import ELEMENT_BYTES, kind_of
 from autotuner.ir.programmed import PROGRAMMED, of_operator
@@ -51,7 +52,7 @@ def largest_end(graph: Graph) -> tuple[str, int]:
 def form_bytes(graph: Graph, tensor: str, text: str) -> int:
     """Return the bytes of a tensor in a form: none where it is absent, of a slice of a stack its own only."""
     form, declared = Form.parse(text), graph.tensors[tensor]
-    if form.storage == "absent":
+    if form.is_absent:
         return 0
     lies = form.stored(declared.dtype, declared.axes, graph.shape(tensor))
     return prod(lies.extents) * _ITEM_BYTES[lies.dtype]

@@ -8,26 +8,13 @@ from math import prod
 from string import ascii_lowercase
 
 from autotuner.errors import LayoutError
+from autotuner.ir import formats
+from autotuner.ir.formats import RAW, StorageFormat, format_of
 
 Extents = Mapping[str, int]
 
 STACK_AXIS = "*"
-SAVING = ("bit", "seed")
-"""Storage formats that save memory and cost time: elements are found by their place in the memory order."""
-GENERATOR_STATES: dict[str, int] = {}
-"""Storage formats that only some kernels know, which declare them: a dropout mask as the state of their generator, with
-the number of its integers (a seed, or seed and offset). Their forms can be parsed after `autotuner.kernels.rules` is
-imported."""
-BITS = 8
-"""Elements that one byte of the bit format holds, the first in its lowest bit."""
-STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}
-"""Bytes of one element of the types that storage formats bring along."""
 _FORM = re.compile(r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?")
-
-
-def is_flat(storage: str) -> bool:
-    """Tell whether a storage format has no strides."""
-    return storage in SAVING or storage in GENERATOR_STATES
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -90,21 +77,19 @@ class Form:
     """Existence of a tensor in memory: a layout, a storage format, and its place in a stack if it is a slice.
 
     Written "blh", "bnqk:byte", "bl*np@1/3#query+key+value" (slice 1 of 3, `*` is the stacking axis) or "absent":
-    not materialised, because a fused kernel keeps the value inside. A dropout mask may be stored as bytes, as bits, or
-    as the seed from which a generator makes it again in the layout's memory order; or in a format of
-    `GENERATOR_STATES`.
+    not materialised, because a fused kernel keeps the value inside. `autotuner.ir.formats` declares the storage
+    formats: a dropout mask may be stored as bytes, as bits, or as the seed from which a generator makes it again in the
+    layout's memory order.
     """
 
     layout: Layout
-    storage: str = "raw"
+    storage: str = RAW
     stack: Stack | None = None
 
     def __post_init__(self) -> None:
-        if self.storage not in ("raw", "byte", "absent") and not self.is_flat:
-            known = ("raw", "byte", *SAVING, *GENERATOR_STATES)
-            raise LayoutError(f"{self.storage!r} is no storage format: write {', '.join(known)} or absent")
-        if self.is_flat and self.stack is not None:
-            raise LayoutError(f"a slice of a stack cannot be stored as a {self.storage}: write raw or byte")
+        if format_of(self.storage).is_flat and self.stack is not None:
+            strided = " or ".join(formats.STRIDED_OF_MASKS)
+            raise LayoutError(f"a slice of a stack cannot be stored as a {self.storage}: write {strided}")
         if (STACK_AXIS in self.layout.axes) != (self.stack is not None):
             raise LayoutError(f"{self.layout.axes!r}: a stacking axis `*` and a slice `@index/count` go together")
 
@@ -119,27 +104,46 @@ class Form:
         >>> str(Form.parse("bnqk:bit"))
         'bnqk:bit'
         """
-        if text == "absent":
+        if text == formats.ABSENT:
             return ABSENT
         match = _FORM.fullmatch(text)
         if match is None:
             raise LayoutError(f'{text!r} is no form: write a layout like "blh", with ":byte" or "@1/3" if it applies')
         index, count = match["index"], match["count"]
         stack = Stack(int(index), int(count), match["group"] or "") if index is not None else None
-        return cls(Layout(match["layout"]), match["storage"] or "raw", stack)
+        return cls(Layout(match["layout"]), match["storage"] or RAW, stack)
 
     def __str__(self) -> str:
-        if self.storage == "absent":
-            return "absent"
-        storage = "" if self.storage == "raw" else f":{self.storage}"
+        if self.is_absent:
+            return self.storage
+        storage = "" if self.is_raw else f":{self.storage}"
         stack = f"@{self.stack.index}/{self.stack.count}" if self.stack else ""
         group = f"#{self.stack.group}" if self.stack and self.stack.group else ""
         return f"{self.layout.axes}{storage}{stack}{group}"
 
     @property
+    def format(self) -> StorageFormat:
+        """The declaration of the storage format."""
+        return format_of(self.storage)
+
+    @property
+    def is_raw(self) -> bool:
+        """True where elements are stored in the tensor's own type."""
+        return self.storage == RAW
+
+    @property
+    def is_absent(self) -> bool:
+        """True where nothing is stored."""
+        return not self.format.in_memory
+
+    @property
     def is_flat(self) -> bool:
         """True where the storage format has no strides."""
-        return is_flat(self.storage)
+        return self.format.is_flat
+
+    def in_format(self, storage: str) -> "Form":
+        """Return the same layout in another storage format."""
+        return Form(self.layout, storage, self.stack)
 
     def renamed(self, old: str, new: str) -> "Form":
         """Return this form with each axis of `old` written as the one at the same place in `new`."""
@@ -183,21 +187,20 @@ class Form:
         Raises:
             LayoutError: this form's axes are not a permutation of `axes`, or it is absent.
         """
-        if self.is_flat:
+        declared = self.format
+        if declared.length is not None:
             self._must_permute(axes)
-            if self.storage == "bit":
-                length = -(-prod(extents) // BITS)
-                return Stored("uint8", (length,), (1,), 0, length)
-            length = GENERATOR_STATES.get(self.storage, 1)
-            return Stored("int64", (length,), (1,), 0, length)
-        if self.storage == "absent":
+            sizes = dict(zip(axes, extents, strict=True))
+            length = declared.length([sizes[axis] for axis in self.layout.axes])
+            return Stored(declared.element, (length,), (1,), 0, length)
+        if not declared.in_memory:
             raise LayoutError("an absent tensor is not stored")
         strides, offset, length = self.placed(axes, extents)
-        return Stored("bool" if self.storage == "byte" else dtype, extents, strides, offset, length)
+        return Stored(declared.element or dtype, extents, strides, offset, length)
 
     def _must_permute(self, axes: str) -> None:
         if sorted(self.layout.axes.replace(STACK_AXIS, "")) != sorted(axes):
             raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
 
 
-ABSENT = Form(Layout(""), "absent")
+ABSENT = Form(Layout(""), formats.ABSENT)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.form import Form
 
 SCHEMA = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -153,7 +153,7 @@ class Candidate:
     version: int = 1
 
     def parsed_forms(self) -> tuple[Form, ...]:
-        return tuple(ABSENT if text == "absent" else Form.parse(text) for text in self.forms)
+        return tuple(Form.parse(text) for text in self.forms)
 
     def to_json(self) -> dict[str, Any]:
         return {"kernel": self.kernel, "forms": self.forms, "params": self.params, "version": self.version}

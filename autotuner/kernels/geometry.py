@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations, product
 
 from autotuner.ir.form import Form
+from autotuner.ir.formats import FORMATS
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Subgraph
 
@@ -51,6 +52,21 @@ def letter_extents(subgraph: Subgraph, node: Node) -> dict[str, int]:
 
 def forms_by_number(subgraph: Subgraph, candidate: Candidate) -> dict[int, Form]:
     return dict(zip(subgraph.boundary, candidate.parsed_forms(), strict=True))
+
+
+def may_be_stored(subgraph: Subgraph, number: int, storage: str) -> bool:
+    """Tell whether a boundary tensor may have a storage format, by all operators of a subgraph that touch it there.
+
+    A conversion does not say what it converts: that is known of the tensor of a graph.
+    """
+    side = "outputs" if number in subgraph.outputs else "inputs"
+    return all(
+        FORMATS[storage].admits(node.kind, place)
+        for node in subgraph.nodes
+        if number in getattr(node, side) and node.kind in KINDS
+        for place, operand in enumerate(operand_numbers(node))
+        if operand == number
+    )
 
 
 def operand_strides(subgraph: Subgraph, node: Node, forms: Mapping[int, Form]) -> list[Strides]:

@@ -23,8 +23,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
-from autotuner.ir.form import is_flat
+from autotuner.ir.formats import FORMATS
 from autotuner.ir.records import Call, Candidate, Subgraph
+from autotuner.kernels.geometry import may_be_stored
 from autotuner.kernels.patterns import Operators, Pattern
 
 Builder = Callable[..., Callable[[], Any]]
@@ -46,17 +47,22 @@ def declared_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     yield tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
 
 
-def _strided(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
-    """Put before a rule that operands have strides, or a flat storage format that the kernel takes."""
+def _as_stored(name: str, refuses: Refuses, flat: tuple[str, ...]) -> Refuses:
+    """Put before a rule that operands have strides, or a flat storage format that the kernel takes, and that no
+    operator does more with an operand than its storage format tells."""
 
-    def refuses_flat(subgraph: Subgraph, candidate: Candidate) -> str | None:
-        for text in candidate.forms:
+    def refuses_stored(subgraph: Subgraph, candidate: Candidate) -> str | None:
+        for number, text in zip(subgraph.boundary, candidate.forms, strict=False):
             _, colon, storage = text.rpartition(":")
-            if colon and is_flat(storage) and storage not in flat:
+            if not colon or storage not in FORMATS:
+                continue
+            if FORMATS[storage].is_flat and storage not in flat:
                 return f"{name} reads and writes tensors by their strides, and {text} has none"
+            if not may_be_stored(subgraph, number, storage):
+                return f"{name} does more with tensor {number} than {text} tells"
         return refuses(subgraph, candidate)
 
-    return refuses_flat
+    return refuses_stored
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Kernel:
     def __post_init__(self) -> None:
         if self.covers and not self.patterns:
             object.__setattr__(self, "patterns", (Operators(self.covers),))
-        object.__setattr__(self, "refuses", _strided(self.name, self.refuses, self.flat))
+        object.__setattr__(self, "refuses", _as_stored(self.name, self.refuses, self.flat))
 
     def misfit(self, call: Call) -> str | None:
         """Say why a call from a file, where anything may stand, cannot run by the kernel's rules, or None."""
@@ -115,7 +121,7 @@ class Kernel:
         try:
             for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
                 tensor = subgraph.tensors[number]
-                if form.storage != "absent":
+                if not form.is_absent:
                     form.stored(tensor.dtype, tensor.axes, tensor.extents)
             reason = self.refuses(subgraph, candidate)
         except AutotunerError as error:

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
-from autotuner.ir.form import GENERATOR_STATES, Form, Stored
+from autotuner.ir.form import Form, Stored
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.programmed import FLAG, PROGRAMMED, programmed
 from autotuner.ir.programmed import ranges as program_ranges
 from autotuner.ir.records import Call, Node, Subgraph, TensorType
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.elementwise import dropout_masks
-from autotuner.kernels.torch.attention_masks import library_seed
-from autotuner.kernels.torch.masks import bits_of, decoded
+from autotuner.kernels.torch.formats import decoded, encoded, made_up_seed
 
 Boundary = Sequence[tuple[int, Form]]
 Operands = list[Tensor | None]
@@ -60,18 +59,8 @@ class Values:
 
     def stored(self, number: int, form: Form) -> Tensor:
         """Return an input's values as a form holds them, axes in declared order; a raw mask carries its scale."""
-        value = self.inputs[number]
-        match form.storage:
-            case "byte":
-                return value if value.dtype == torch.bool else value > 0
-            case "bit":
-                axes = self.subgraph.tensors[number].axes
-                return bits_of(value.permute([axes.index(axis) for axis in form.layout.axes]))
-            case storage if storage in GENERATOR_STATES:
-                return library_seed(storage, self.subgraph, number).to(self.device)
-            case "seed":
-                return torch.tensor([int(self.subgraph.signature[15:30], 16) + number], device=self.device)
-        return self.scaled(number, value) if number in self.drop else value
+        tensor, p = self.subgraph.tensors[number], self.drop.get(number)
+        return encoded(self.inputs[number], form, tensor, p, made_up_seed(self.subgraph, number))
 
     def scaled(self, number: int, keeps: Tensor) -> Tensor:
         """Return a mask of booleans as a raw one."""
@@ -172,7 +161,7 @@ class BoundarySide:
 def side_of(call: Call, name: str, numbers: Sequence[int], forms: Sequence[Form]) -> BoundarySide:
     """Return one side of a call's boundary, "input" or "output"."""
     boundary = tuple(zip(numbers, forms, strict=True))
-    places = [place for place, (_, form) in enumerate(boundary) if form.storage != "absent"]
+    places = [place for place, (_, form) in enumerate(boundary) if not form.is_absent]
     present = [boundary[place] for place in places]
     groups = []
     for group in stacks(present, call.subgraph.tensors):
@@ -234,7 +223,7 @@ def boundary_bytes(call: Call) -> int:
     """Return the bytes of one operand set, each tensor counted without the rest of its stack."""
     total = 0
     for number, form in zip(call.subgraph.boundary, call.candidate.parsed_forms(), strict=True):
-        if form.storage != "absent":
+        if not form.is_absent:
             lies = stored(call.subgraph.tensors[number], form)
             total += prod(lies.extents) * dtype_of(lies.dtype).itemsize
     return total

@@ -162,13 +162,14 @@ NO_ROOFLINE = Roofline()
 def boundary_bytes(call: Call) -> float:
     """Return the bytes that a call reads and writes at least: each tensor of its boundary once, as its form stores it.
 
-    A form or an element type that is not known here counts nothing.
+    An element type that is not known here counts nothing.
     """
     total = 0.0
     for number, form in zip(call.subgraph.boundary, call.candidate.parsed_forms(), strict=True):
-        tensor = call.subgraph.tensors[number]
-        item_bytes = {"raw": ITEM_BYTES.get(tensor.dtype, 0), "byte": 1, "bit": 1 / 8}.get(form.storage, 0)
-        total += prod(tensor.extents) * item_bytes
+        if not form.is_absent:
+            tensor = call.subgraph.tensors[number]
+            lies = form.stored(tensor.dtype, tensor.axes, tensor.extents)
+            total += prod(lies.extents) * ITEM_BYTES.get(lies.dtype, 0)
     return total
 
 

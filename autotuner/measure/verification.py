@@ -13,7 +13,7 @@ from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.registry import Kernel
 from autotuner.kernels.rules.elementwise import drawn_masks
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded, encoded
 from autotuner.measure.operands import Values, stored
 from autotuner.measure.tolerance import TOLERANCES, allowed
 
@@ -63,10 +63,8 @@ class References:
         """Return the reference outputs for inputs as the candidate's forms store them, drawn masks taken as given."""
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
         # A seed is another mask in each memory order and for each generator; bytes and bits are the same one.
-        storages = tuple(
-            str(form) if form.is_flat and form.storage != "bit" else form.storage in ("byte", "bit") for form in forms
-        )
-        key = (call.subgraph.signature, kernel.consistent, storages)
+        meanings = tuple(form.format.meaning or str(form) for form in forms)
+        key = (call.subgraph.signature, kernel.consistent, meanings)
         if not given and key in self._known:
             return self._known[key]
         wide = [self._wide(values, *pair) for pair in zip(call.subgraph.inputs, forms, strict=True)]
@@ -131,10 +129,28 @@ def fault(
         result = meant[number]
         if result.dtype == torch.bool and number in values.drop:
             result = values.scaled(number, result)
-        reason = deviation(call, result, expected[place])
+        reason = deviation(call, result, projected(call, references, number, result, expected[place]))
         if reason:
             return f"output {place} {reason}"
     return None
+
+
+def projected(call: Call, references: References, number: int, result: Tensor, reference: Tensor) -> Tensor:
+    """Return what a reference is worth in a call's form of it, next to a result.
+
+    Formats that project do so in steps. A value next to a step may come out on either side of it, so what counts is all
+    that lies between the projections of the least and the greatest value that the tolerance allows.
+    """
+    places = zip(call.subgraph.boundary, call.candidate.parsed_forms(), strict=True)
+    form = next(form for each, form in places if each == number)
+    if not form.format.projects:
+        return reference
+    tensor = call.subgraph.tensors[number]
+    limit = references.limit(call, str(result.dtype).removeprefix("torch."), reference)
+    low, high = (
+        decoded(encoded(reference + end, form, tensor), form, tensor, None).double() for end in (-limit, limit)
+    )
+    return result.double().clamp(torch.minimum(low, high), torch.maximum(low, high))
 
 
 def passes_at_once(

@@ -5,6 +5,8 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
+from autotuner.ir.formats import ABSENT
+
 SHOWN = 4
 NEAR = 6
 TOLD = 5
@@ -158,7 +160,7 @@ def short_form(form: str) -> str:
 
 def form_words(form: str) -> str:
     """Write a form for a sentence."""
-    return "no memory at all" if form == "absent" else short_form(form)
+    return "no memory at all" if form == ABSENT else short_form(form)
 
 
 def call_words(kernel: str, params: Iterable[tuple[str, Any]]) -> str:

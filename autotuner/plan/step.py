@@ -135,7 +135,7 @@ def sources_of(steps: Sequence[Step]) -> tuple[frozenset[int], ...]:
     found = []
     for number, step in enumerate(steps):
         found.append(frozenset(made[place] for place in step.inputs if place in made))
-        made |= {place: number for place in step.outputs if place[1] != "absent"}
+        made |= {place: number for place in step.outputs if not Form.parse(place[1]).is_absent}
     return tuple(found)
 
 

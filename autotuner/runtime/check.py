@@ -22,7 +22,7 @@ from autotuner.ir.form import Form
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.drop_in import apply

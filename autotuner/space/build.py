@@ -2,7 +2,6 @@
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
 from autotuner.ir.graph import Graph
-from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, Size, form_domains
@@ -16,17 +15,17 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space
     Args:
         graph: forward or training.
         file: which kernels and conversions to try.
-        saving: whether to try what costs time and saves memory, too: dropout masks packed into bits, or kept as seeds.
+        saving: whether to try what costs time and saves memory, too: tensors that change their storage format, such as
+            dropout masks packed into bits, and formats for that alone, such as seeds.
 
     Raises:
         SpaceError: the space is too large.
     """
-    kernels = tuple(name for name in file.kernels if saving or "seed" not in KERNELS[name].flat)
     size = Size(graph.name)
-    found = size.covers(covers(graph, kernels, file.max_operators))
+    found = size.covers(covers(graph, tuple(file.kernels), file.max_operators))
     families = stack_families(graph)
     given = given_forms(graph)
-    enumerated = Enumeration(graph, file, families, given, size)
+    enumerated = Enumeration(graph, file, families, given, size, saving=saving)
     anchored = size.kept(choice for cover in found for choice in enumerated.choices(cover, anchors=True))
     domains = form_domains(graph, anchored, given)
     following = size.kept(

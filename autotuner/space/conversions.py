@@ -6,11 +6,12 @@ from itertools import product
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.form import Form
+from autotuner.ir.formats import FORMATS
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.kernels.rules.conversion import STORAGE_CHANGES, conversion_of, is_mask
+from autotuner.kernels.rules.conversion import STORAGE_CHANGES, conversion_of, may_have
 from autotuner.space.choices import Choice, Conversion
 
 
@@ -26,11 +27,12 @@ def reachable(
         saving: whether those of storage formats are, too.
     """
 
-    def joins(sources: Collection[str], targets: Collection[str]) -> bool:
-        """Tell whether some source is a target, or can be converted into one."""
+    def joins(name: str, sources: Collection[str], targets: Collection[str]) -> bool:
+        """Tell whether some form of a tensor is a target, or can be converted into one."""
         checkpoint()
         return any(
-            source == target or (convert and convertible(source, target, saving=saving))
+            source == target
+            or (convert and convertible(source, target, saving=saving) and may_have(graph, name, target))
             for source in sources
             for target in targets
         )
@@ -51,8 +53,8 @@ def reachable(
         }
         kept = [
             choice for choice in choices
-            if all(joins(made.get(n, ()), [choice.by_tensor[n]]) for n in choice.cover.inputs)
-            and all(n in unread or joins([choice.by_tensor[n]], read[n]) for n in choice.cover.outputs)
+            if all(joins(n, made.get(n, ()), [choice.by_tensor[n]]) for n in choice.cover.inputs)
+            and all(n in unread or joins(n, [choice.by_tensor[n]], read[n]) for n in choice.cover.outputs)
         ]  # fmt: skip
         if len(kept) == len(choices):
             return kept
@@ -65,9 +67,9 @@ def convertible(source: str, target: str, *, saving: bool = False) -> bool:
     Slices of stacks are written by kernels only; no conversion leads into one.
 
     Args:
-        saving: whether the storage format may change instead, as it may for dropout masks.
+        saving: whether the storage format may change instead; which tensors may have it, others ask.
     """
-    if "absent" in (source, target) or source == target:
+    if source == target:
         return False
     first, second = Form.parse(source), Form.parse(target)
     if first.storage != second.storage:
@@ -86,8 +88,8 @@ def conversions_of(
     """Yield the conversions from forms that are made to forms that are read.
 
     Args:
-        saving: whether to yield those of storage formats, too, and those into bits and out of them, as which a mask
-            that is made and read otherwise can be held.
+        saving: whether to yield those of storage formats, too, and those into flat ones and out of them, as which a
+            tensor that is made and read otherwise can be held.
     """
     made: dict[str, set[str]] = {name: set(forms) for name, forms in given.items()}
     read: dict[str, set[str]] = {name: set(given[name]) for name in graph.outputs}
@@ -100,10 +102,10 @@ def conversions_of(
         axes = graph.tensors[name].axes
         local = LETTERS[: len(axes)]
         targets = read.get(name, set())
-        held = _as_bits(sources) & _as_bits(targets) if saving and is_mask(graph, name) else set()
+        held = _held_between(graph, name, sources, targets) if saving else set()
         for source, target in product(sorted(sources | held), sorted(targets | held)):
             checkpoint()
-            if not convertible(source, target, saving=saving):
+            if not (convertible(source, target, saving=saving) and may_have(graph, name, target)):
                 continue
             subgraph = conversion_of(graph, name, source, target)
             forms = tuple(str(Form.parse(t).nameless().renamed(axes, local)) for t in (source, target))
@@ -113,7 +115,21 @@ def conversions_of(
                     yield Conversion(name, source, target, candidate, canonical(subgraph, candidate))
 
 
-def _as_bits(texts: Iterable[str]) -> set[str]:
-    """Return the bit forms into which some of these forms can be converted, or which some can be made from."""
-    forms = (Form.parse(text) for text in texts if text != "absent")
-    return {str(Form(form.layout, "bit")) for form in forms if form.storage in ("raw", "byte") and form.stack is None}
+def _held_between(graph: Graph, name: str, sources: Iterable[str], targets: Iterable[str]) -> set[str]:
+    """Return the flat forms that a tensor can have between one in which it is made and one in which it is read."""
+    made, read = (
+        {form for form in map(Form.parse, texts) if form.stack is None and not form.is_absent}
+        for texts in (sources, targets)
+    )
+    between = {
+        form.in_format(storage)
+        for form in made
+        for held, storage in STORAGE_CHANGES
+        if form.storage == held and FORMATS[storage].is_flat
+    }
+    return {
+        str(form)
+        for form in between
+        if may_have(graph, name, str(form))
+        and any((form.storage, other.storage) in STORAGE_CHANGES for other in read if other.layout == form.layout)
+    }

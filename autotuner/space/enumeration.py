@@ -94,12 +94,15 @@ class Enumeration:
         families: tuple[tuple[str, ...], ...],
         given: Mapping[str, tuple[str, ...]],
         size: Size,
+        *,
+        saving: bool = False,
     ) -> None:
         self.graph = graph
         self.named = {operator.name: operator for operator in graph.operators}
         self.file = file
         self.given = given
         self._size = size
+        self._saving = saving
         self.families = families
         self.pitches = _pitches(graph, families, given)
         self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
@@ -127,12 +130,16 @@ class Enumeration:
     def _rows(self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph) -> list[tuple[str, ...]]:
         key = (kernel.name, subgraph.signature)
         if key not in self._layouts:
-            rows = list(dict.fromkeys(kernel.layouts(subgraph)))
+            rows = [row for row in dict.fromkeys(kernel.layouts(subgraph)) if self._is_offered(row)]
             if entry.layouts == "declared":
                 declared = tuple(subgraph.tensors[number].axes for number in subgraph.boundary)
                 rows = [row for row in rows if tuple(_unstacked(text) for text in row) == declared]
             self._layouts[key] = rows
         return self._layouts[key]
+
+    def _is_offered(self, row: tuple[str, ...]) -> bool:
+        """Tell whether the search space has the storage formats of a row."""
+        return all(Form.parse(text).format.is_offered(self._saving) for text in row)
 
     def _in_graph(self, cover: Cover, kernel: Kernel, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Write a row in the tensors' own axes, with stack members' names, and with pitched variants; of a kernel that

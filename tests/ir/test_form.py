@@ -51,7 +51,7 @@ def test_the_parts_of_a_form_are_read_from_its_text() -> None:
         ("bl@1", "'bl@1' is no form"),
         ("bb", "'bb' is no layout: write each axis once"),
         ("b**@0/2", "'b**' is no layout"),
-        ("bl:bits", "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient or absent"),
+        ("bl:bits", "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient, sign or absent"),
         ("b*l:bit@0/2", "a slice of a stack cannot be stored as a bit: write raw or byte"),
         ("bl*", "'bl*': a stacking axis `*` and a slice `@index/count` go together"),
         ("bl@0/2", "'bl': a stacking axis `*` and a slice `@index/count` go together"),
@@ -117,7 +117,7 @@ def test_a_nameless_form_keeps_its_place_in_the_stack() -> None:
     assert Form.parse("bl").nameless() == Form.parse("bl")
 
 
-def test_storage_is_one_of_eight() -> None:
+def test_storage_is_one_of_nine() -> None:
     with pytest.raises(LayoutError, match="'float' is no storage format: write raw, byte, bit, seed, flash, cudnn, "):
         Form(Layout("b"), "float")
 

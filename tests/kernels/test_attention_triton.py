@@ -18,7 +18,7 @@ from autotuner.ir.records import Call, Candidate, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.rules.attention_triton import WIDE, dropped_by_bits, kept_levels
 from autotuner.kernels.torch.attention import factor
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file

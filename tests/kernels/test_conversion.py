@@ -197,5 +197,7 @@ def test_the_p_of_a_mask_comes_from_the_operator_that_draws_it() -> None:
     mask, other = "attention_dropout_mask", "residual1"
     assert conversion_of(graph, mask, "bnqk", "bnqk:bit").nodes[0].attributes == (("p", 0.125),)
     assert conversion_of(graph, mask, "bnqk", "nbqk").nodes[0].attributes == ()
-    with pytest.raises(KernelError, match=f"tensor '{other}' cannot go from blh to blh:bit: only dropout masks"):
+    with pytest.raises(
+        KernelError, match=f"tensor '{other}' cannot go from blh to blh:bit: only operands of dropout_mask "
+    ):
         conversion_of(graph, other, "blh", "blh:bit")

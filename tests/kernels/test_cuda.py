@@ -18,7 +18,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.cublaslt.matmul import oriented
 from autotuner.kernels.torch.attention import factor
 from autotuner.kernels.torch.attention_masks import library_mask
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
@@ -336,3 +336,12 @@ def test_masks_of_bits_drawn_in_a_graph_differ_from_replay_to_replay() -> None:
         assert float(kept.double().mean()) == pytest.approx(0.9, abs=6e-3)
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[1], seen[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_relus_result_as_signs_equals_the_reference(dtype: str) -> None:
+    space = build_space(layer(HEADS, dtype, activation="relu"), space_file("cuda"), saving=True)
+    found = [call for call in space.calls.values() if any(text.endswith(":sign") for text in call.candidate.forms)]
+    assert {call.candidate.kernel for call in found} == {"cupy_rows", "inductor", "inductor_pack_signs"}
+    assert verified(found) == {}

@@ -53,7 +53,7 @@ def test_every_row_of_every_set_places_its_operands() -> None:
             candidate = Candidate("inductor", row)
             assert KERNELS["inductor"].refuses(subgraph, candidate) is None
             for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
-                form.placed(subgraph.tensors[number].axes, subgraph.tensors[number].extents)
+                form.stored("float32", subgraph.tensors[number].axes, subgraph.tensors[number].extents)
 
 
 def test_masks_double_the_rows_and_parameters_keep_their_order() -> None:

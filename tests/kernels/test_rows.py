@@ -18,7 +18,7 @@ from autotuner.kernels.cupy.rows import rows
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.rules.rows import FUSED, as_rows, rows_layouts
-from autotuner.kernels.torch.masks import decoded
+from autotuner.kernels.torch.formats import decoded
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from tests.kernels.calls import ODD, faults, layer
@@ -194,6 +194,26 @@ def test_masks_of_bytes_and_raw_ones_are_read_too(storage: str) -> None:
     call = declared(sets(EXTENTS, "bfloat16")["dropout", "gelu_erf_grad", "bias_grad"])
     forms = tuple(form.replace(":bit", f":{storage}") for form in call.candidate.forms)
     assert faults([Call(call.subgraph, Candidate("cupy_rows", forms, params()))]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launch", [{}, {"vector": 4, "unroll": 2}, {"vector": 1, "threads": 64}], ids=["bytes", "halves", "single bits"]
+)
+def test_relus_result_is_written_and_read_as_signs(launch: dict[str, int]) -> None:
+    # Rows of 80 and 160 columns: some threads have none of them.
+    for extents in (EXTENTS, EXTENTS | {"f": 160}):
+        found = sets(extents, "bfloat16", activation="relu")
+        for kinds in (("bias", "relu", "dropout"), ("dropout", "relu_grad", "bias_grad")):
+            rows = [row for row in rows_layouts(found[kinds]) if "abc:sign" in row]
+            assert faults([Call(found[kinds], Candidate("cupy_rows", rows[0], params(**launch)))]) == {}
+
+
+def test_signs_are_written_where_rows_have_whole_bytes_only() -> None:
+    subgraph = sets(EXTENTS | {"f": 77}, "bfloat16", activation="relu")["bias", "relu", "dropout"]
+    row = next(row for row in rows_layouts(subgraph) if "abc:sign" in row)
+    reason = KERNELS["cupy_rows"].refuses(subgraph, Candidate("cupy_rows", row, params(vector=1)))
+    assert reason == "it writes bits of rows of whole bytes; these have 77 columns"
 
 
 @pytest.mark.slow

@@ -19,7 +19,10 @@ from tests.solve.problem.test_saving import with_dear_bytes
 
 pytestmark = pytest.mark.slow
 
+UNIT = 60.0
+
 COMPILED = ("inductor", "inductor_threefry")
+WHOLE_BYTES = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4, "f": 16}
 
 
 def holding_little(of: Model, seed: int) -> Configuration:
@@ -43,3 +46,20 @@ def test_a_plan_that_holds_little_computes_what_the_framework_does(p: float, see
     assert report.ok, report.worst
     little, much = (memory(make_plan(each)).held_bytes for each in (found, configuration(of)))
     assert little < 0.7 * much
+
+
+@pytest.mark.slow
+def test_a_plan_holds_relus_result_as_signs_and_computes_what_the_framework_does() -> None:
+    of = model(WHOLE_BYTES, p=WITH_DROPOUT, activation="relu")
+    space = build_space(training_graph(of.graph()), CPU, saving=True)
+    # Every operator costs as much as 60 bytes: to repeat dropout, for want of its result, is dearer than 24 of signs.
+    costs = {each.call.key: UNIT for each in space.conversions}
+    costs |= {choice.call.key: UNIT * len(choice.cover.operators) for choice in space.choices}
+    formulation = formulate(space, saving=True).priced(costs)
+    known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
+    found = replace(configuration(of), steps=steps_of(formulation, with_dear_bytes(formulation.problem, us=1), known))
+    held = {place for step in found.steps if step.phase == "backward" for place in step.inputs}
+    assert ("activation", "blf:sign") in held
+    assert ("activation", "blf") not in held
+    report = check(found)
+    assert report.ok, report.worst

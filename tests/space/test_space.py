@@ -36,8 +36,9 @@ SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forw
 CPU = search_spaces_dir() / "kernels" / "cpu.yaml"
 
 
-def layer(dtype: str = "float32", p: float = 0.1) -> Graph:
-    return training_graph(load_model("bert-encoder").instantiate(None, ODD, dict.fromkeys(SITES, p), dtype).graph())
+def layer(dtype: str = "float32", p: float = 0.1, **options: str) -> Graph:
+    chosen = dict.fromkeys(SITES, p) | options
+    return training_graph(load_model("bert-encoder").instantiate(None, ODD, chosen, dtype).graph())
 
 
 def linear(tmp_path: Path, *, train: bool = False) -> Graph:
@@ -427,6 +428,15 @@ def test_to_save_memory_a_space_has_seeds_and_changes_of_storage_beside_all_that
     }  # fmt: skip
     assert {c.tensor.rpartition("_")[2] for c in changes} == {"mask"}
     assert {c.call.subgraph.nodes[0].attributes for c in changes} == {(("p", 0.1),)}
+
+
+def test_to_save_memory_relus_result_may_be_held_as_signs() -> None:
+    graph = layer(activation="relu")
+    saving, plainly = (build_space(graph, load_space(CPU), saving=saving) for saving in (True, False))
+    assert forms(saving, "activation") == forms(plainly, "activation") | {"blf:sign"}
+    signs = [each for each in saving.conversions if each.target.endswith(":sign")]
+    assert {(each.tensor, each.source, each.target) for each in signs} == {("activation", "blf", "blf:sign")}
+    assert not any("sign" in text for choice in plainly.choices for text in choice.forms)
 
 
 def test_a_slice_with_the_stack_outermost_is_an_ordinary_tensor() -> None:

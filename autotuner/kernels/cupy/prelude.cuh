@@ -50,6 +50,19 @@ DEVICE void store(T* to, const float (&from)[N]) {
     *reinterpret_cast<Vector<T, N>*>(to) = packed;
 }
 
+// Write which of some elements are above 0, or no number, as bits from a place on. Where threads have fewer than eight
+// elements each, those of one byte join theirs; all threads of a warp call this, and `inside` says whose bits count.
+template <int N>
+DEVICE void store_signs(uint8* to, long long place, const float (&from)[N], bool inside) {
+    uint32 bits = 0;
+#pragma unroll
+    for (int v = 0; v < N; ++v) bits |= (uint32)!(from[v] <= 0) << v;
+    bits <<= place & 7;
+#pragma unroll
+    for (int step = 1; step < 8 / N; step *= 2) bits |= (uint32)shuffled((float)bits, step);
+    if (inside && (place & 7) == 0) to[place >> 3] = (uint8)bits;
+}
+
 // The standard normal distribution below -|x|, and exp(-x^2 / 2), which GELU's gradient needs too. The first is
 // t P(t) exp(-x^2 / 2) with t = 1 / (1 + a |x|), P fitted to a relative error of 1.2e-6.
 DEVICE void normal_tail(float x, float& tail, float& bell) {

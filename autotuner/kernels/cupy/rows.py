@@ -56,7 +56,7 @@ def _aligned(launch: RowLaunch, table: RowTable, tensors: Mapping[int, Tensor]) 
     """Return a launch with vectors as short as the addresses ask for, which need not be those of measuring."""
     vector = launch.vector
     for number, operand in table.operands.items():
-        if operand.place == "full" and operand.storage != "bit":
+        if operand.place == "full" and not operand.format.has_bits:
             size = tensors[number].element_size()
             while vector > 1 and tensors[number].data_ptr() % min(vector * size, 16):
                 vector //= 2
@@ -98,8 +98,8 @@ class Text:
                   "for (int v = 0; v < VECTOR; ++v) {", *lines, "}", "}")  # fmt: skip
 
     def _type(self, number: int) -> str:
-        storage = self._table.operands[number].storage if number in self._table.operands else "raw"
-        return "uint8" if storage in ("byte", "bit") else TYPES[self._subgraph.tensors[number].dtype]
+        narrow = number in self._table.operands and self._table.operands[number].format.element
+        return "uint8" if narrow else TYPES[self._subgraph.tensors[number].dtype]
 
     def _over_rows(self) -> None:
         launch, table = self._launch, self._table
@@ -137,9 +137,11 @@ class Text:
         self._add("#pragma unroll", "for (int u = 0; u < UNROLL; ++u) {")
         self._add("const long long row = first + u * (BLOCKS * GROUPS);", "if (row < ROWS) {")
         for number in self._of("full", self._subgraph.inputs):
-            if self._table.operands[number].storage == "raw":
+            stored = self._table.operands[number].format
+            if not stored.element or (stored.has_bits and not stored.is_of_masks):
+                value = f"r{number}[u][k] >> v & 1" if stored.has_bits else f"widened(r{number}[u][k].at[v])"
                 self._add(f"float t{number}[CHUNKS][VECTOR];")
-                self._each(f"t{number}[k][v] = widened(r{number}[u][k].at[v]);")
+                self._each(f"t{number}[k][v] = {value};")
         for node in self._subgraph.nodes:
             if not self._is_of_vectors(node):
                 self._node(node)
@@ -171,7 +173,7 @@ class Text:
         """Load what `UNROLL` rows need before anything is computed of them."""
         full = self._of("full", self._subgraph.inputs)
         for number in full:
-            if self._table.operands[number].storage == "bit":
+            if self._table.operands[number].format.has_bits:
                 self._add(f"uint32 r{number}[UNROLL][CHUNKS] = {{}};")
             else:
                 self._add(f"Vector<{self._type(number)}, VECTOR> r{number}[UNROLL][CHUNKS] = {{}};")
@@ -185,7 +187,7 @@ class Text:
         self._add("#pragma unroll", "for (int k = 0; k < CHUNKS; ++k) {", "if (WHOLE || column[k] < COLUMNS) {")
         for number in full:
             operand = self._table.operands[number]
-            if operand.storage == "bit":
+            if operand.format.has_bits:
                 self._add(f"const long long i{number} = row * COLUMNS + column[k];",
                           f"r{number}[u][k] = (uint32)a{number}[i{number} >> 3] >> (i{number} & 7);")  # fmt: skip
             else:
@@ -195,13 +197,11 @@ class Text:
 
     def _stores(self) -> None:
         for number in self._of("full", self._subgraph.outputs):
-            pitch = self._table.operands[number].pitch
-            self._add(
-                "#pragma unroll",
-                "for (int k = 0; k < CHUNKS; ++k) {",
-                f"if (WHOLE || column[k] < COLUMNS) store(a{number} + row * {pitch} + column[k], t{number}[k]);",
-                "}",
-            )
+            operand, inside = self._table.operands[number], "WHOLE || column[k] < COLUMNS"
+            stored = f"if ({inside}) store(a{number} + row * {operand.pitch} + column[k], t{number}[k]);"
+            if operand.format.has_bits:  # threads of one byte meet in it, so all of them take part
+                stored = f"store_signs(a{number}, row * COLUMNS + column[k], t{number}[k], {inside});"
+            self._add("#pragma unroll", "for (int k = 0; k < CHUNKS; ++k) {", stored, "}")
         for number in self._of("row", self._subgraph.outputs):
             self._add(f"if (lane == 0 && tile == 0) a{number}[row] = t{number};")
 
@@ -253,11 +253,11 @@ class Text:
     def _factor(self, node: Node) -> str:
         """Return what dropout multiplies an element by."""
         mask = node.inputs[1]
-        storage = self._table.operands[mask].storage
-        if storage == "raw":
+        stored = self._table.operands[mask].format
+        if not stored.element:
             return f"t{mask}[k][v]"
         scale = f"{1 / (1 - float(dict(node.attributes)['p']))!r}f"
-        kept = f"r{mask}[u][k].at[v]" if storage == "byte" else f"(r{mask}[u][k] >> v & 1)"
+        kept = f"(r{mask}[u][k] >> v & 1)" if stored.has_bits else f"r{mask}[u][k].at[v]"
         return f"({kept} ? {scale} : 0.0f)"
 
     def _layer_norm(self, node: Node) -> None:

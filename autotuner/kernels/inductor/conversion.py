@@ -1,4 +1,4 @@
-"""Conversions of a dropout mask from one storage format to another.
+"""Conversions from one storage format to another: of dropout masks, and of what is read for its sign.
 
 They are compiled loops over memory as it lies, once through for each. A loop over booleans,
 or from integers to bytes, compiles to scalar code that is 5 to 40 times slower (torch 2.13, Xeon with AVX-512), so
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import BITS
+from autotuner.ir.formats import BITS
 from autotuner.ir.records import Call
 from autotuner.kernels.inductor.fused import compiled_for
 from autotuner.kernels.torch.elementwise import in_memory_order
 from autotuner.kernels.torch.masks import DRAWS, drawn_keeps, part_length
 
 Run = Callable[[], Any]
+Body = Callable[[Tensor, Tensor], tuple[()]]
 
 WORD = 64
 # Raw masks are packed through so many bytes of workspace: a share of a second-level cache.
@@ -44,23 +45,31 @@ def pack(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run
     """Pack a mask into bits. A raw one is turned into bytes first, a part at a time."""
     source, bits = _line(inputs[0]), outputs[0]
     whole = source.numel() // BITS * BITS
-    runs = [_packs_rest(source[whole:], bits[whole // BITS :])] if whole < source.numel() else []
+    runs = [_packs_rest(source[whole:], bits[whole // BITS :], _to_bytes)] if whole < source.numel() else []
     if whole and source.dtype == torch.uint8:
         operands = [source[:whole].view(torch.int64), bits[: whole // BITS]]
         compiled = _compiled(call, _to_bits, operands)
         runs.append(lambda: compiled(list(operands)))
     elif whole:
-        runs.append(_packs_raw(call, source[:whole], bits[: whole // BITS]))
+        runs.append(_packs_raw(call, source[:whole], bits[: whole // BITS], _to_bytes))
     return _together(runs)
 
 
-def _packs_raw(call: Call, source: Tensor, bits: Tensor) -> Run:
+def pack_signs(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Pack into bits which elements are above 0, or no numbers."""
+    source, bits = _line(inputs[0]), outputs[0]
+    whole = source.numel() // BITS * BITS
+    rest = [_packs_rest(source[whole:], bits[whole // BITS :], _signs)] if whole < source.numel() else []
+    return _together([*rest, *([_packs_raw(call, source[:whole], bits[: whole // BITS], _signs)] if whole else [])])
+
+
+def _packs_raw(call: Call, source: Tensor, bits: Tensor, body: Body) -> Run:
     size = min(CHUNK, len(source))
     # The last part begins earlier where it would be shorter, so that all are compiled once.
     starts = [*range(0, len(source) - size, size), len(source) - size]
     parts = [(source[start : start + size], bits[start // BITS : (start + size) // BITS]) for start in starts]
     some = torch.empty(size, dtype=torch.uint8, device=source.device)
-    to_bytes = _compiled(call, _to_bytes, (parts[0][0], some))
+    to_bytes = _compiled(call, body, (parts[0][0], some))
     to_bits = _compiled(call, _to_bits, (some.view(torch.int64), parts[0][1]))
 
     def run() -> None:
@@ -73,13 +82,13 @@ def _packs_raw(call: Call, source: Tensor, bits: Tensor) -> Run:
     return run
 
 
-def _packs_rest(source: Tensor, bits: Tensor) -> Run:
+def _packs_rest(source: Tensor, bits: Tensor, body: Body) -> Run:
     """Pack the last elements, fewer than fill a byte."""
     ones = torch.zeros(BITS, dtype=torch.uint8, device=source.device)
     eight, shorter = ones.view(torch.int64), ones[: len(source)]
 
     def run() -> None:
-        shorter.copy_(source != 0)
+        body(source, shorter)
         _to_bits(eight, bits)
 
     return run
@@ -149,7 +158,11 @@ def expand(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
 def _compiled(call: Call, body: Callable[..., tuple[()]], operands: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Compile a loop over rows; masks of other axes and orders with as many elements share it."""
     rows = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in operands)
-    return compiled_for(f"{call.candidate.kernel} {body.__name__} p={_p(call)}: {rows}", body, operands)
+    return compiled_for(
+        f"{call.candidate.kernel} {body.__name__} p={dict(call.subgraph.nodes[0].attributes).get('p')}: {rows}",
+        body,
+        operands,
+    )
 
 
 def _line(tensor: Tensor) -> Tensor:
@@ -176,6 +189,12 @@ def _together(runs: Sequence[Run]) -> Run:
 def _to_bytes(raw: Tensor, ones: Tensor) -> tuple[()]:
     """Write 0 for 0 and 1 for the scale, which is never below 1."""
     ones.copy_(raw.clamp(max=1).to(torch.uint8))
+    return ()
+
+
+def _signs(raw: Tensor, ones: Tensor) -> tuple[()]:
+    """Write 1 where ReLU's gradient lets through what arrives, as the framework does: also behind NaN."""
+    ones.copy_(torch.where(raw <= 0, 0.0, 1.0).to(torch.uint8))
     return ()
 
 

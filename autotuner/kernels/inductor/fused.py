@@ -13,8 +13,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from autotuner.ir.formats import BITS
 from autotuner.ir.records import Call
+from autotuner.kernels.inductor.whole_bytes import BytesSeen, by_whole_bytes
 from autotuner.kernels.reference import evaluate
+from autotuner.kernels.torch.formats import decoded, encoded
 
 Compiled = Callable[[list[Tensor]], Any]
 
@@ -27,13 +30,30 @@ def fused(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ca
 
 
 def written_outputs(call: Call, count: int) -> Callable[..., tuple[()]]:
-    """Return a function of `count` inputs and the outputs, which computes a subgraph and copies results into these."""
+    """Return a function of `count` inputs and the outputs, which computes a subgraph and copies results into these.
+
+    What is stored in a flat format is decoded before the operators, and encoded behind them.
+    """
+    forms = call.candidate.parsed_forms()
+    seen = by_whole_bytes(call.subgraph, forms) if any(form.is_flat for form in forms) else None
+    if seen is None:
+        seen = BytesSeen(call.subgraph, forms, (None,) * len(forms))
+    tensors = [seen.subgraph.tensors[number] for number in seen.subgraph.boundary]
+    stored = list(zip(seen.forms, tensors, strict=True))
 
     def body(*operands: Tensor) -> tuple[()]:
-        made = evaluate(call.subgraph, operands[:count])
-        for target, value in zip(operands[count:], made, strict=True):
+        viewed = [
+            operand if place is None else operand.unflatten(place, (-1, BITS))  # type: ignore[no-untyped-call]
+            for operand, place in zip(operands, seen.places, strict=True)
+        ]
+        read = [
+            decoded(operand, form, tensor, None) if form.is_flat else operand
+            for operand, (form, tensor) in zip(viewed[:count], stored, strict=False)
+        ]
+        made = evaluate(seen.subgraph, read)
+        for target, value, (form, tensor) in zip(viewed[count:], made, stored[count:], strict=True):
             if value is not None:
-                target.copy_(value)
+                target.copy_(encoded(value, form, tensor) if form.is_flat else value)
         return ()
 
     return body

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import floor
 
-from autotuner.ir.form import GENERATOR_STATES
 from autotuner.ir.records import Candidate, Subgraph, TensorType
 from autotuner.ir.scores import cap_of
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
@@ -72,9 +71,6 @@ def cap_of_scores(subgraph: Subgraph) -> float | None:
     node = next((node for node in subgraph.nodes if node.kind == "pointwise"), None)
     return None if node is None else cap_of(str(dict(node.attributes)["program"]))
 
-
-# Storage formats in which the kernels of CUDA's libraries, and their backwards, have the mask of dropped weights.
-GENERATOR_STATES.update(flash=2, cudnn=1, efficient=2)
 
 ADDED = ("mask", "bias")
 """Kinds that add something to the scores."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.form import Form
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
     HALVES,
@@ -52,7 +52,7 @@ def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why this candidate is not one strided, batched matrix product, or None if it is."""
     node = contraction_of(subgraph)
     forms = _with_product(subgraph, candidate)
-    if ABSENT in forms.values():
+    if any(form.is_absent for form in forms.values()):
         return "a matrix product reads and writes every operand"
     matrices = as_matrices(node, operand_strides(subgraph, node, forms), letter_extents(subgraph, node))
     if isinstance(matrices, str):

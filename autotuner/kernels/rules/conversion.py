@@ -1,14 +1,15 @@
 """Conversions: a tensor copied from one form to another, measured like any other operator.
 
-A conversion changes the memory order, or the storage format of a dropout mask, never both. One that changes the storage
-format carries the p of the mask: raw masks hold 0 and 1 / (1 - p), and a seed stands for a mask only together with p.
+A conversion changes the memory order, or the storage format, never both. One that changes the storage format of a
+dropout mask carries its p: raw masks hold 0 and 1 / (1 - p), and a seed stands for a mask only together with p.
 """
 
 from collections.abc import Iterable
 from functools import partial
 
 from autotuner.errors import KernelError
-from autotuner.ir.form import SAVING, Form
+from autotuner.ir.form import Form
+from autotuner.ir.formats import FLAT
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
@@ -18,14 +19,15 @@ from autotuner.kernels.registry import KERNELS, Kernel, Refuses
 KIND = "conversion"
 
 _COPY = "autotuner.kernels.torch.elementwise:copy"
-_MASKS = "autotuner.kernels.inductor.conversion"
+_CHANGING = "autotuner.kernels.inductor.conversion"
 
 PACKED = (("raw", "bit"), ("byte", "bit"))
 UNPACKED = (("bit", "raw"), ("bit", "byte"))
 EXPANDED = (("seed", "raw"), ("seed", "byte"))
 CAST = (("raw", "byte"), ("byte", "raw"))
-STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST)
-"""Pairs of storage formats of a mask between which a conversion leads."""
+SIGNS = (("raw", "sign"),)
+STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS)
+"""Pairs of storage formats between which a conversion leads."""
 
 
 def conversion(tensor: TensorType, p: float | None = None) -> Subgraph:
@@ -44,21 +46,29 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
     """Return the record of converting a tensor of a graph from one form to another.
 
     Raises:
-        KernelError: the storage format changes, and the tensor is no dropout mask.
+        KernelError: the storage format changes, and the tensor may not have the one or the other.
     """
     tensor = TensorType(graph.shape(name), graph.tensors[name].dtype)
     if Form.parse(source).storage == Form.parse(target).storage:
         return conversion(tensor)
-    if not is_mask(graph, name):
-        raise KernelError(
-            f"tensor {name!r} cannot go from {source} to {target}: only dropout masks change their storage"
-        )
-    return conversion(tensor, float(graph.producers[name].attribute("p")))
+    for text in (source, target):
+        if not may_have(graph, name, text):
+            declared = Form.parse(text).format
+            raise KernelError(
+                f"tensor {name!r} cannot go from {source} to {target}: only operands of "
+                f"{' and '.join(declared.operands)} are stored as a {declared.name}"
+            )
+    producer = graph.producers.get(name)
+    return conversion(tensor, float(producer.attribute("p")) if producer and draws(producer.kind) else None)
 
 
-def is_mask(graph: Graph, name: str) -> bool:
-    """Tell whether a tensor of a graph is a dropout mask."""
-    return name in graph.producers and draws(graph.producers[name].kind)
+def may_have(graph: Graph, name: str, form: str) -> bool:
+    """Tell whether a tensor of a graph may have a form, by the operator that makes it; inputs are raw."""
+    declared = Form.parse(form).format
+    if not declared.operands or name not in graph.producers:
+        return not declared.operands
+    producer = graph.producers[name]
+    return declared.admits(producer.kind, len(producer.inputs) + producer.outputs.index(name))
 
 
 def nothing_to_convert(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -84,18 +94,20 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Refuses:
             return f"{said}: the storage format changes in one memory order"
         if forms[0].stack or forms[1].stack:
             return f"{said}: the storage format of a slice of a stack stays"
-        if "p" not in dict(subgraph.nodes[0].attributes):
+        masks = any(form.format.is_of_masks for form in forms.values())
+        if masks and "p" not in dict(subgraph.nodes[0].attributes):
             return f"{said}: the record does not say the p of the mask"
         return None
 
     return refuses
 
 
-_masks = partial(Kernel, covers=(KIND,), compiles=True, flat=SAVING)
+_changing = partial(Kernel, covers=(KIND,), compiles=True, flat=FLAT)
 KERNELS.add(
     Kernel("torch_copy", (KIND,), _COPY, refuses=nothing_to_convert, version=2, pitched=True),
-    _masks("inductor_pack", runs=f"{_MASKS}:pack", refuses=_only(PACKED)),
-    _masks("inductor_unpack", runs=f"{_MASKS}:unpack", refuses=_only(UNPACKED)),
-    _masks("inductor_expand", runs=f"{_MASKS}:expand", refuses=_only(EXPANDED)),
-    _masks("inductor_cast", runs=f"{_MASKS}:cast", refuses=_only(CAST), flat=()),
+    _changing("inductor_pack", runs=f"{_CHANGING}:pack", refuses=_only(PACKED)),
+    _changing("inductor_unpack", runs=f"{_CHANGING}:unpack", refuses=_only(UNPACKED)),
+    _changing("inductor_expand", runs=f"{_CHANGING}:expand", refuses=_only(EXPANDED)),
+    _changing("inductor_cast", runs=f"{_CHANGING}:cast", refuses=_only(CAST), flat=()),
+    _changing("inductor_pack_signs", runs=f"{_CHANGING}:pack_signs", refuses=_only(SIGNS)),
 )

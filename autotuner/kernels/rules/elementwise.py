@@ -7,7 +7,8 @@ parameters keep their declared order.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from autotuner.ir.form import ABSENT, Form
+from autotuner.ir.form import Form, Layout
+from autotuner.ir.formats import RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS, draws
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import (
@@ -25,8 +26,6 @@ from autotuner.kernels.patterns import ParameterCasts
 from autotuner.kernels.registry import KERNELS, Kernel
 
 Refuses = Callable[[Subgraph, Candidate], str | None]
-
-MASK_STORAGES = ("raw", "byte")
 
 
 def widest(node: Node) -> str:
@@ -60,6 +59,11 @@ def drawn_masks(subgraph: Subgraph) -> set[int]:
     return {number for node in subgraph.nodes if draws(node.kind) for number in node.outputs}
 
 
+def stored_as(layout: str, storage: str) -> str:
+    """Return the form of a layout, "blh", in a storage format."""
+    return str(Form(Layout(layout), storage))
+
+
 def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate memory orders of the widest operand; the others follow it; masks in each storage format."""
     node = subgraph.nodes[0]
@@ -72,10 +76,8 @@ def same_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
             axes = subgraph.tensors[number].axes
             kept = letters if number in fixed else "".join(x for x in order if x in letters)
             row[number] = kept.translate(str.maketrans(letters, axes))
-        for storage in MASK_STORAGES if masks & set(subgraph.boundary) else ("raw",):
-            yield tuple(
-                row[number] + (":byte" if number in masks and storage == "byte" else "") for number in subgraph.boundary
-            )
+        for storage in STRIDED_OF_MASKS if masks & set(subgraph.boundary) else (RAW,):
+            yield tuple(stored_as(row[n], storage) if n in masks else row[n] for n in subgraph.boundary)
 
 
 def layouts_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -83,7 +85,7 @@ def layouts_differ(subgraph: Subgraph, candidate: Candidate) -> str | None:
     node = subgraph.nodes[0]
     forms = forms_by_number(subgraph, candidate)
     present = {number for number in operand_numbers(node) if number in forms}
-    if any(forms[number] is ABSENT or forms[number].storage == "absent" for number in present):
+    if any(forms[number].is_absent for number in present):
         return f"{node.kind} reads and writes every operand"
     extents = letter_extents(subgraph, node)
     pairs = [
@@ -104,7 +106,7 @@ def layouts_of_casts_differ(subgraph: Subgraph, candidate: Candidate) -> str | N
     forms = forms_by_number(subgraph, candidate)
     for node in subgraph.nodes:
         source, made = (forms[number] for number in operand_numbers(node))
-        if node.kind != "cast" or str(source) != str(made) or source.storage != "raw":
+        if node.kind != "cast" or str(source) != str(made) or not source.is_raw:
             return f"it casts tensors as they lie; one lies as {source}, and its cast as {made}"
     return None
 

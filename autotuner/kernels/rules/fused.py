@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from autotuner.ir.formats import FUSED, RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
-from autotuner.kernels.geometry import has_programs, memory_orders, operand_numbers
+from autotuner.kernels.geometry import has_programs, may_be_stored, memory_orders, operand_numbers
 from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
-from autotuner.kernels.rules.elementwise import MASK_STORAGES, dropout_masks, vectors
+from autotuner.kernels.rules.elementwise import dropout_masks, stored_as, vectors
 from autotuner.kernels.rules.programs import not_as_declared
 
 FUSIBLE = frozenset(kind.name for kind in KINDS.values() if kind.fusible)
@@ -45,7 +46,8 @@ def kept_as_declared(subgraph: Subgraph) -> set[int]:
 def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     """Enumerate memory orders of the widest operand; the others follow it, parameters stay as declared.
 
-    Where one of the operators is a program, all stay as declared.
+    Masks are tried in each format with strides, other tensors raw and in each format that is fused. Where one of the
+    operators is a program, all stay as declared.
     """
     if has_programs(subgraph):
         yield from declared_layouts(subgraph)
@@ -54,15 +56,25 @@ def fused_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
     lead = max(letters.values(), key=len)
     masks = dropout_masks(subgraph) & set(subgraph.boundary)
     fixed = kept_as_declared(subgraph)
+    of_masks = [dict.fromkeys(masks, storage) for storage in (STRIDED_OF_MASKS if masks else (RAW,))]
+    of_others = [dict.fromkeys(numbers, storage) for storage, numbers in fused_formats(subgraph).items()]
     for order in memory_orders(lead):
-        for storage in MASK_STORAGES if masks else ("raw",):
-            row = []
-            for number in subgraph.boundary:
-                own, axes = letters[number], subgraph.tensors[number].axes
-                kept = own if number in fixed else "".join(x for x in order if x in own)
-                suffix = ":byte" if number in masks and storage == "byte" else ""
-                row.append(kept.translate(str.maketrans(own, axes)) + suffix)
-            yield tuple(row)
+        layouts = {}
+        for number in subgraph.boundary:
+            own, axes = letters[number], subgraph.tensors[number].axes
+            kept = own if number in fixed else "".join(x for x in order if x in own)
+            layouts[number] = kept.translate(str.maketrans(own, axes))
+        for chosen in (mask | other for other in ({}, *of_others) for mask in of_masks):
+            yield tuple(stored_as(layouts[number], chosen.get(number, RAW)) for number in subgraph.boundary)
+
+
+def fused_formats(subgraph: Subgraph) -> dict[str, list[int]]:
+    """Return the formats that are fused, each with the boundary tensors that may be stored so."""
+    found = {
+        storage: [number for number in subgraph.boundary if may_be_stored(subgraph, number, storage)]
+        for storage in FUSED
+    }
+    return {storage: numbers for storage, numbers in found.items() if numbers}
 
 
 def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -74,4 +86,4 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,
-                   layouts=fused_layouts, pitched=True, patterns=(SETS,)))  # fmt: skip
+                   layouts=fused_layouts, pitched=True, flat=FUSED, patterns=(SETS,)))  # fmt: skip

@@ -11,12 +11,20 @@ from math import gcd
 from typing import Literal
 
 from autotuner.ir.form import Form
+from autotuner.ir.formats import BITS, FLAT, FORMATS, RAW, StorageFormat
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Candidate, Node, Scalar, Subgraph
-from autotuner.kernels.geometry import forms_by_number, letter_sides, memory_orders, merge, operand_numbers
+from autotuner.kernels.geometry import (
+    forms_by_number,
+    letter_sides,
+    may_be_stored,
+    memory_orders,
+    merge,
+    operand_numbers,
+)
 from autotuner.kernels.patterns import Connected, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel
-from autotuner.kernels.rules.elementwise import dropout_masks
+from autotuner.kernels.rules.elementwise import dropout_masks, stored_as
 from autotuner.kernels.rules.fused import global_letters, kept_as_declared
 from autotuner.kernels.rules.stacked import stacked_vector_layouts
 
@@ -40,6 +48,11 @@ SUM_BYTES = 4
 FLAT_COLUMNS = 8192
 """Purely element-wise sets are cut into rows of so many elements at most."""
 
+PACKED = tuple(name for name in FLAT if FORMATS[name].has_bits)
+"""Formats that it reads and writes beside those with strides."""
+MASKS = "bit"
+"""That of the masks which kernels by rows draw for each other."""
+
 Place = Literal["full", "row", "column"]
 
 
@@ -53,7 +66,7 @@ class RowOperand:
     """
 
     place: Place
-    storage: str
+    format: StorageFormat
     pitch: int
     offset: int
 
@@ -181,9 +194,9 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     if len(narrow) > 1:
         return "its biases, scales and norms do not run along the same axes"
     inside = [number for number in places if number in forms]
-    strange = next((number for number in inside if forms[number].storage not in ("raw", "byte", "bit")), None)
+    strange = next((number for number in inside if not _is_readable(forms[number])), None)
     if strange is not None:
-        return f"it reads and writes dense tensors and masks of bytes or bits; tensor {strange} is {forms[strange]}"
+        return f"it reads and writes dense tensors, bytes and bits; tensor {strange} is {forms[strange]}"
     columns = "".join(sorted(next(iter(narrow)))) if narrow else whole
     rows = "".join(letter for letter in whole if letter not in columns)
     steps = {number: _steps(subgraph, number, letters[number], forms[number]) for number in inside}
@@ -199,22 +212,28 @@ def _table(subgraph: Subgraph, nodes: list[Node], forms: Mapping[int, Form]) -> 
     count, width = down.extent, across.extent
     if count == 1:
         pitches = dict.fromkeys(pitches, width)
-    if any(forms[n].storage == "bit" and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
-        return "a mask of bits lies in another order"
+    if any(forms[n].format.has_bits and count > 1 and pitches[n] != width for n in inside if places[n] == "full"):
+        return "an operand of bits lies in another order"
+    if any(forms[n].format.has_bits and n in subgraph.outputs for n in inside) and width % BITS:
+        return f"it writes bits of rows of whole bytes; these have {width} columns"
     if count == 1 and not narrow:
         width = gcd(across.extent, FLAT_COLUMNS) if across.extent % FLAT_COLUMNS else FLAT_COLUMNS
         count = across.extent // width
         pitches = dict.fromkeys(inside, width)
     operands = {
-        n: RowOperand(places[n], forms[n].storage, pitches.get(n, 0) if places[n] == "full" else 0,
+        n: RowOperand(places[n], forms[n].format, pitches.get(n, 0) if places[n] == "full" else 0,
                    _offset(subgraph, n, forms[n]))
         for n in inside
     }  # fmt: skip
     return RowTable(count, width, operands, any(node.kind in NORMS for node in nodes))
 
 
+def _is_readable(form: Form) -> bool:
+    return form.format.has_bits or not (form.is_flat or form.is_absent)
+
+
 def _steps(subgraph: Subgraph, number: int, letters: str, form: Form) -> dict[str, int]:
-    """Return the distance in elements along each letter, of a mask of bits as if it had one element each."""
+    """Return the distance in elements along each letter, of an operand of bits as if it had one element each."""
     tensor = subgraph.tensors[number]
     if form.is_flat:
         strides = form.layout.strides(dict(zip(tensor.axes, tensor.extents, strict=True)))
@@ -267,18 +286,26 @@ def not_rows(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def rows_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate memory orders of the widest operand, masks as bits; parameters stay as declared."""
+    """Enumerate memory orders of the widest operand, masks as bits, other tensors raw and as any bits that they may be;
+    parameters stay as declared."""
     letters = global_letters(subgraph)
-    masks = dropout_masks(subgraph)
+    masks = dict.fromkeys(dropout_masks(subgraph), MASKS)
+    others = [
+        {number: storage for number in subgraph.boundary if may_be_stored(subgraph, number, storage)}
+        for storage in PACKED
+        if storage != MASKS
+    ]
     fixed = kept_as_declared(subgraph)
     lead = max(letters.values(), key=len)
     for order in memory_orders(lead):
-        row = []
+        layouts = {}
         for number in subgraph.boundary:
             own, axes = letters[number], subgraph.tensors[number].axes
             kept = own if number in fixed or not set(own) <= set(lead) else "".join(x for x in order if x in own)
-            row.append(kept.translate(str.maketrans(own, axes)) + (":bit" if number in masks else ""))
-        yield tuple(row)
+            layouts[number] = kept.translate(str.maketrans(own, axes))
+        for chosen in ({}, *(each for each in others if each)):
+            stored = masks | chosen
+            yield tuple(stored_as(layouts[number], stored.get(number, RAW)) for number in subgraph.boundary)
 
 
 SETS = Connected(
@@ -294,7 +321,7 @@ SETS = Connected(
 )
 _BUILDER = "autotuner.kernels.cupy.rows:rows"
 KERNELS.add(
-    Kernel("cupy_rows", (), _BUILDER, not_rows, layouts=rows_layouts, compiles=True, flat=("bit",), patterns=(SETS,)),
+    Kernel("cupy_rows", (), _BUILDER, not_rows, layouts=rows_layouts, compiles=True, flat=PACKED, patterns=(SETS,)),
     Kernel("cupy_stacked_bias_grad", (), _BUILDER, not_rows, layouts=stacked_vector_layouts, compiles=True,
            anchors=True, merges=False, patterns=(Siblings(("bias_grad",)), Siblings(("bias_grad", "cast")))),
 )  # fmt: skip

@@ -13,22 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.form import GENERATOR_STATES
-from autotuner.ir.records import Subgraph
+from autotuner.ir.form import Form
+from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
 from autotuner.kernels.torch.attention import added, backward_operands, causal, factor
+from autotuner.kernels.torch.formats import encoded, made_up_seed
 
 FEATURES = 64
 """Of a head with which masks are read; what is drawn does not depend on it."""
-SEED_DIGITS = 15
 
 aten = torch.ops.aten
-
-
-def library_seed(library: str, subgraph: Subgraph, number: int) -> Tensor:
-    """Return a seed made up for measuring, and an offset if the library has one: of a tensor of a subgraph."""
-    seed = int(subgraph.signature[SEED_DIGITS : 2 * SEED_DIGITS], 16) + number
-    return torch.tensor([seed, 0][: GENERATOR_STATES[library]])
 
 
 def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) -> Tensor:
@@ -58,6 +52,12 @@ def library_mask(library: str, state: Tensor, extents: Sequence[int], p: float) 
     finally:
         generator.set_state(before)
     return torch.cat(parts, -1)[..., :columns]
+
+
+def from_state(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> Tensor:
+    """Decode the state of a library's generator, whose storage format has its name."""
+    assert p is not None
+    return library_mask(form.storage, stored, tensor.extents, p)
 
 
 def _output(library: str, query: Tensor, key: Tensor, value: Tensor, p: float) -> Tensor:
@@ -98,7 +98,10 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
     if share:
         kept = inputs[6].view(scores.shape)
         if library is not None:
-            state = library_seed(library, subgraph, subgraph.inputs[6]).to(query.device)
+            number = subgraph.inputs[6]
+            tensor = subgraph.tensors[number]
+            form = Form.parse(tensor.axes).in_format(library)
+            state = encoded(kept, form, tensor, share, made_up_seed(subgraph, number))
             kept.copy_(library_mask(library, state, tuple(kept.shape), share))
         weights = weights * kept / (1 - share)
     out.copy_(weights @ wide_value)

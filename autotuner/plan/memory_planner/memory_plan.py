@@ -13,7 +13,8 @@ from math import prod
 from typing import Literal
 
 from autotuner.errors import ConfigurationError
-from autotuner.ir.form import STORAGE_BYTES, Form, Stored
+from autotuner.ir.form import Form, Stored
+from autotuner.ir.formats import STORAGE_BYTES
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.records import Call

@@ -126,7 +126,7 @@ class _Planning:
             for place in step.outputs:
                 if place in made:
                     raise ConfigurationError(f"tensor {place[0]!r} is made twice in form {place[1]}")
-                if place[1] != "absent":
+                if not Form.parse(place[1]).is_absent:
                     made[place] = self._tick(number)
         for name, tensor in self.graph.tensors.items():
             if tensor.role == "input":
@@ -191,7 +191,8 @@ class _Planning:
         )
         call = canonical(call.subgraph, replace(call.candidate, forms=forms))
         inputs, outputs = (
-            tuple(place if place[1] != "absent" else None for place in side) for side in (step.inputs, step.outputs)
+            tuple(None if Form.parse(place[1]).is_absent else place for place in side)
+            for side in (step.inputs, step.outputs)
         )
         return PlannedStep(call, inputs, outputs, step.phase)
 

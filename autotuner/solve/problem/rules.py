@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from autotuner.checkpoint import checkpoint
+from autotuner.ir.formats import ABSENT
 from autotuner.solve.problem.factors import Factor, Row
 from autotuner.solve.problem.offered import Offered, Stated
-from autotuner.solve.problem.states import ABSENT, Variable, inside
+from autotuner.solve.problem.states import Variable, inside
 from autotuner.space import Choice
 from autotuner.space.fusion import Cover, Reach
 

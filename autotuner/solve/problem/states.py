@@ -8,12 +8,13 @@ from itertools import combinations
 from typing import Literal
 
 from autotuner.checkpoint import checkpoint
+from autotuner.ir.form import Form
+from autotuner.ir.formats import ABSENT
 from autotuner.ir.graph import Graph
 from autotuner.solve.problem.factors import Factor, Row, State
 from autotuner.solve.problem.offered import Offered, Place, state_of
 from autotuner.space import Choice
 
-ABSENT = "absent"
 INSIDE = "inside "
 CONVERTED = " > "
 REPEATED = "again "
@@ -143,7 +144,10 @@ def made_and_read(offered: Offered) -> Iterator[StateTable]:
     for name in graph.tensors:
         if name in offered.late_readers:  # it may be packed, only to be held so
             packed = (
-                target for form in made[name] for target in offered.targets.get((name, form), ()) if ":" in target
+                target
+                for form in made[name]
+                for target in offered.targets.get((name, form), ())
+                if not Form.parse(target).is_raw
             )
             read[name].update(dict.fromkeys(packed))
         fixed = given[name] if name in graph.outputs else None

@@ -19,10 +19,10 @@ from tests.solve.problem.walking import contradictions
 MORE = (*SMALL, "torch_gelu_erf", "torch_gelu_erf_grad", "torch_bias_grad")
 
 
-def with_dear_bytes(problem: Problem) -> Solution:
-    """Return an assignment that holds little: a byte costs as much as 100 us."""
+def with_dear_bytes(problem: Problem, us: int = 100) -> Solution:
+    """Return an assignment that holds little: a byte costs as much as so many microseconds."""
     factors = [
-        Factor(f.name, f.variables, {row: 100 * f.held_bytes.get(row, 0) + cost for row, cost in f.table.items()})
+        Factor(f.name, f.variables, {row: us * f.held_bytes.get(row, 0) + cost for row, cost in f.table.items()})
         for f in problem.factors
     ]
     return SOLVERS["exact"](Problem(tuple(factors)))
