@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "autotuner"
 PACKAGES_MAX = 18
-ARROWS_MAX = 93
+ARROWS_MAX = 95
 """The fleet stands above the server, so it alone has a dozen."""
 QUESTIONS = {"what", "how", "why", "where", "which", "who", "when", "whether"}
 

@@ -59,7 +59,7 @@ ENVIRONMENT = typed_dict_schema(
     },
     extra_behavior="allow",
 )
-"""What a document says of an environment at least."""
+"""The least that a document says of an environment."""
 
 
 @dataclass(frozen=True)
