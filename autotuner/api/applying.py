@@ -23,7 +23,7 @@ class ConfiguredCompiler:
         options = {"configurations": list(self.configurations), "graphs": self.graphs, "compiler": "eager"}
         compiled = compile_graph(graph, inputs, options=options)
         made = COMPILED[-1]
-        return compiled, None if made.tuned_places else made.headline
+        return compiled, None if made.tuned_places else made.note or made.headline
 
     def __deepcopy__(self, _: Any) -> "ConfiguredCompiler":
         return self

@@ -102,7 +102,9 @@ class OfConfigurations:
         return found
 
     def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
-        return f"none of the {len(self._known)} configurations that were given is for it"
+        count = len(self._known)
+        given = "the configuration that was given is not" if count == 1 else f"none of {count} configurations given is"
+        return f"{given} for this computation, in these shapes and types"
 
     def _of(self, model: Model, device_type: str) -> Configuration | None:
         wanted = (family_key(model.family), model.dtype, dict(model.extents), device_type)

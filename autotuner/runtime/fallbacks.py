@@ -26,6 +26,7 @@ NOTHING = (
 )
 
 _REMEDIES = {
+    "region": "tune it with inputs like these, and give apply all: apply(module, [*one, *other])",
     "shape": "tune for this shape as well, and give apply a list: apply(layer, [one, other])",
     "mask": 'tune with options={"attention_mask": True}, and give apply both: apply(layer, [plain, masked])',
     "padding": "leave examples that are all padding out of the batch",

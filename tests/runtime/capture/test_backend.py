@@ -293,7 +293,9 @@ def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_no
         assert COMPILED[-1].tuned_places == 2
     gradients(model, loss_on(inputs(4, 5)), compiled)
     assert COMPILED[-1].tuned_places == 0
-    assert COMPILED[-1].note == "none of the 1 configurations that were given is for it"
+    assert COMPILED[-1].note == (
+        "the configuration that was given is not for this computation, in these shapes and types"
+    )
 
 
 def test_example_inputs_beside_configurations_are_refused_since_nobody_would_look_at_what_is_tuned() -> None:
