@@ -7,7 +7,7 @@ from torch import Tensor
 
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import MemoryPlan, Place
-from autotuner.runtime.cuda import Run
+from autotuner.runtime.devices import Run
 from autotuner.runtime.shown_tensors import ShownTensors
 
 
