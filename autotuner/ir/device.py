@@ -1,5 +1,6 @@
 """Device types, as torch names them, their vendors, and what holds for every device of a type."""
 
+from collections.abc import Mapping
 from typing import Final
 
 CPU: Final = "cpu"
@@ -32,3 +33,12 @@ def vendor_of(device_type: str, hip: str | None) -> str:
     if device_type != CUDA:
         return device_type
     return NVIDIA if hip is None else AMD
+
+
+def recorded_vendor(device_type: str, facts: Mapping[str, object]) -> str:
+    """Return the vendor of a device by its recorded type and facts.
+
+    Only devices of torch's type "cuda" that are not NVIDIA's have a fact `vendor`, so that all others keep the keys of
+    their environments.
+    """
+    return str(facts.get("vendor", vendor_of(device_type, None)))

@@ -78,7 +78,9 @@ class Workspace:
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
             read = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
-            self.steps = BuiltSteps(plan, read | self.arena.views() | self.parameters.views(), self._shown)
+            self.steps = BuiltSteps(
+                plan, read | self.arena.views() | self.parameters.views(), self._shown, self.runtime.vendor
+            )
             self._inputs = Stages(self.arena, ports.inputs, "")
             self._given = Stages(self.arena, ports.given, "grad_")
         self.outputs = OutputSets(self.arena, self.steps, ports, self.runtime)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from autotuner.errors import ConfigurationError
 from autotuner.ir.device import has_graphs
+from autotuner.kernels import registry
 from autotuner.runtime import check
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime, device_runtime
 from autotuner.runtime.framework import encoder_layer
@@ -92,6 +94,17 @@ def test_a_region_is_captured_and_replayed(made_up: MadeUpDevice) -> None:
         inputs, _ = shared_operands(number)
         assert_same(step(region.call, inputs, parameters), step(shared, inputs, parameters))
     assert (made_up.captures, made_up.replays) == (2, 2 * (STEPS - 1))
+
+
+def test_a_configuration_with_kernels_of_another_vendor_is_refused(
+    made_up: MadeUpDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_NVIDIA_ALONE", ("autotuner.kernels.torch.",))
+    layer, _ = tuned_layer()
+    with pytest.raises(
+        ConfigurationError, match=rf"needs a device of NVIDIA, and this one's vendor is '{made_up.vendor}'"
+    ):
+        layer(batch())
 
 
 def test_check_compares_a_replay(made_up: MadeUpDevice) -> None:
