@@ -16,8 +16,7 @@ from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
-from autotuner.ir.device import has_graphs
-from autotuner.runtime.cuda import Cuda
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.whole_step import Loss, WholeStep
 from autotuner.settings import TuneKeywords
@@ -96,9 +95,10 @@ def training_step(
         made: Loss = torch.compile(objective, backend=compile_graph, options=given, dynamic=False)
         return made
 
-    captures = capture and has_graphs(device.type)
+    runtime = device_runtime(device)
+    captures = capture and runtime.has_graphs
     step = WholeStep(
-        model, optimizer, compiled(captures), max_norm=max_norm, recorder=Cuda(device) if captures else None,
+        model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False),
     )  # fmt: skip
     STEPS.add(step)

@@ -245,7 +245,7 @@ def solve(
     here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
     saving = budget is not None
     with open_database(stored, make=False) as opened:
-        whole = build_space(graph, space_file(device), saving=saving)
+        whole = build_space(graph, space_file(device), saving=saving, vendor=here.vendor)
         whole = tuner.with_known_calls(whole, opened, here.key)
         known = opened.find(here.key, tuple(whole.calls))
         noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
@@ -329,11 +329,14 @@ def _stored_rows(
 ) -> "tuple[Sequence[StepComparison], Mapping[str, int]]":
     """Return what a database holds of a configuration's search space, measured in its environment."""
     from autotuner.database import open_database
+    from autotuner.ir.device import recorded_vendor
     from autotuner.plan.report import compare, tally
     from autotuner.space import build_space, space_file
     from autotuner.tuner import with_known_calls
 
-    whole = build_space(found.graph(), space_file(found.environment["device_type"], space))
+    device_type = found.environment["device_type"]
+    vendor = recorded_vendor(device_type, found.environment.get("facts", {}))
+    whole = build_space(found.graph(), space_file(device_type, space), vendor=vendor)
     with open_database(database, make=False) as opened:
         whole = with_known_calls(whole, opened, found.environment_key)
         known = opened.find(found.environment_key, tuple(whole.calls))

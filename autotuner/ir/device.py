@@ -1,9 +1,13 @@
-"""Device types, as torch names them, and what holds for every device of a type."""
+"""Device types, as torch names them, their vendors, and what holds for every device of a type."""
 
+from collections.abc import Mapping
 from typing import Final
 
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
+"""NVIDIA's devices, and those of AMD: torch gives both this name."""
+NVIDIA: Final = "nvidia"
+AMD: Final = "amd"
 
 # Multiples of what the memory planner aligns everything to. On CUDA as torch's own allocations are aligned: libraries
 # choose kernels by the alignment of their operands, and the copy engine of Hopper wants 128 bytes.
@@ -18,3 +22,23 @@ def alignment_bytes(device_type: str) -> int:
 def has_graphs(device_type: str) -> bool:
     """Say whether calls on a device of a type can be captured in graphs that are replayed."""
     return device_type == CUDA
+
+
+def vendor_of(device_type: str, hip: str | None) -> str:
+    """Return the vendor of the devices that torch gives a type: "nvidia", "amd", or else the type itself, as "cpu".
+
+    Args:
+        hip: `torch.version.hip`, a version where torch was built for ROCm, else None.
+    """
+    if device_type != CUDA:
+        return device_type
+    return NVIDIA if hip is None else AMD
+
+
+def recorded_vendor(device_type: str, facts: Mapping[str, object]) -> str:
+    """Return the vendor of a device by its recorded type and facts.
+
+    Only devices of torch's type "cuda" that are not NVIDIA's have a fact `vendor`, so that all others keep the keys of
+    their environments.
+    """
+    return str(facts.get("vendor", vendor_of(device_type, None)))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from autotuner.ir.device import recorded_vendor
 from autotuner.ir.form import Form
 
 SCHEMA = 1
@@ -264,6 +265,11 @@ class Environment:
     @cached_property
     def key(self) -> str:
         return digest(asdict(self))
+
+    @property
+    def vendor(self) -> str:
+        """The vendor of the device: "nvidia", "amd" or "cpu"."""
+        return recorded_vendor(self.device_type, dict(self.facts))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -23,6 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
+from autotuner.ir.device import NVIDIA
 from autotuner.ir.formats import FORMATS
 from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.geometry import may_be_stored
@@ -30,6 +31,10 @@ from autotuner.kernels.patterns import Operators, Pattern
 
 Builder = Callable[..., Callable[[], Any]]
 Refuses = Callable[[Subgraph, Candidate], str | None]
+
+
+_NVIDIA_ALONE = tuple(f"autotuner.kernels.{library}." for library in ("cublaslt", "cudnn", "cupy"))
+"""Implementations by libraries of NVIDIA's, and in CUDA C++."""
 
 
 def never_refuses(_subgraph: Subgraph, _candidate: Candidate) -> str | None:
@@ -111,6 +116,12 @@ class Kernel:
         if self.covers and not self.patterns:
             object.__setattr__(self, "patterns", (Operators(self.covers),))
         object.__setattr__(self, "refuses", _as_stored(self.name, self.refuses, self.flat))
+
+    def refuses_vendor(self, vendor: str) -> str | None:
+        """Say why it cannot run on devices of a vendor, or None if it can."""
+        if vendor == NVIDIA or not self.runs.startswith(_NVIDIA_ALONE):
+            return None
+        return f"{self.name} needs a device of NVIDIA, and this one's vendor is {vendor!r}"
 
     def misfit(self, call: Call) -> str | None:
         """Say why a call from a file, where anything may stand, cannot run by the kernel's rules, or None."""

@@ -6,6 +6,9 @@ from math import ceil
 from statistics import median
 from time import monotonic
 
+import torch
+
+from autotuner.ir.device import vendor_of
 from autotuner.ir.records import Call, Mark, Measurement
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.measure.failure import RefusalError, WrongError, failure
@@ -201,7 +204,8 @@ class Bench:
 
     def _kernel(self, call: Call) -> Kernel:
         kernel = KERNELS[call.candidate.kernel]
-        reason = kernel.refuses(call.subgraph, call.candidate)
+        vendor = vendor_of(self._timer.device.type, torch.version.hip)
+        reason = kernel.refuses_vendor(vendor) or kernel.refuses(call.subgraph, call.candidate)
         if reason:
             raise RefusalError(reason)
         return kernel

@@ -14,9 +14,9 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port, Ports, make_plan
 from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
 from autotuner.runtime.bound_parameters import BoundParameters
-from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.gradient_stacks import stacks_of
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autotuner.ir.device import alignment_bytes
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports
-from autotuner.runtime.cuda import Switch
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.parameter_memory import ParameterMemory, where
 from autotuner.runtime.pool import Pool
 

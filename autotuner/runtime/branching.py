@@ -1,24 +1,14 @@
-"""Steps over several streams, in a CUDA graph: fork, waits between streams, and join.
+"""Steps over several streams, in a graph: fork, waits between streams, and join.
 
 Steps are queued in the plan's order whatever their streams, so that random kernels draw the same numbers as on one
 stream: each draw advances torch's generator on the host.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from autotuner.plan.memory_planner import Schedule
-from autotuner.runtime.cuda import Run
-
-
-class Forking(Protocol):
-    """The part of `Cuda` that is needed here."""
-
-    def is_capturing(self) -> bool: ...
-    def current(self) -> Any: ...
-    def lanes(self, count: int) -> Sequence[Any]: ...
-    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
+from autotuner.runtime.devices import DeviceRuntime, Run
 
 
 class BranchingCalls:
@@ -28,7 +18,7 @@ class BranchingCalls:
     all the same, as if it took no time: memory is planned so, for the steps before it on its branch too.
     """
 
-    def __init__(self, calls: Mapping[int, Run], schedule: Schedule, device: Forking) -> None:
+    def __init__(self, calls: Mapping[int, Run], schedule: Schedule, device: DeviceRuntime) -> None:
         self._calls, self._schedule, self._device = calls, schedule, device
         self._numbers = schedule.phase(min(calls))
         self._used = sorted({schedule.streams[number] for number in self._numbers})

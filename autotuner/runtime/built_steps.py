@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from autotuner.errors import ConfigurationError
 from autotuner.kernels import KERNELS
 from autotuner.plan.memory_planner import MemoryPlan, Place
-from autotuner.runtime.cuda import Run
+from autotuner.runtime.devices import Run
 from autotuner.runtime.shown_tensors import ShownTensors
 
 
@@ -21,7 +22,18 @@ class BuiltSteps:
         inside: the calls, by the step's number.
     """
 
-    def __init__(self, plan: MemoryPlan, views: Mapping[Place, Tensor], shown: ShownTensors) -> None:
+    def __init__(self, plan: MemoryPlan, views: Mapping[Place, Tensor], shown: ShownTensors, vendor: str) -> None:
+        """Build.
+
+        Args:
+            vendor: of the device.
+
+        Raises:
+            ConfigurationError: a kernel does not run on devices of this vendor.
+        """
+        for step in plan.steps:
+            if reason := KERNELS[step.call.candidate.kernel].refuses_vendor(vendor):
+                raise ConfigurationError(f"this configuration was measured on another device: {reason}")
         self._plan, self._shown = plan, shown
         self.views = dict(views)
         self.inside = {

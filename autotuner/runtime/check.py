@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import InputError
-from autotuner.ir.device import CUDA
 from autotuner.ir.form import Form
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
@@ -25,6 +24,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer, has_layer
 from autotuner.runtime.function import workspace_of
@@ -46,7 +46,7 @@ WIDE = "float64"
 LEAST_SHARE = 1e-2
 SIGMAS = 6.0
 SEED_MAX = 2**63 - 1
-# On CUDA, so many steps come before the one that is compared: then it is a replay, with graphs that were captured.
+# Where a device has graphs, so many steps come before the one that is compared, which then is a replay.
 STEPS_BEFORE = 2
 # A generator that compares 16 random bits with p meets it to half a step.
 MASK_RESOLUTION = 2.0**-17
@@ -225,7 +225,7 @@ class CheckedStep:
 def check(configuration: Configuration, seed: int = 0) -> CheckReport:
     """Run one training step tuned and one as reference, from the same values, and compare.
 
-    Both run on the configuration's device; on CUDA the tuned one is a replay of its graphs.
+    Both run on the configuration's device; where that has graphs, the tuned one is a replay of them.
 
     Args:
         seed: of inputs, parameters and masks, from 0 to `SEED_MAX`.
@@ -286,12 +286,12 @@ def _compared_region(configuration: Configuration, seed: int) -> CheckedStep:
 
 
 def _steps_before(device: str) -> int:
-    return STEPS_BEFORE if device == CUDA else 0
+    return STEPS_BEFORE if device_runtime(torch.device(device)).has_graphs else 0
 
 
 @contextmanager
 def _seeded(device: str, seed: int) -> Iterator[None]:
-    with torch.random.fork_rng([torch.cuda.current_device()] if device == CUDA else [], device_type=CUDA):
+    with device_runtime(torch.device(device)).forked_random():
         torch.manual_seed(seed)
         yield
 

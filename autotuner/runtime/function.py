@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.pool import Lease, Pool
 from autotuner.runtime.workspace import Workspace
 
@@ -53,7 +54,8 @@ class TunedStep(torch.autograd.Function):
 
 def reads_in_place(x: Tensor) -> bool:
     """Say whether a step reads x where it is: in a caller's graph, whose tensors stay where they are."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing() and x.device.index == torch.cuda.current_device()
+    runtime = device_runtime(x.device)
+    return runtime.has_graphs and runtime.is_current() and runtime.is_capturing()
 
 
 def lease_of(y: Tensor) -> Lease:

@@ -11,6 +11,7 @@ from autotuner.ir.programmed import CHOICE
 from autotuner.kernels.reference import evaluate
 from autotuner.measure.operands import Values
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.model_module import ModelModule
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.saved_state import LEASES
@@ -47,7 +48,7 @@ class MadeUpRegion:
                 f"{configuration.model.name} makes choices, such as {chooses[0]}: float64 decides near ties in other "
                 "ways, so that a comparison with it says nothing"
             )
-        with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
+        with device_runtime(device).forked_random():
             torch.manual_seed(seed)
             module = ModelModule([configuration])
             with torch.no_grad():

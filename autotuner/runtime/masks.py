@@ -1,10 +1,10 @@
 """Attention masks of the frameworks -> the graph's additive mask over keys, (b, l).
 
 Three questions depend on a mask's values: does it mask anything, is it the same for all queries, and has every sequence
-a key. On the CPU they are answered for every call. On CUDA an answer makes the host wait for the device, so it is read
-only where it is needed, once for all layers of a model. A mask that the same module gets a second time is read anew,
-since memory can change unnoticed. While a CUDA graph is captured nothing can be read: the graph asserts on the device,
-in every replay, the answer that the plan relies on.
+a key. On the CPU they are answered for every call. Where calls are queued, an answer makes the host wait for the
+device, so it is read only where it is needed, once for all layers of a model. A mask that the same module gets a second
+time is read anew, since memory can change unnoticed. While a graph is captured nothing can be read: the graph asserts
+on the device, in every replay, the answer that the plan relies on.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.fallbacks import Reason, warn
 
 NOT_TUNED = "a mask is given that masks something, and the configuration was tuned without one"
@@ -109,9 +110,10 @@ class _Facts:
 
     def _answer(self, question: str, asker: object) -> bool:
         mask = self._mask
-        if not mask.is_cuda:
+        runtime = device_runtime(mask.device)
+        if not runtime.has_graphs:
             return bool(self._computed(question))
-        if torch.cuda.is_current_stream_capturing():
+        if runtime.is_capturing():
             return self._asserted(question)
         if mask.is_inference():  # it has no version, by which to know it again
             return bool(self._computed(question))
@@ -138,7 +140,7 @@ _BROKEN = {"masks nothing": NOT_TUNED, "rows are equal": DIFFERS, "leaves keys":
 
 
 class _Known:
-    """Answers that are known of a mask on CUDA, and those who have asked."""
+    """Answers that are known of a mask on a device that calls are queued on, and those who have asked."""
 
     def __init__(self, version: int) -> None:
         self.version = version

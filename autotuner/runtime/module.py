@@ -13,9 +13,9 @@ from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.adapter import Adapter, check_fit
 from autotuner.runtime.binding import Binding
-from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import TALLY, Key, Reason, Summary, count_fallback, warn
 from autotuner.runtime.function import TunedStep
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.opaque import key_of, new_place, tuned_layer
 from autotuner.runtime.pool import Lease
 

@@ -9,7 +9,8 @@ from autotuner.plan.memory_planner import Ports
 from autotuner.runtime.arena import Arena
 from autotuner.runtime.branching import BranchingCalls
 from autotuner.runtime.built_steps import BuiltSteps
-from autotuner.runtime.cuda import CallSequence, Cuda, Run
+from autotuner.runtime.devices import DeviceRuntime, Run
+from autotuner.runtime.graphs import CallSequence
 
 # Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
 CHOICES = 4
@@ -38,14 +39,14 @@ class OutputSet:
         phase: str,
         *,
         copying: Sequence[Run] = (),
-        cuda: Cuda | None = None,
+        runtime: DeviceRuntime,
     ) -> None:
         """Allocate and build.
 
         Args:
             phase: "forward" or "backward".
             copying: calls that come before those of the steps.
-            cuda: the device, where it is one of CUDA.
+            runtime: of the device.
         """
         plan = arena.plan
         self.phase = phase
@@ -77,7 +78,7 @@ class OutputSet:
                 for g, base in ((g, whole[g.buffer]) for g in lying)
             ]
             self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in arena.held)
-        self._cuda = cuda
+        self._runtime = runtime
         self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
@@ -95,10 +96,10 @@ class OutputSet:
         return [self.sequence, *self._chosen.values()]
 
     def _over_streams(self, calls: Mapping[int, Run]) -> Iterable[Run]:
-        """Return what runs calls of this phase's steps, by number: on CUDA with the plan's branches."""
-        if self._cuda is None or not self._plan.schedule.branches or not calls:
+        """Return what runs calls of this phase's steps, by number: with the plan's branches, where there are graphs."""
+        if not self._runtime.has_graphs or not self._plan.schedule.branches or not calls:
             return calls.values()
-        return [BranchingCalls(calls, self._plan.schedule, self._cuda).run]
+        return [BranchingCalls(calls, self._plan.schedule, self._runtime).run]
 
     def sequence_for(self, wanted: tuple[bool, ...]) -> CallSequence:
         """Return the calls that the wanted gradients need."""
@@ -123,8 +124,8 @@ class OutputSets:
         copies: how often results were handed out as copies, because all sets were held.
     """
 
-    def __init__(self, arena: Arena, steps: BuiltSteps, ports: Ports, cuda: Cuda | None = None) -> None:
-        self._arena, self._steps, self._ports, self._cuda = arena, steps, ports, cuda
+    def __init__(self, arena: Arena, steps: BuiltSteps, ports: Ports, runtime: DeviceRuntime) -> None:
+        self._arena, self._steps, self._ports, self._runtime = arena, steps, ports, runtime
         self.by_phase: dict[str, list[OutputSet]] = {"forward": [], "backward": []}
         self._spare: dict[str, OutputSet] = {}
         self.outlived: list[OutputSet] = []
@@ -168,7 +169,7 @@ class OutputSets:
         self._spare = {}
 
     def _made(self, phase: str, copying: Sequence[Run]) -> OutputSet:
-        return OutputSet(self._arena, self._steps, self._ports, phase, copying=copying, cuda=self._cuda)
+        return OutputSet(self._arena, self._steps, self._ports, phase, copying=copying, runtime=self._runtime)
 
 
 def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:

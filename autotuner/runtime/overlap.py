@@ -1,4 +1,4 @@
-"""Choice of a configuration's overlap on a CUDA device: whole plans in one process, measured in turn.
+"""Choice of a configuration's overlap on a device with graphs: whole plans in one process, measured in turn.
 
 Policy: forward and backward of a plan are one graph. All variants run over the same memory, in which nothing is shared,
 with made-up parameters and inputs. Two variants take turns in random order. A turn is one untimed replay, then replays
@@ -19,7 +19,7 @@ from autotuner.plan.memory_planner import Schedule
 from autotuner.plan.overlap import chosen_overlap, exceeds_budget, proposed_branches, with_overlap
 from autotuner.plan.step import Branches
 from autotuner.runtime.branching import BranchingCalls
-from autotuner.runtime.cuda import Cuda, Run
+from autotuner.runtime.devices import Run, device_runtime
 from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.training_step import TrainingStep
 
@@ -52,8 +52,8 @@ class PlanVariants:
     """A configuration's steps, built once, as one graph for each choice of branches."""
 
     def __init__(self, configuration: Configuration) -> None:
-        device = torch.device("cuda", torch.cuda.current_device())
-        self._cuda = Cuda(device)
+        self._runtime = device_runtime(torch.device(str(configuration.environment["device_type"])))
+        device = self._runtime.device
         graph = configuration.graph()
         generator = torch.Generator(device).manual_seed(0)
         parameters = {
@@ -67,10 +67,10 @@ class PlanVariants:
             stage.normal_(generator=generator)
         self._calls = [workspace.calls(phase) for phase in ("forward", "backward")]
         self._schedule = self._step.plan.schedule
-        self._pool = self._cuda.pool()
+        self._pool = self._runtime.pool()
         self._replays: dict[Branches, Run] = {}
         self._run(())
-        torch.cuda.synchronize()
+        self._runtime.synchronize()
 
     def runs(self) -> list[Run]:
         """Return the call of each step, in order."""
@@ -80,34 +80,30 @@ class PlanVariants:
     def compared(self, before: Branches, after: Branches) -> Overlap:
         """Measure some branches against others."""
         sides = [self._replay(branches) for branches in (before, after)]
-        count = max(1, ceil(TURN_US / _turn_us(sides[0], 1)))
+        count = max(1, ceil(TURN_US / self._turn_us(sides[0], 1)))
         draw = random.Random(0)
         gains = []
         for _ in range(PAIRS):
             found = [0.0, 0.0]
             for place in draw.sample((0, 1), 2):
-                found[place] = _turn_us(sides[place], count)
+                found[place] = self._turn_us(sides[place], count)
             gains.append(found[0] - found[1])
         return Overlap(after, median(gains), *interval(gains))
 
     def _replay(self, branches: Branches) -> Run:
         if branches not in self._replays:
-            self._replays[branches] = self._cuda.captured(partial(self._run, branches), self._pool)
+            self._replays[branches] = self._runtime.captured(partial(self._run, branches), self._pool)
         return self._replays[branches]
 
     def _run(self, branches: Branches) -> None:
         schedule = Schedule(self._schedule.sources, self._schedule.forward, branches)
         for calls in self._calls:
-            BranchingCalls(calls, schedule, self._cuda).run()
+            BranchingCalls(calls, schedule, self._runtime).run()
 
-
-def _turn_us(replay: Run, count: int) -> float:
-    """Return microseconds of a replay, the mean of so many behind one that is not timed."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    replay()
-    start.record()
-    for _ in range(count):
+    def _turn_us(self, replay: Run, count: int) -> float:
+        """Return microseconds of a replay, the mean of so many behind one that is not timed."""
         replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / count
+        began = self._runtime.mark()
+        for _ in range(count):
+            replay()
+        return self._runtime.elapsed_us(began, self._runtime.mark()) / count

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autotuner.plan.memory_planner import Geometry, Place
 from autotuner.runtime.arena import Arena
-from autotuner.runtime.cuda import Run
+from autotuner.runtime.devices import Run
 
 
 def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype]:

@@ -7,9 +7,9 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Ports
-from autotuner.runtime.cuda import Cuda, Switch
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.parameter_memory import ParameterMemory, where
 from autotuner.runtime.scratch import Scratch, shared_scratch
 from autotuner.runtime.workspace import CPU, Workspace
@@ -40,7 +40,7 @@ class Pool:
         graphs: Switch | None = None,
     ) -> None:
         self._arguments = (plan, ports, parameters, device, graphs)
-        self._cuda = Cuda(device) if has_graphs(device.type) else None
+        self._runtime = device_runtime(device)
         self._has_scratch = plan.kept_bytes < plan.arena_bytes
         self._read = (device, parameters.apart, parameters.moving)
         self._where = None if parameters.moving else [where(tensor) for tensor in parameters.current]
@@ -82,11 +82,8 @@ class Pool:
         return None
 
     def _is_captured(self) -> bool:
-        cuda = self._cuda
-        if cuda is None:
-            return False
-        with cuda.guard():
-            return cuda.is_capturing()
+        with self._runtime.guard():
+            return self._runtime.is_capturing()
 
     def give_back(self, workspace: Workspace) -> None:
         self._given_back.append(workspace)

@@ -20,10 +20,10 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
-from autotuner.runtime.cuda import Switch
 from autotuner.runtime.fallbacks import TALLY
 from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
 from autotuner.runtime.shown_tensors import shown_geometry, steps_that_make

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from autotuner.runtime.cuda import Cuda, StreamOrder
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.graphs import StreamOrder
 
 
 class Scratch:
@@ -36,9 +37,9 @@ class Scratch:
         """Have no workspace taken up again that shares this; those that run do so to their end."""
         self.is_open = False
 
-    def turn(self, cuda: Cuda) -> None:
+    def turn(self, runtime: DeviceRuntime) -> None:
         """Put what is queued from now on behind what the workspace before has queued, on whatever stream."""
-        self._order.turn(cuda, self._memory.values())
+        self._order.turn(runtime, self._memory.values())
 
 
 class _Sharing(threading.local):

@@ -2,12 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from autotuner.runtime.coverage import percent
+from autotuner.runtime.devices import device_runtime
 
 KEPT = 15
 """So many of the last steps are kept."""
@@ -43,21 +43,16 @@ class StepShare:
 
 
 class StepTimes:
-    """A clock of training steps: of the host on the CPU, of the device's stream on CUDA, where nothing waits for it."""
+    """A clock of training steps: the device's stream where calls are queued, else the host. Nothing waits for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_cuda, self._device = device.type == "cuda", device
+        self._runtime = device_runtime(device)
         self._steps = 0
         self._kept: deque[tuple[Any, Any, float]] = deque(maxlen=KEPT)
 
     def now(self) -> Any:
         """Return a mark of this moment."""
-        if not self._on_cuda:
-            return perf_counter()
-        with torch.cuda.device(self._device):
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-        return event
+        return self._runtime.mark()
 
     def keep(self, began: Any, tuned_us: float) -> None:
         """Keep a step that ends now.
@@ -73,17 +68,11 @@ class StepTimes:
     def share(self) -> StepShare | None:
         """Return the time of a step, and what of it is tuned; None before there was one that can be timed.
 
-        On CUDA, this waits for the last step.
+        This waits for the last step, where calls are queued.
         """
         kept = list(self._kept)
         if not kept:
             return None
-        if self._on_cuda:
-            torch.cuda.synchronize(self._device)
-        times = sorted((self._between(began, ended), tuned_us) for began, ended, tuned_us in kept)
+        self._runtime.synchronize()
+        times = sorted((self._runtime.elapsed_us(began, ended), tuned_us) for began, ended, tuned_us in kept)
         return StepShare(*times[len(times) // 2])
-
-    def _between(self, began: Any, ended: Any) -> float:
-        if self._on_cuda:
-            return float(began.elapsed_time(ended)) * 1e3
-        return float(ended - began) * 1e6

@@ -9,7 +9,7 @@ from autotuner.errors import ConfigurationError, InputError
 from autotuner.ir.graph import Graph
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import MemoryPlan, Port, Ports, make_plan
-from autotuner.runtime.cuda import Switch
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.parameter_memory import ParameterMemory
 from autotuner.runtime.workspace import CPU, Workspace
 

@@ -1,4 +1,4 @@
-"""A whole training step: forward, loss, backward, clipping and the optimizer's step; on CUDA as one CUDA graph.
+"""A whole training step as one graph: forward, loss, backward, clipping and the optimizer's step.
 
 A captured step runs no Python. So a graph is for one structure of batches, and for all that Python has decided: modes
 of modules, frozen parameters, hyperparameters, autocast. Each combination has a graph of its own. Where parameters,
@@ -7,9 +7,8 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 from autotuner.errors import InputError
 from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
-from autotuner.runtime.cuda import Run
+from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.scratch import Scratch, sharing
@@ -34,14 +33,6 @@ WARM_UP = 2
 
 COMBINATIONS = 64
 """Combinations of which the steps are counted."""
-
-
-class Recorder(Protocol):
-    """The part of `Cuda` that is needed here."""
-
-    def pool(self) -> Any: ...
-    def captured(self, run: Run, pool: Any) -> Run: ...
-    def aside(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(eq=False)
@@ -76,7 +67,7 @@ class WholeStep:
         loss: Loss,
         *,
         max_norm: float | None = None,
-        recorder: Recorder | None = None,
+        recorder: DeviceRuntime | None = None,
         max_graphs: int = 4,
         uncaptured: Callable[[], Loss] | None = None,
     ) -> None:
@@ -87,7 +78,7 @@ class WholeStep:
             optimizer: of these.
             loss: forward and loss of a batch.
             max_norm: gradients are scaled down where their norm is larger.
-            recorder: captures steps; None for no CUDA graphs.
+            recorder: the device, which captures steps; None for no graphs.
             max_graphs: so many combinations are captured; steps of any other run operator by operator.
             uncaptured: makes the loss anew for steps that turn out not to be captured.
         """
@@ -151,7 +142,7 @@ class WholeStep:
             part is model for part in self._model.modules()
         )
 
-    def _run_captured(self, recorder: Recorder, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
+    def _run_captured(self, recorder: DeviceRuntime, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
         if self._memory.has_moved() or not self._known:
             self._forget()
             make_capturable(self._optimizer, self._device)
@@ -221,7 +212,9 @@ class WholeStep:
         assert total is not None
         return total, norm
 
-    def _capture(self, recorder: Recorder, recorded: Recorded, structure: Hashable, tensors: Sequence[Tensor]) -> None:
+    def _capture(
+        self, recorder: DeviceRuntime, recorded: Recorded, structure: Hashable, tensors: Sequence[Tensor]
+    ) -> None:
         inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
         batches = batch_of(structure, iter(inputs))
 
@@ -292,8 +285,8 @@ class WholeStep:
             self._loss = self._uncaptured()
 
     def _forget(self) -> None:
-        if self._device.type == "cuda" and self._known:
-            torch.cuda.synchronize(self._device)  # a replay may still run
+        if self._known:
+            device_runtime(self._device).synchronize()  # a replay may still run
         self._known = {}
         self._pool = None  # memory whose graphs are all gone cannot be captured into again
 

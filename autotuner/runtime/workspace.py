@@ -8,10 +8,10 @@ are built anew for that. Parameters that lie otherwise than the plan says are co
 others are read where the caller keeps them. Where one of those has moved by the time of a call, the workspace takes all
 of them as copies from then on.
 
-On CUDA all of it is queued on the caller's current stream. A workspace that moves to another stream makes that one
-wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
-calls become CUDA graphs; see `cuda`. What a caller captures into a graph of its own runs whenever that is replayed,
-so a workspace that was used in it is never used again.
+Where calls are queued, all of it is on the caller's current stream. A workspace that moves to another stream makes that
+one wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
+calls become graphs; see `graphs`. What a caller captures into a graph of its own runs whenever that is replayed, so a
+workspace that was used in it is never used again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from autotuner.ir.device import has_graphs
 from autotuner.plan.memory_planner import MemoryPlan, Place, Ports
 from autotuner.runtime.arena import Arena
 from autotuner.runtime.built_steps import BuiltSteps
-from autotuner.runtime.cuda import CallSequence, Cuda, Graphs, Run, StreamOrder, Switch
+from autotuner.runtime.devices import Run, device_runtime
+from autotuner.runtime.graphs import CallSequence, Graphs, StreamOrder, Switch
 from autotuner.runtime.output_set import OutputSet, OutputSets
 from autotuner.runtime.parameter_memory import ParameterCopies, ParameterMemory
 from autotuner.runtime.scratch import Scratch
@@ -39,7 +39,7 @@ class Workspace:
 
     Attributes:
         plan, ports, device, scratch: as given.
-        cuda: the device, where it is one of CUDA.
+        runtime: of the device.
         arena: memory of what the plan keeps to itself.
         parameters: copies of those that are not read in the caller's memory.
         steps: calls of the steps that touch nothing which is handed out, and the memory that they read.
@@ -63,12 +63,12 @@ class Workspace:
             plan: where everything lies.
             ports: how the caller sees inputs and outputs.
             device: where all of it lies; the parameters' own.
-            graphs: whether calls become CUDA graphs; None for no. On the CPU there are none.
+            graphs: whether calls become graphs, where the device has any; None for no.
             scratch: shared with other workspaces, for what one phase makes and reads itself; None for its own.
         """
         self.plan, self.ports, self.device = plan, ports, device
-        self.cuda = Cuda(device) if has_graphs(device.type) else None
-        self._graphs = Graphs(self.cuda, graphs) if self.cuda is not None and graphs is not None else None
+        self.runtime = device_runtime(device)
+        self._graphs = Graphs(self.runtime, graphs) if self.runtime.has_graphs and graphs is not None else None
         self._order = StreamOrder()
         self.scratch = scratch
         self.in_capture = self.skips_kernels = False
@@ -78,10 +78,12 @@ class Workspace:
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
             read = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
-            self.steps = BuiltSteps(plan, read | self.arena.views() | self.parameters.views(), self._shown)
+            self.steps = BuiltSteps(
+                plan, read | self.arena.views() | self.parameters.views(), self._shown, self.runtime.vendor
+            )
             self._inputs = Stages(self.arena, ports.inputs, "")
             self._given = Stages(self.arena, ports.given, "grad_")
-        self.outputs = OutputSets(self.arena, self.steps, ports, self.cuda)
+        self.outputs = OutputSets(self.arena, self.steps, ports, self.runtime)
 
     @property
     def state(self) -> Tensor:
@@ -90,7 +92,7 @@ class Workspace:
 
     @property
     def has_graphs(self) -> bool:
-        """True where its calls have become CUDA graphs, which must not be destroyed while something is captured."""
+        """True where its calls have become graphs, which must not be destroyed while something is captured."""
         return any(sequence.graphs for made in self.outputs for sequence in made.sequences)
 
     def forward(self, *inputs: Tensor | None, current: Sequence[Tensor] = (), in_place: bool = False) -> list[Tensor]:
@@ -189,9 +191,9 @@ class Workspace:
 
     def tidy(self) -> None:
         """Drop what a capture has outlived, once nothing is captured."""
-        if self.outputs.outlived and self.cuda is not None:
-            with self.cuda.guard():
-                if not self.cuda.is_capturing():
+        if self.outputs.outlived:
+            with self.runtime.guard():
+                if not self.runtime.is_capturing():
                     self.outputs.outlived = []
 
     def let_go(self) -> None:
@@ -212,18 +214,15 @@ class Workspace:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """On CUDA, have the device current, and everything in order with what ran here on another stream."""
-        if self.cuda is None:
-            yield
-            return
-        with self.cuda.guard():
-            if self.cuda.is_capturing():
+        """Have the device current, and everything in order with what ran here on another stream."""
+        with self.runtime.guard():
+            if self.runtime.is_capturing():
                 # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
                 self.in_capture = True
             else:
                 if self.scratch is not None:
-                    self.scratch.turn(self.cuda)
-                self._order.turn(self.cuda, self._memory())
+                    self.scratch.turn(self.runtime)
+                self._order.turn(self.runtime, self._memory())
             yield
 
     def _memory(self) -> Iterator[Tensor]:
@@ -246,7 +245,7 @@ class Workspace:
             self._forget_outputs()
 
     def _forget_outputs(self) -> None:
-        self.outputs.forget(in_capture=self.cuda is not None and self.cuda.is_capturing())
+        self.outputs.forget(in_capture=self.runtime.is_capturing())
         if self._graphs is not None:
             self._graphs.forget()
 

@@ -2,6 +2,7 @@
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
 from autotuner.ir.graph import Graph
+from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
 from autotuner.space.conversions import conversions_of, reachable
 from autotuner.space.enumeration import Enumeration, Size, form_domains
@@ -9,7 +10,7 @@ from autotuner.space.files import SpaceFile
 from autotuner.space.fusion import covers, stack_families
 
 
-def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space:
+def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, vendor: str | None = None) -> Space:
     """Enumerate the space of a graph.
 
     Args:
@@ -17,12 +18,14 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False) -> Space
         file: which kernels and conversions to try.
         saving: whether to try what costs time and saves memory, too: tensors that change their storage format, such as
             dropout masks packed into bits, and formats for that alone, such as seeds.
+        vendor: of the device: kernels that do not run on such devices are left out; None for all kernels.
 
     Raises:
         SpaceError: the space is too large.
     """
     size = Size(graph.name)
-    found = size.covers(covers(graph, tuple(file.kernels), file.max_operators))
+    kernels = tuple(name for name in file.kernels if vendor is None or not KERNELS[name].refuses_vendor(vendor))
+    found = size.covers(covers(graph, kernels, file.max_operators))
     families = stack_families(graph)
     given = given_forms(graph)
     enumerated = Enumeration(graph, file, families, given, size, saving=saving)

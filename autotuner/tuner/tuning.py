@@ -93,7 +93,9 @@ def tune(
     limit_s = inf if options.limits.seconds is None else max(policy.space_s, options.limits.seconds - spent.seconds)
     try:
         with until(lambda: monotonic() - began > limit_s):
-            space = build_space(training_graph(model.graph()), file, saving=options.budget_bytes is not None)
+            space = build_space(
+                training_graph(model.graph()), file, saving=options.budget_bytes is not None, vendor=environment.vendor
+            )
     except OverError:
         raise InfeasibleError(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"

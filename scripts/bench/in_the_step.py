@@ -9,7 +9,7 @@ from time import sleep
 import torch
 
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.cuda import Cuda, Run
+from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.overlap import PlanVariants
 
 REPLAYS = 20
@@ -26,8 +26,8 @@ def in_the_step_us(configuration: Configuration) -> list[float]:
     """
     variants = PlanVariants(configuration)
     runs = variants.runs()
-    cuda = Cuda(torch.device("cuda", torch.cuda.current_device()))
-    timed = [_Timed(cuda, runs, count) for count in range(len(runs) + 1)]
+    runtime = device_runtime(torch.device("cuda"))
+    timed = [_Timed(runtime, runs, count) for count in range(len(runs) + 1)]
     ends: list[list[float]] = [[] for _ in timed]
     for _ in range(REPLAYS):
         sleep(PAUSE_S)
@@ -40,13 +40,13 @@ def in_the_step_us(configuration: Configuration) -> list[float]:
 class _Timed:
     """A graph of all steps, with an event before the first one and one behind so many."""
 
-    def __init__(self, cuda: Cuda, runs: Sequence[Run], count: int) -> None:
+    def __init__(self, runtime: DeviceRuntime, runs: Sequence[Run], count: int) -> None:
         self._begun, self._ended = (
             torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
         )
         schedule = [self._begun.record, *runs[:count], self._ended.record, *runs[count:]]
-        self._replay = cuda.captured(partial(_run, schedule), cuda.pool())
+        self._replay = runtime.captured(partial(_run, schedule), runtime.pool())
 
     def us(self) -> float:
         self._replay()

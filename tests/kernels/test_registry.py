@@ -55,6 +55,23 @@ def test_what_compiles_is_named_after_its_compiler() -> None:
         assert kernel.compiles == (kernel.name.split("_")[0] in ("cupy", "inductor", "triton")), kernel.name
 
 
+def test_libraries_of_nvidia_and_cuda_cpp_are_for_nvidia_alone() -> None:
+    alone = {kernel.name.split("_")[0] for kernel in KERNELS if kernel.refuses_vendor("amd")}
+    assert alone == {"cublaslt", "cudnn", "cupy"}
+    assert not any(kernel.refuses_vendor("nvidia") for kernel in KERNELS)
+    assert (
+        KERNELS["cupy_rows"].refuses_vendor("amd")
+        == "cupy_rows needs a device of NVIDIA, and this one's vendor is 'amd'"
+    )
+
+
+def test_ptx_is_in_one_function_of_triton_programs() -> None:
+    folder = Path(autotuner.kernels.__file__).parent
+    assert [file.name for file in folder.rglob("*.py") if "inline_asm" in file.read_text()] == ["bits.py"]
+    text = (folder / "triton" / "bits.py").read_text()
+    assert text.count("tl.inline_asm") == text[text.index("def dropped_halves") :].count("tl.inline_asm") == 2
+
+
 def test_what_draws_masks_is_unbiased_and_all_else_exact() -> None:
     for kernel in KERNELS:
         draws = kernel.covers == ("dropout_mask",) or kernel.name in (

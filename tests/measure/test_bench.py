@@ -1,6 +1,7 @@
 """The bench itself, in this process: what is emitted when, and what is taken again."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_failures_are_emitted_at_once_and_timings_at_the_end(add: MakeCall) -> N
         (0, "ok"),
         (2, "ok"),
     ]
+
+
+def test_a_kernel_of_another_vendor_is_refused_before_anything_is_built(add: MakeCall) -> None:
+    call = add("good")
+    foreign = Call(call.subgraph, replace(call.candidate, kernel="cupy_rows"))
+    ((_, measured),) = raced(Bench(CpuTimer(POLICY), 1 << 30), foreign)
+    assert (measured.status, measured.message) == (
+        "refused", "cupy_rows needs a device of NVIDIA, and this one's vendor is 'cpu'"
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from autotuner.errors import DeviceError
 from autotuner.measure import devices
@@ -58,6 +59,19 @@ def test_a_device_is_told_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.device_of("cuda", 1).name == "B"
     with pytest.raises(DeviceError, match=r"no device 'cuda' with index 2 here; what is here: cpu .*, cuda \(B\)"):
         devices.device_of("cuda", 2)
+
+
+@pytest.mark.parametrize(("hip", "told"), [(None, {}), ("6.4.43482", {"vendor": "amd"})])
+def test_a_vendor_is_a_fact_only_where_it_is_not_nvidia(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, told: dict[str, str]
+) -> None:
+    properties = SimpleNamespace(
+        major=9, minor=4, L2_cache_size=1 << 22, total_memory=1 << 36, multi_processor_count=304, uuid="1"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    facts = CudaDevice("cuda", "A").facts(None)
+    assert {name: fact for name, fact in facts.items() if name == "vendor"} == told
 
 
 class NVMLError(Exception):

@@ -1,74 +1,41 @@
 """When calls run one by one, when they are captured and when replayed; and a workspace's order between streams."""
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from autotuner.errors import ConfigurationError
 from autotuner.runtime import TunedModule, TunedWarning, apply
-from autotuner.runtime.cuda import CallSequence, Graphs, Switch
 from autotuner.runtime.framework import encoder_layer
+from autotuner.runtime.graphs import CallSequence, Graphs, Switch
 from autotuner.runtime.workspace import Workspace
 from tests.runtime.layers import batch, tuned_layer
+from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
 from tests.runtime.plans import configuration, model
 
 
-class Device:
-    """A device that writes down what it is asked for."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.now = 1
-        self.capturing = False
-        self.fails = False
-
-    def guard(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def stream(self) -> int:
-        return self.now
-
-    def current(self) -> str:
-        return f"stream {self.now}"
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def follow(self, last: str, tensors: Any) -> None:
-        self.log.append(f"stream {self.now} waits for {last}, {len(list(tensors))} tensors")
-
-    def pool(self) -> str:
-        return "memory"
-
-    def captured(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
-        assert pool == "memory"
-        if self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
-        run()
-        self.log.append("captured")
-        return lambda: self.log.append("replayed")
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUpDevice:
+    return instead_of_the_cpu(monkeypatch)
 
 
-def rows(device: Device, names: str = "a") -> tuple[Graphs, Switch, list[CallSequence]]:
+def rows(device: MadeUpDevice, names: str = "a") -> tuple[Graphs, Switch, list[CallSequence]]:
     switch = Switch(True)
     return Graphs(device, switch), switch, [CallSequence([partial(device.log.append, name)]) for name in names]
 
 
 def test_a_row_runs_once_call_by_call_then_it_is_captured_and_from_then_on_replayed() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, _, (row,) = rows(device)
     for _ in range(3):
         graphs.run(row)
-    assert device.log == ["a", "a", "captured", "replayed", "replayed"]
+    assert device.log == ["a", "a", "captured", *["a", "replayed"] * 2]
 
 
 def test_while_the_caller_captures_calls_run_one_by_one() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, _, (row,) = rows(device)
     for _ in range(2):
         graphs.run(row)
@@ -79,15 +46,16 @@ def test_while_the_caller_captures_calls_run_one_by_one() -> None:
 
 
 def test_each_stream_has_a_graph_of_its_own_up_to_two() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, _, (row,) = rows(device)
     for device.now in (1, 1, 2, 3, 1, 2):
         graphs.run(row)
-    assert device.log == ["a", *["a", "captured", "replayed"] * 2, "a", "replayed", "replayed"]
+    replayed = ["a", "replayed"]
+    assert device.log == ["a", *["a", "captured", *replayed] * 2, "a", *replayed * 2]
 
 
 def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, switch, (first, second) = rows(device, "ab")
     for row in (first, second):
         graphs.run(row)
@@ -104,7 +72,7 @@ def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> N
 
 
 def test_graphs_that_come_after_all_others_are_gone_have_memory_of_their_own() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, _, (row,) = rows(device)
     for _ in range(2):
         graphs.run(row)
@@ -114,7 +82,7 @@ def test_graphs_that_come_after_all_others_are_gone_have_memory_of_their_own() -
 
 
 def test_a_row_that_makes_no_graphs_is_never_captured() -> None:
-    device = Device()
+    device = MadeUpDevice()
     graphs, _, _ = rows(device)
     row = CallSequence([lambda: device.log.append("c")], replays=False)
     for _ in range(3):
@@ -122,48 +90,42 @@ def test_a_row_that_makes_no_graphs_is_never_captured() -> None:
     assert device.log == ["c", "c", "c"]
 
 
-def on(device: Device, layer: TunedModule) -> Workspace:
-    """Return a layer's workspace, which takes the CPU for such a device."""
-    layer(batch())
+def idle(layer: TunedModule) -> Workspace:
+    """Return the workspace that a layer's next call gets; while a graph is captured that is none of those before."""
+    if not layer.calls:
+        layer(batch())
     pool = layer.bind()[0].pool
     workspace = pool.take()
-    workspace.cuda = device  # type: ignore[assignment]
     pool.give_back(workspace)
     return workspace
 
 
-def test_a_workspace_waits_for_the_stream_that_it_ran_on_last() -> None:
-    layer, _ = tuned_layer()
-    device = Device()
-    on(device, layer)
-    for device.now in (1, 1, 2):
+def test_a_workspace_waits_for_the_stream_that_it_ran_on_last(made_up: MadeUpDevice) -> None:
+    layer, _ = tuned_layer(graphs=False)
+    for made_up.now in (1, 1, 2):
         y = layer(batch())
-    assert device.log == ["stream 2 waits for stream 1, 2 tensors"]
-    device.now = 3
+    assert made_up.log == ["stream 2 waits for stream 1, 2 tensors"]
+    made_up.now = 3
     y.sum().backward()
-    assert device.log[1:] == ["stream 3 waits for stream 2, 2 tensors"]
+    assert made_up.log[1:] == ["stream 3 waits for stream 2, 2 tensors"]
 
 
-def test_a_workspace_that_a_callers_graph_writes_to_is_not_taken_again() -> None:
+def test_a_workspace_that_a_callers_graph_writes_to_is_not_taken_again(made_up: MadeUpDevice) -> None:
     layer, _ = tuned_layer()
-    device = Device()
-    workspace = on(device, layer)
-    device.capturing = True
+    workspace = idle(layer)
+    made_up.capturing = True
     layer(batch()).sum().backward()
-    device.capturing = False
-    assert layer._bindings
-    assert layer._bindings[0].pool.take() is not workspace
+    made_up.capturing = False
+    assert idle(layer) is not workspace
 
 
-def test_without_gradients_a_workspace_in_a_callers_graph_is_not_taken_again_either() -> None:
+def test_without_gradients_a_workspace_in_a_callers_graph_is_not_taken_again_either(made_up: MadeUpDevice) -> None:
     layer, _ = tuned_layer()
-    device = Device()
-    workspace = on(device, layer)
-    device.capturing = True
+    workspace = idle(layer)
+    made_up.capturing = True
     with torch.no_grad():
         layer(batch())
-    assert layer._bindings
-    assert layer._bindings[0].pool.take() is not workspace
+    assert idle(layer) is not workspace
 
 
 def test_a_fifth_choice_of_gradients_makes_no_graph() -> None:
@@ -189,19 +151,18 @@ def test_on_the_cpu_graphs_are_ignored() -> None:
     assert layer.bind()[0].pool.take()._graphs is None
 
 
-def test_what_a_capture_outlives_is_kept_until_nothing_is_captured() -> None:
+def test_what_a_capture_outlives_is_kept_until_nothing_is_captured(made_up: MadeUpDevice) -> None:
     layer, _ = tuned_layer()
-    device = Device()
-    workspace = on(device, layer)
+    workspace = idle(layer)
     layer(batch())
     before = [*workspace.outputs.by_phase["forward"]]
     assert before
-    device.capturing = True
+    made_up.capturing = True
     assert layer._bindings
     workspace.forward(batch(), current=layer._bindings[0].current(), in_place=True)
     assert workspace.outputs.outlived[:1] == before
     workspace.tidy()
     assert workspace.outputs.outlived[:1] == before
-    device.capturing = False
+    made_up.capturing = False
     workspace.tidy()
     assert workspace.outputs.outlived == []

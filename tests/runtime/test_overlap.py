@@ -1,7 +1,5 @@
 """Branches at run time: queued over streams in a capture, one by one elsewhere, with the same numbers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -18,81 +16,45 @@ from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers.on_cuda import captured
 from autotuner.runtime.peers.training_loop import TrainingLoop
 from tests.runtime.layers import CUDA, assert_equal, batch, gradients, tuned, x_on
+from tests.runtime.made_up_device import MadeUpDevice
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
 
 STEPS = 5
-
-
-class Stream:
-    """A stream that writes down what it is asked for."""
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.log.append(f"{self.name} joins {other.name}")
-
-    def wait_event(self, event: str) -> None:
-        self.log.append(f"{self.name} waits for {event}")
-
-    def record_event(self) -> str:
-        return self.log[-1]
-
-
-class Device:
-    """A device whose streams have names."""
-
-    def __init__(self, *, capturing: bool) -> None:
-        self.log: list[str] = []
-        self.capturing = capturing
-        self.now = Stream("caller", self.log)
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def current(self) -> Stream:
-        return self.now
-
-    def lanes(self, count: int) -> list[Stream]:
-        return [Stream(f"lane {place}", self.log) for place in range(count)]
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        before, self.now = self.now, stream
-        yield
-        self.now = before
-
-    def step(self, number: int) -> None:
-        self.log.append(f"{number} on {self.now.name}")
 
 
 SCHEDULE = Schedule((frozenset(), frozenset({0}), frozenset({0}), frozenset({1, 2})), 4, ((1,),))
 """Step 3 reads from 1 and 2, which read from 0; 1 is on a branch."""
 
 
-def run(device: Device, numbers: tuple[int, ...] = (0, 1, 2, 3)) -> list[str]:
-    BranchingCalls({number: partial(device.step, number) for number in numbers}, SCHEDULE, device).run()
+def run(numbers: tuple[int, ...] = (0, 1, 2, 3), *, capturing: bool = True) -> list[str]:
+    """Return what a device writes down of such steps."""
+    device = MadeUpDevice(capturing=capturing)
+
+    def step(number: int) -> None:
+        device.log.append(f"{number} on {device.current()}")
+
+    BranchingCalls({number: partial(step, number) for number in numbers}, SCHEDULE, device).run()
     return device.log
 
 
 def test_outside_of_a_capture_steps_run_one_by_one_on_the_callers_stream() -> None:
-    assert run(Device(capturing=False)) == [f"{number} on caller" for number in range(4)]
+    assert run(capturing=False) == [f"{number} on stream 1" for number in range(4)]
 
 
 def test_in_a_capture_branches_fork_wait_and_join_and_steps_are_queued_in_the_plans_order() -> None:
-    assert run(Device(capturing=True)) == [
-        "lane 0 joins caller", "lane 1 joins caller",
+    assert run() == [
+        "lane 0 joins stream 1", "lane 1 joins stream 1",
         "0 on lane 0",
         "lane 1 waits for 0 on lane 0", "1 on lane 1",
         "2 on lane 0",
         "lane 0 waits for 1 on lane 1", "3 on lane 0",
-        "caller joins lane 0", "caller joins lane 1",
+        "stream 1 joins lane 0", "stream 1 joins lane 1",
     ]  # fmt: skip
 
 
 def test_a_step_that_is_left_out_is_waited_for_and_waits_as_if_it_took_no_time() -> None:
-    assert run(Device(capturing=True), (0, 1, 2))[-3:-2] == ["lane 0 waits for 1 on lane 1"]
-    log = run(Device(capturing=True), (0, 2))
+    assert run((0, 1, 2))[-3:-2] == ["lane 0 waits for 1 on lane 1"]
+    log = run((0, 2))
     assert not any(line.startswith("1 on") for line in log)
     assert [line.split(" waits")[0] for line in log if "waits" in line] == ["lane 1", "lane 0"]
 

@@ -9,38 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotuner.runtime.cuda import Cuda
+from autotuner.runtime.devices import CudaRuntime
 from autotuner.runtime.whole_step import WholeStep
+from tests.runtime.made_up_device import MadeUpDevice, kept
 
 
-class Recorder:
-    """Stands for a CUDA device: a capture changes no tensor, and a replay runs the same calls on the same memory."""
+class Recorder(MadeUpDevice):
+    """A device whose captures put back model and optimizer, and not what is drawn on the host."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
         self._model, self._optimizer = model, optimizer
-        self.captures = 0
-
-    def pool(self) -> Any:
-        return None
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        yield
-
-    def captured(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:  # noqa: ARG002
-        self.captures += 1
+    def _unchanged(self) -> Iterator[None]:
         tensors = [*self._model.parameters(), *self._model.buffers()]
         tensors += [
             value for state in self._optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
         ]
-        before = [tensor.detach().clone() for tensor in tensors]
-        try:
-            run()
-        finally:
-            with torch.no_grad():
-                for tensor, value in zip(tensors, before, strict=True):
-                    tensor.copy_(value)
-        return run
+        with kept(tensors):
+            yield
 
 
 def net() -> nn.Module:
@@ -86,7 +74,7 @@ class Pair:
             self.ours,
             self.own,
             compiled(lambda batch: loss(self.ours, batch)),
-            recorder=self.recorder if device == "cpu" else Cuda(torch.device(device)),
+            recorder=self.recorder if device == "cpu" else CudaRuntime(torch.device(device)),
             **options,
         )
 

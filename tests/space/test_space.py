@@ -141,6 +141,18 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
             load_space(path)
 
 
+def test_kernels_that_need_another_vendors_device_are_not_offered() -> None:
+    graph = layer("bfloat16")
+    found = {
+        vendor: {choice.candidate.kernel for choice in build_space(graph, space_file("cuda"), vendor=vendor).choices}
+        for vendor in (None, "nvidia", "amd")
+    }
+    assert found["nvidia"] == found[None]
+    assert found["amd"] < found["nvidia"]
+    assert not [name for name in found["amd"] if name.startswith(("cublaslt_", "cudnn_", "cupy_"))]
+    assert {"cublas_matmul", "inductor"} <= found["amd"]
+
+
 def test_every_kernel_is_described_for_the_cpu_or_for_cuda() -> None:
     found, other = describe(load_space(CPU)), describe(space_file("cuda"))
     assert found["device_type"] == "cpu"

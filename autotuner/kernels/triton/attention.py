@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import KernelError
+from autotuner.ir.device import NVIDIA, vendor_of
 from autotuner.ir.records import Call
 from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
 from autotuner.kernels.rules.attention_triton import WORD_BITS, kept_levels, params_of
@@ -76,7 +77,8 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
             "GROUP": heads // key.shape[1], "CAPS": cap is not None, "ADDS": addend is not None,
             "OVER_ROWS": _over_rows(addend), "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
-            "PACKS": query.is_cuda, "num_warps": params["warps"], "num_stages": params["stages"],
+            "PACKS": vendor_of(query.device.type, torch.version.hip) == NVIDIA,
+            "num_warps": params["warps"], "num_stages": params["stages"],
         },
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import CUDA, NVIDIA, vendor_of
 from autotuner.ir.records import Scalar
 from autotuner.measure.devices.cpu import cores
 from autotuner.measure.devices.device import HELD_SHARE, Device
@@ -74,6 +74,7 @@ class CudaDevice(Device):
         import torch
 
         properties = torch.cuda.get_device_properties(self.index)
+        vendor = vendor_of(CUDA, torch.version.hip)
         return {
             "capability": f"{properties.major}.{properties.minor}",
             "cublaslt": _cublaslt_version(str(torch.version.cuda)),
@@ -90,6 +91,7 @@ class CudaDevice(Device):
             "torch": version("torch"),
             "triton": version("triton"),
             **Nvml().lowered(cuda_uuid(self.index)),
+            **({} if vendor == NVIDIA else {"vendor": vendor}),
         }
 
     def policy(self, threads: int | None = None, rotate_bytes: int | None = None) -> CudaPolicy:  # noqa: ARG002

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from autotuner.runtime.cuda import Cuda, Run
+from autotuner.runtime.devices import Run, device_runtime
 
 EXTENT = 256
 """Of the matrices of small kernels: they stay in the second-level cache, and a kernel lasts a few microseconds."""
@@ -57,10 +57,10 @@ def switching_us(device: torch.device) -> float:
     runs = _small_kernels(device)
     for run in runs:
         run()
-    cuda = Cuda(device)
-    pool = cuda.pool()
-    mixed = cuda.captured(partial(_run, runs * REPEATS), pool)
-    alone = [cuda.captured(partial(_run, [run] * (REPEATS * len(runs))), pool) for run in runs]
+    runtime = device_runtime(device)
+    pool = runtime.pool()
+    mixed = runtime.captured(partial(_run, runs * REPEATS), pool)
+    alone = [runtime.captured(partial(_run, [run] * (REPEATS * len(runs))), pool) for run in runs]
     found = []
     for _ in range(TURNS):
         of_alone = [_replay_us(replay) for replay in alone]

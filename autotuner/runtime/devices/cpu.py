@@ -1,0 +1,70 @@
+"""The CPU at run time: one stream, on which a call is over when it returns, and no graphs."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.device import vendor_of
+from autotuner.runtime.devices.protocol import Run
+
+
+class CpuRuntime:
+    """The CPU, or a device of which nothing is known but that torch runs calls on it; see `DeviceRuntime`."""
+
+    has_graphs = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def vendor(self) -> str:
+        return vendor_of(self.device.type, None)
+
+    def is_current(self) -> bool:
+        return True
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def stream(self) -> int:
+        return 0
+
+    def current(self) -> Any:
+        return None
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def follow(self, last: Any, tensors: Iterable[Tensor]) -> None:
+        pass
+
+    def lanes(self, count: int) -> Sequence[Any]:
+        return [None] * count
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+        return nullcontext()
+
+    def pool(self) -> Any:
+        return None
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def captured(self, run: Run, pool: Any) -> Run:  # noqa: ARG002
+        raise RuntimeError(f"calls on {self.device} cannot be captured")
+
+    def synchronize(self) -> None:
+        pass
+
+    def mark(self) -> float:
+        return perf_counter()
+
+    def elapsed_us(self, began: float, ended: float) -> float:
+        return float(ended - began) * 1e6
+
+    def forked_random(self) -> AbstractContextManager[Any]:
+        return torch.random.fork_rng([])

@@ -1,0 +1,145 @@
+"""CUDA devices at run time: streams, events, and graphs of calls. Torch has AMD's devices under this name, too.
+
+Random kernels draw from torch's default generator, which torch registers with each graph: replays draw new numbers, and
+the same as the calls one by one would.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.device import CUDA, vendor_of
+from autotuner.runtime.devices.protocol import Run
+
+_SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
+_LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
+_CAPTURES = Lock()
+"""Of all threads: those that replay on one stream have one stream that captures, which captures one graph at a time."""
+HIGH, LOW = -1, 0
+"""Priorities of streams. The steps on no branch go first where both have work for the device."""
+
+
+class CudaRuntime:
+    """One device; see `DeviceRuntime`."""
+
+    has_graphs = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(CUDA, self.index)
+
+    @property
+    def vendor(self) -> str:
+        return vendor_of(CUDA, torch.version.hip)
+
+    def is_current(self) -> bool:
+        return torch.cuda.current_device() == self.index
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return nullcontext() if torch.cuda.current_device() == self.index else torch.cuda.device(self.index)
+
+    def stream(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    def current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.index)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def follow(self, last: torch.cuda.Stream, tensors: Iterable[Tensor]) -> None:
+        current = self.current()
+        current.wait_event(last.record_event())
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+    def lanes(self, count: int) -> list[torch.cuda.Stream]:
+        """Return streams for steps that are captured beside each other; the first has priority over the others.
+
+        They belong to the current stream: a library keeps scratch memory per stream.
+        """
+        found = _LANES.setdefault((self.index, self.stream()), [])
+        while len(found) < count:
+            found.append(torch.cuda.Stream(self.index, priority=LOW if found else HIGH))  # type: ignore[no-untyped-call]
+        return found[:count]
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def _side(self) -> torch.cuda.Stream:
+        """Return the stream that captures what is replayed on the current stream."""
+        key = (self.index, self.stream())
+        if key not in _SIDES:
+            _SIDES[key] = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
+        return _SIDES[key]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        side, current = self._side(), self.current()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        current.wait_stream(side)
+
+    def captured(self, run: Run, pool: Any) -> Run:
+        """Return the replay of what a function queues.
+
+        Captured is on a stream of its own, one for each stream that graphs are replayed on: a library keeps scratch
+        memory per stream, which two graphs that run at the same time must not share.
+        """
+        side = self._side()
+        graph = torch.cuda.CUDAGraph()
+        with _CAPTURES:
+            return self._captured(run, pool, side, graph)
+
+    def _captured(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> Run:
+        try:
+            # The outer one restores the current stream where the end of a capture fails.
+            with (
+                torch.cuda.stream(self.current()),
+                torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+            ):
+                run()
+        except Exception:
+            self._recover(side, pool)
+            raise
+        return graph.replay
+
+    def _recover(self, side: torch.cuda.Stream, pool: Any) -> None:
+        """After a capture that failed: a capture that ends well leaves torch's generator ready for plain draws."""
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(self.index, pool)
+        with suppress(Exception):
+            anything = torch.zeros(1, device=f"cuda:{self.index}")
+            graph = torch.cuda.CUDAGraph()
+            with (
+                torch.cuda.stream(self.current()),
+                torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
+            ):
+                anything.add_(1)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def mark(self) -> torch.cuda.Event:
+        with torch.cuda.device(self.index):
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+        return event
+
+    def elapsed_us(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) * 1e3
+
+    def forked_random(self) -> AbstractContextManager[Any]:
+        return torch.random.fork_rng([self.index], device_type=CUDA)

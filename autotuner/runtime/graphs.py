@@ -1,0 +1,96 @@
+"""Graphs of calls: calls in a row are captured at their second time and then replayed; and order between streams.
+
+The first time they run one by one, which sets up what libraries need. The second time they are captured, and from then
+on replayed. Random kernels draw from torch's default generator, which torch registers with each graph: replays draw new
+numbers, and the same as the calls one by one would. Where the current stream is being captured already, the calls run
+one by one, into the caller's graph.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from autotuner.runtime.devices import DeviceRuntime, Run
+from autotuner.runtime.fallbacks import warn
+
+
+class StreamOrder:
+    """Order between the uses of some memory: whoever uses it on another stream waits for what was queued before."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, Any] | None = None
+
+    def turn(self, device: DeviceRuntime, tensors: Iterable[Tensor]) -> None:
+        """Use tensors on the current stream from now on."""
+        if self._last is None or device.stream() != self._last[0]:
+            if self._last is not None:
+                device.follow(self._last[1], tensors)
+            self._last = (device.stream(), device.current())
+
+
+# Graphs of one sequence of calls, by the stream that they are replayed on; on further streams the calls run one by one.
+STREAMS = 2
+
+
+@dataclass(eq=False)
+class CallSequence:
+    """Calls that run one after the other; `replays` says whether a graph may be made of them."""
+
+    calls: Sequence[Run]
+    replays: bool = True
+    ran: bool = False
+    graphs: dict[int, Run] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run the calls one by one."""
+        for call in self.calls:
+            call()
+        self.ran = True
+
+
+@dataclass(eq=False)
+class Switch:
+    """Switch of a module's graphs; the first capture that fails turns it off, with a warning."""
+
+    is_on: bool
+
+    def fail(self, error: Exception) -> None:
+        if self.is_on:
+            self.is_on = False
+            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})")
+
+
+class Graphs:
+    """Graphs of one workspace's calls. They share their temporary memory, since they never run at one time."""
+
+    def __init__(self, device: DeviceRuntime, switch: Switch) -> None:
+        self._device, self._switch = device, switch
+        self._pool: Any = None
+
+    def forget(self) -> None:
+        """Take other memory for the next graphs: that of graphs which are all gone cannot be captured into again."""
+        self._pool = None
+
+    def run(self, sequence: CallSequence) -> None:
+        device = self._device
+        if not self._switch.is_on or not sequence.replays or device.is_capturing():
+            sequence.run()
+            return
+        stream = device.stream()
+        replay = sequence.graphs.get(stream)
+        if replay is None:
+            if not sequence.ran or len(sequence.graphs) == STREAMS:
+                sequence.run()
+                return
+            if self._pool is None:
+                self._pool = device.pool()
+            try:
+                replay = sequence.graphs[stream] = device.captured(sequence.run, self._pool)
+            except Exception as error:
+                self._switch.fail(error)
+                sequence.run()
+                return
+        replay()
