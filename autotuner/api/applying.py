@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor, fx, nn
 
@@ -15,6 +16,7 @@ class ConfiguredCompiler:
 
     def __init__(self, configurations: Sequence[Configuration], graphs: bool) -> None:
         self.configurations, self.graphs = tuple(configurations), graphs
+        self.forwards: dict[type[nn.Module], Any] = {}
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[Callable[..., Any], str | None]:
         """Return compiled code, and why no region in it runs tuned, or None where one does."""
@@ -25,11 +27,15 @@ class ConfiguredCompiler:
         made = COMPILED[-1]
         return compiled, None if made.tuned_places else made.note or made.headline
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "forwards": {}}
+
     def __deepcopy__(self, _: Any) -> "ConfiguredCompiler":
         return self
 
 
-_COMPILERS: dict[tuple[tuple[int, ...], bool], ConfiguredCompiler] = {}
+_COMPILERS: "WeakValueDictionary[tuple[tuple[int, ...], bool], ConfiguredCompiler]" = WeakValueDictionary()
+"""Compilers that modules hold, by the identities of their configurations."""
 
 
 def apply(module: nn.Module, configurations: Sequence[Configuration], *, graphs: bool = True) -> nn.Module:
@@ -40,6 +46,7 @@ def apply(module: nn.Module, configurations: Sequence[Configuration], *, graphs:
     from autotuner.runtime.applied import applied
 
     key = tuple(map(id, configurations)), graphs  # a compiler holds them, so no others get their identities meanwhile
-    if key not in _COMPILERS:
-        _COMPILERS[key] = ConfiguredCompiler(configurations, graphs)
-    return applied(module, configurations, _COMPILERS[key], graphs=graphs)
+    compiler = _COMPILERS.get(key)
+    if compiler is None:
+        compiler = _COMPILERS[key] = ConfiguredCompiler(configurations, graphs)
+    return applied(module, configurations, compiler, graphs=graphs)

@@ -23,7 +23,13 @@ Compiled = Callable[..., Any]
 
 
 class Compiler(Protocol):
-    """A compiler of graphs that knows configurations; modules with the same one share what is compiled."""
+    """A compiler of graphs that knows configurations; modules with the same one share what is compiled.
+
+    Attributes:
+        forwards: what was compiled with it, by the module's class.
+    """
+
+    forwards: dict[type[nn.Module], Any]
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[Compiled, str | None]:
         """Return compiled code, and why no region in it runs tuned, or None where one does."""
@@ -116,14 +122,14 @@ class _Forward:
         return run
 
 
-_FORWARDS: dict[tuple[type[nn.Module], Compiler], _Forward] = {}
 _KINDS: dict[type[nn.Module], type[AppliedModule]] = {}
 
 
 def _compiled(original: type[nn.Module], compiler: Compiler) -> _Forward:
-    if (original, compiler) not in _FORWARDS:
-        _FORWARDS[original, compiler] = _Forward(original, compiler)
-    return _FORWARDS[original, compiler]
+    if original not in compiler.forwards:
+        compiler.forwards[original] = _Forward(original, compiler)
+    found: _Forward = compiler.forwards[original]
+    return found
 
 
 def _kind(original: type[nn.Module]) -> type[AppliedModule]:
