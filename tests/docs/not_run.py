@@ -7,13 +7,12 @@ GPU = "needs an NVIDIA GPU"
 
 NOT_RUN = {
     ("README.md", "scripts/test"): "runs all tests, this one among them",
-    ("README.md", 'python -m pip install "autotuner[all,torch,cuda] @ file://$PWD/dist/autotuner-0.1.0-py3-none-any.whl"'):
-        "needs CUDA's packages; test_packaging has the extra's versions",
     ("fleet.md", "autotuner tune bert-encoder:large --dtype bfloat16 --device cuda --gpus 8 --output large.json"): GPU,
     ("fleet.md", "autotuner worker --device cuda --gpus 8"): GPU,
     ("fleet.md", "autotuner node --head"): "becomes Ray's head; tests/fleet starts one",
     ("fleet.md", "autotuner worker --fleet --address 127.0.0.1:6379 --device cuda"): GPU,
     ("fleet.md", "autotuner node head.example:6379"): GPU,
+    ("fleet.md", "sbatch --nodes 4 --gpus-per-node 8 deploy/slurm/fleet.sbatch"): "needs Slurm",
 }  # fmt: skip
 """Commands by document, each with its reason."""
 
