@@ -86,7 +86,7 @@ def tune(
     it does, and the configurations of these are returned. `torch.compile(model, backend="autotuner")` then runs them.
 
     Args:
-        model: "bert-encoder:tiny", a `Model`, or a module that `apply` takes (`extents` must then give `b` and `l`).
+        model: "bert-encoder:tiny", a `Model`, or a layer of a known class (`extents` must then give `b` and `l`).
         example_inputs: positional arguments of a module's call, or a mapping of keyword arguments. A configuration is
             for their shapes, and for the mode that the module is in; `extents`, `options`, `dtype` and `mode` do not
             go with them.
