@@ -9,6 +9,7 @@ import venv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from socket import gethostname
 
 from tests.docs.blocks import ROOT
 
@@ -16,7 +17,7 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "*.sqlite*"
 )
-HOSTS = "127.0.0.1 localhost db head.example tuning.example\n::1 localhost\n"
+HOSTS = f"127.0.0.1 localhost {gethostname()} db head.example tuning.example\n::1 localhost\n"
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 AS_ROOT = [[], ["--user", "--map-root-user"]]
 

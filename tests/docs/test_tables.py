@@ -85,3 +85,11 @@ def test_every_kernel_is_named() -> None:
         listed = re.findall(r"^  (\w+):", path.read_text().partition("kernels:")[2], re.MULTILINE)
         assert listed
         assert sorted(set(listed) - named) == [], path.name
+
+
+def test_reasons_for_what_is_not_tuned_are_those_that_the_package_gives() -> None:
+    told = [
+        text for cells in rows(TEXTS["supported.md"], "it says | why") for text in re.findall(r"`([^`]+)`", cells[0])
+    ]
+    parts = [part.strip(" ,") for text in told for part in text.split("...")]
+    assert [part for part in parts if part not in PACKAGE] == []
