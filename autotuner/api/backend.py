@@ -38,6 +38,11 @@ SOURCES = {"server": "a server", "database": "a database", "configurations": "co
 COMPILERS = ("inductor", "aot_eager", "eager")
 
 
+CUT_BY_DDP = (
+    "DistributedDataParallel has its graph cut at its gradient buckets, and layers with it: "
+    "torch._dynamo.config.optimize_ddp = False keeps them whole"
+)
+
 COMPILED: list[CompiledGraph] = []
 """The graphs that this process has compiled, in order."""
 
@@ -190,6 +195,8 @@ def rewrite(
             notes.append(knowledge.want(missing, device_type))
     except AutotunerError as error:
         notes.append(str(error))
+    if len(known) < max(1, len(kinds)) and _is_cut_by_ddp():
+        notes.append(CUT_BY_DDP)
     made: dict[Region, TunedRegion] = {}
     calls: dict[Region, Call] = {}
     for number, region in enumerate(captured.regions, 1):
@@ -247,6 +254,12 @@ def _writer(tuned: TunedRegion, region: Region) -> Call:
 
 def _held(example_inputs: Sequence[Any]) -> tuple["ref[Tensor]", ...]:
     return tuple(ref(each) for each in example_inputs if isinstance(each, nn.Parameter))
+
+
+def _is_cut_by_ddp() -> bool:
+    """Tell whether dynamo cuts what it compiles now, as it does inside of DistributedDataParallel by default."""
+    active = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    return active is not None and torch._dynamo.config.optimize_ddp in (True, "ddp_optimizer")
 
 
 def _device_type(example_inputs: Sequence[Any]) -> str:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.api import knowledge
+from autotuner.api import backend, knowledge
 from autotuner.api.backend import COMPILED, checked, compile_graph
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
@@ -251,6 +251,25 @@ def test_what_is_not_known_is_asked_for_and_runs_as_before() -> None:
         "for the others, somebody tunes them"
     )
     assert lines == ["    50%  *.down: not tuned", "    50%  *.up: not tuned"]
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_where_ddp_cuts_the_graph_it_is_said_what_keeps_layers_whole(
+    cuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active = "torch.nn.parallel.DistributedDataParallel._get_active_ddp_module"
+    model = blocks()
+    compilation = Compilation(model, Known(()))
+    monkeypatch.setattr("autotuner.api.backend._is_cut_by_ddp", lambda: cuts)
+    gradients(model, loss_on(inputs(2, 3)), compilation.model)
+    (graph,) = compilation.compiled
+    assert ("torch._dynamo.config.optimize_ddp = False keeps them whole" in graph.note) is cuts
+    monkeypatch.undo()
+    assert not backend._is_cut_by_ddp()
+    monkeypatch.setattr(active, lambda: object())
+    assert backend._is_cut_by_ddp()
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        assert not backend._is_cut_by_ddp()
 
 
 def stored(model: nn.Module, x: Any, path: Path) -> Configuration:
