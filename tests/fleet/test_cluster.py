@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotuner.database import open_database
-from autotuner.errors import InputError
+from autotuner.errors import MissingError
 from autotuner.fleet import software
 from autotuner.fleet.cluster import FleetDevices, connected
 from autotuner.fleet.importing import imported
@@ -156,5 +156,5 @@ def steps_of(answer: Configuration) -> list[dict[str, Any]]:
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'autotuner\[fleet\]'"):
+    with pytest.raises(MissingError, match=r"install \"autotuner\[fleet\]\""):
         imported()
