@@ -1,5 +1,9 @@
 """Every call that the kernels' own rules admit on a transformer's layer, with made-up operands, for tests."""
 
+import json
+import os
+import subprocess
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,3 +178,13 @@ def hidden_copies(calls: Sequence[Call]) -> dict[str, Copied]:
         for call, found in copied(calls)
         if found.allocated or found.clones
     }
+
+
+def interpreted(module: str) -> Any:
+    """Return what a module prints as JSON where Triton's interpreter runs its programs."""
+    ran = subprocess.run(
+        [sys.executable, "-m", module],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)

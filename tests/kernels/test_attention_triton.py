@@ -1,10 +1,6 @@
 """Attention by Triton programs: rules everywhere, results in Triton's interpreter and on a CUDA device."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,7 +18,7 @@ from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
-from tests.kernels.calls import layer
+from tests.kernels.calls import interpreted, layer
 from tests.kernels.interpreted import ADDED, CASES, calls
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
@@ -128,12 +124,7 @@ def test_the_share_that_is_kept_is_rounded_to_65536ths(p: float, levels: int) ->
 @pytest.mark.slow
 def test_programs_equal_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted"],
-        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = interpreted("tests.kernels.interpreted")
     expected: dict[str, object] = {
         f"{case}: {name}{side}": {}
         for case in (*CASES, *ADDED, "wide tiles")

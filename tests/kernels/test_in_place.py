@@ -1,9 +1,6 @@
 """Programs whose results are written in place: parts of concatenations, and grouped products, verify as all kernels."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from autotuner.kernels.inductor.in_place import in_place
 from autotuner.kernels.rules.in_place import INNER, NO_TILE, TILES
 from autotuner.kernels.torch.grouped import sorted_bytes
 from autotuner.space.files import space_file
+from tests.kernels.calls import interpreted
 from tests.kernels.test_grouped import GROUPED, grouped
 from tests.kernels.test_program_kernels import faults
 from tests.programs import graph_of, written
@@ -151,11 +149,6 @@ def test_integers_of_a_byte_are_sorted_as_such() -> None:
 @pytest.mark.slow
 def test_programs_equal_a_loop_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted_groups"],
-        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = interpreted("tests.kernels.interpreted_groups")
     assert len(found) == 8
     assert max(found.values()) < 2e-3, found

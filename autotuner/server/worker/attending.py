@@ -15,7 +15,6 @@ from autotuner import tuner
 from autotuner.checkpoint import OverError, until, watched
 from autotuner.database import Database, Job, JobState, exit_in_hand
 from autotuner.errors import (
-    ConfigurationError,
     DatabaseError,
     JobStateError,
     ModelError,
@@ -314,10 +313,6 @@ def _timed_apart(found: Configuration, samples: int, waiting: Waiting, threads: 
 
 
 def _has_peers(model: Model) -> bool:
-    from autotuner.runtime import encoder_layer
+    from autotuner.runtime.framework import has_layer
 
-    try:
-        encoder_layer(model)
-    except ConfigurationError:
-        return False
-    return True
+    return has_layer(model)
