@@ -19,6 +19,7 @@ from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
+from autotuner.runtime.region_operator import RegionResults, Strided
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -57,9 +58,14 @@ class Binding:
             (Port("x", ("x",), dims), *adapter.ports),
         )
         self._bound = BoundParameters(plan, boundary, adapter.ports, graphs)
-        self.gradient_strides = list(plan.geometry(boundary.sources[0], "grad_").strides)
-        self.stacks = stacks_of([plan.geometry(port, "grad_") for port in adapter.ports])
         self._shape = shapes[place]
+        strides = plan.geometry(boundary.sources[0], "grad_").strides
+        stacks = tuple(stacks_of([plan.geometry(port, "grad_") for port in adapter.ports]))
+        y = Strided(model.dtype, tuple(self._shape), torch.empty(self._shape, device="meta").stride())
+        of_x = Strided(model.dtype, tuple(self._shape), strides)
+        self.results, self.masked_results = (
+            RegionResults((y,), (of_x, *no_more), stacks, state_bytes=None).text() for no_more in ((), (None,))
+        )
         self._keys = (model.extents["b"], model.extents["l"])
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))

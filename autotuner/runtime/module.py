@@ -16,15 +16,16 @@ from autotuner.runtime.binding import Binding
 from autotuner.runtime.fallbacks import TALLY, Key, Reason, Summary, count_fallback, warn
 from autotuner.runtime.function import TunedStep
 from autotuner.runtime.graphs import Switch
-from autotuner.runtime.opaque import key_of, new_place, tuned_layer
+from autotuner.runtime.layer_operator import LayerRuns, new_place
 from autotuner.runtime.pool import Lease
+from autotuner.runtime.region_operator import key_of, tuned_region
 
 Original = Callable[[Tensor], Tensor]
 Kind = TypeVar("Kind", bound=nn.Module)
 
 # What a drop-in has beside what its original has.
 _OWN = (
-    "configurations", "shapes", "calls", "fallbacks", "told", "graphs", "key", "names", "compiler", "_bindings",
+    "configurations", "shapes", "calls", "fallbacks", "told", "graphs", "runs", "key", "names", "compiler", "_bindings",
 )  # fmt: skip
 
 
@@ -82,7 +83,8 @@ class TunedModule(DropIn):
     adapter: ClassVar[Adapter]
     keeps: ClassVar[bool]  # whether a boolean mask is true where a key counts, or where it does not
     shapes: tuple[torch.Size, ...]
-    key: Tensor  # by which compiled code knows the module
+    runs: LayerRuns | None  # what compiled code runs
+    key: Tensor  # by which compiled code knows it
     names: tuple[str, ...]  # of its parameters, in the order of the ports
     call_original: Callable[[Tensor, Tensor | None], Tensor]  # the framework's forward with a mask over keys, no more
     _bindings: tuple[Binding, ...]
@@ -155,10 +157,11 @@ class TunedModule(DropIn):
             for binding in self._bindings:
                 if binding.fits(self, x):
                     parameters = [self.get_parameter(name) for name in self.names]
-                    made: tuple[Tensor, Tensor] = tuned_layer(
-                        self.key, new_place(), x, mask, parameters, binding.gradient_strides, binding.stacks
+                    inputs, results = ([x], binding.results) if mask is None else ([x, mask], binding.masked_results)
+                    made: tuple[list[Tensor], Tensor] = tuned_region(
+                        new_place(), x, inputs, parameters, results, self.key
                     )
-                    return made[0]
+                    return made[0][0]
         return _outside_the_compiled_graph(self, x, mask, original)
 
     def _fall_back(self, reason: Reason, original: Original, x: Tensor) -> Tensor:
@@ -179,11 +182,12 @@ class TunedModule(DropIn):
             Binding(self, self.adapter, self.configurations, self.shapes, place, graphs) for place in places
         )
         names = tuple(port.name for port in self.adapter.ports)
-        self.__dict__.update(_bindings=bindings, key=key_of(self), names=names)
+        runs = LayerRuns(self)
+        self.__dict__.update(_bindings=bindings, runs=runs, key=key_of(runs), names=names)
         return bindings
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bindings": ()}
+        return {**self.__dict__, "_bindings": (), "runs": None}
 
 
 @_disable_dynamo

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from threading import Lock
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -108,6 +109,19 @@ class Pool:
                 self._idle.append(workspace)
 
 
+class Held(Protocol):
+    """A workspace that a forward holds for its backward, or the graph of an original that ran in its place."""
+
+    def backward(
+        self,
+        grads: Sequence[Tensor | None],
+        wanted: tuple[bool, ...],
+        keeps: bool,
+        parameters: Sequence[Tensor],
+        in_place: bool,
+    ) -> list[Tensor | None]: ...
+
+
 class Lease:
     """Holds a workspace for as long as somebody holds the lease."""
 
@@ -128,6 +142,17 @@ class Lease:
         workspace = self.workspace
         inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
         return workspace.forward(*inputs, current=parameters, in_place=in_place)[0].contiguous()
+
+    def backward(
+        self,
+        grads: Sequence[Tensor | None],
+        wanted: tuple[bool, ...],
+        keeps: bool,
+        parameters: Sequence[Tensor],
+        in_place: bool,
+    ) -> list[Tensor | None]:
+        """Run backward; see `Workspace.backward`."""
+        return self.workspace.backward(grads, wanted, keeps, parameters, in_place)
 
     def __del__(self) -> None:
         workspace = getattr(self, "workspace", None)

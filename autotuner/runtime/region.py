@@ -226,9 +226,9 @@ class TunedRegion:
         self._in_place = in_place
         self._results = replace(self.plan.results, in_place=in_place).text()
 
-    def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[int, Any, list[Any], list[Any], str]:
+    def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
-        return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results
+        return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results, None
 
     def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
         """Run the operator, and return the outputs. It has a backward."""

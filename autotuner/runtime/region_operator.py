@@ -1,10 +1,11 @@
-"""A tuned region inside a model that torch.compile compiles: one opaque operator, with a backward of its own.
+"""Tuned regions and layers in a model that torch.compile compiles: one opaque operator, with a backward of its own.
 
-torch.ops.autotuner.tuned_region(number, like, inputs, parameters, results) -> (outputs, state). A region is a
-connected part of a model's forward with any number of inputs, parameters and outputs. The compiler sees nothing of what
-runs. What it is told about results is a text, a constant of the compiled code: code that a cache returns later, perhaps
-in another process, has the same constants. A number names one place of one model, so that no two calls with the same
-arguments are taken for one.
+torch.ops.autotuner.tuned_region(number, like, inputs, parameters, results, key) -> (outputs, state). A region is a
+connected part of a model's forward with any number of inputs, parameters and outputs, or a whole tuned layer. The
+compiler sees nothing of what runs. What it is told about results is a text, a constant of the compiled code: code that
+a cache returns later, perhaps in another process, has the same constants. A number names one place of one model, so
+that no two calls with the same arguments are taken for one: two layers would share their dropout masks. A key names
+what runs where that is no constant, so that modules that are compiled one by one can share their code.
 """
 
 import json
@@ -21,10 +22,14 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
-from autotuner.runtime.opaque import TAGS
-from autotuner.runtime.pool import Lease
+from autotuner.runtime.output_set import copy_of
+from autotuner.runtime.pool import Held, Lease
 from autotuner.runtime.saved_state import lease_of, saved_state
-from autotuner.runtime.ticket import new_number
+from autotuner.runtime.ticket import Ticket, like_ticket, new_number
+
+TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
+"""It draws random numbers. It makes CUDA graphs of its own, over memory of its own, so the compiler must not record it
+in its graphs, whose memory is theirs."""
 
 
 class Strided(NamedTuple):
@@ -48,14 +53,14 @@ class RegionResults:
         stacks: of the gradients of parameters; see `gradient_stacks`.
         in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. The inputs
             are saved for backward then.
-        state_bytes: of what forward leaves for backward; see `saved_state`.
+        state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
     """
 
     outputs: tuple[Strided, ...]
     gradients: tuple[Strided | None, ...]
     stacks: tuple[int, ...]
     in_place: bool = False
-    state_bytes: int = 1
+    state_bytes: int | None = 1
 
     def text(self) -> str:
         """Return the text that `parse` reads."""
@@ -78,9 +83,9 @@ class RegionResults:
 
 
 class Runs(Protocol):
-    """The part of a tuned region that the operator calls."""
+    """The part of a tuned region, or layer, that the operator calls."""
 
-    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]: ...
+    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Held]: ...
     def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease: ...
     def going_back(self) -> AbstractContextManager[None]: ...
 
@@ -95,33 +100,44 @@ def number_of(region: Runs) -> int:
     return number
 
 
+def key_of(region: Runs) -> Tensor:
+    """Return a new number as a tensor of eight bytes on the host."""
+    return torch.tensor([number_of(region)])
+
+
 @library.custom_op("autotuner::tuned_region", mutates_args=(), tags=TAGS)
 def tuned_region(
     number: int,
     like: Tensor,  # noqa: ARG001
     inputs: Sequence[Tensor],
     parameters: Sequence[Tensor],
-    results: str,  # noqa: ARG001
+    results: str,
+    key: Tensor | None,
 ) -> tuple[list[Tensor], Tensor]:
     """Run a tuned region's forward.
 
     Args:
-        number: `number_of` the region.
+        number: `number_of` the region, or of a place where what the key names is called.
         like: any of the tensors once more. Where the compiler repeats an operator that draws random numbers, it looks
             for the device among its arguments, and not in lists.
         inputs: in the order of its ports, any strides.
         parameters: in the order of its ports.
         results: the text of its `RegionResults`.
+        key: `key_of` what runs, instead of the number; or None.
 
     Returns:
-        The outputs, and what backward needs; see `saved_state`.
+        The outputs, and what backward needs; see `saved_state` and `ticket`.
 
     Raises:
         RuntimeError: the region is gone, or was tuned for other inputs or parameters.
     """
+    runs = _region(number if key is None else int(key.item()))
     with torch._C._DisableAutocast():  # kernels have the types that they were tuned for
-        outputs, lease = _region(number).forward(inputs, parameters)
-    return without_shared_memory(outputs), saved_state(lease)
+        outputs, held = runs.forward(inputs, parameters)
+    if RegionResults.parse(results).state_bytes is None:
+        return without_shared_memory(outputs), Ticket.issue(held)
+    assert isinstance(held, Lease)
+    return without_shared_memory(outputs), saved_state(held)
 
 
 def _region(number: int) -> Runs:
@@ -140,8 +156,11 @@ def _(
     inputs: Sequence[Tensor],  # noqa: ARG001
     parameters: Sequence[Tensor],  # noqa: ARG001
     results: str,
+    key: Tensor | None,  # noqa: ARG001
 ) -> tuple[list[Tensor], Tensor]:
     known = RegionResults.parse(results)
+    if known.state_bytes is None:
+        return [output.empty(like.device) for output in known.outputs], like_ticket()
     state = torch.empty(known.state_bytes, dtype=torch.uint8, device=like.device)
     return [output.empty(like.device) for output in known.outputs], state
 
@@ -159,7 +178,7 @@ def tuned_region_backward(
     """Run a tuned region's backward.
 
     Args:
-        number: `number_of` the region.
+        number: as forward got it.
         state: what forward has left, or a copy of it.
         grads: of the outputs, of which one at least is there; None stands for zeros.
         inputs: those of the forward, where it may have read them in place, so that they stay as they are until here.
@@ -175,22 +194,29 @@ def tuned_region_backward(
             region is gone, or reads its inputs in place.
     """
     known = RegionResults.parse(results)
-    lease, keeps = lease_of(state), _get_current_graph_task_keep_graph()
-    if lease is None:
+    keeps = _get_current_graph_task_keep_graph()
+    held: Held | None = Ticket.of(state).held if known.state_bytes is None else lease_of(state)
+    if held is None:
         if known.in_place and any(reads_in_place(tensor) for tensor in inputs):
             raise RuntimeError(
                 "hooks on saved tensors gave copies to the backward of a step that is captured as one CUDA graph: run "
                 "the step without these hooks, or without capture (training_step(..., capture=False))"
             )
         device = next(grad.device for grad in grads if grad is not None)
-        lease, keeps = _region(number).restored(state, parameters, device), False
+        held, keeps = _region(number).restored(state, parameters, device), False
     in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
     region = _REGIONS.get(number)
     with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
-        found = lease.workspace.backward(grads, tuple(wanted), keeps, parameters, in_place)
+        found = held.backward(grads, tuple(wanted), keeps, parameters, in_place)
     count = len(wanted) - len(parameters)
-    of_inputs = [gradient for gradient in found[:count] if gradient is not None]
+    told = [gradient for gradient in known.gradients if gradient is not None]
+    of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], told, strict=True) if made is not None]
     return without_shared_memory([*of_inputs, *stacked(found[count:], parameters, known.stacks, wanted[count:])])
+
+
+def as_told(gradient: Tensor, lies: Strided) -> Tensor:
+    """Return a gradient with the strides that the compiler was told: what runs in a plan's place may make others."""
+    return gradient if gradient.stride() == lies.strides else copy_of(gradient, lies.strides)
 
 
 @tuned_region_backward.register_fake
@@ -212,7 +238,7 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
-    ctx.number, _, of_inputs, parameters, ctx.results = inputs
+    ctx.number, _, of_inputs, parameters, ctx.results, _ = inputs
     read_again = of_inputs if RegionResults.parse(ctx.results).in_place else []
     ctx.ahead = len(read_again)
     ctx.set_materialize_grads(False)
@@ -223,17 +249,17 @@ def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[A
     state, *saved = ctx.saved_tensors
     inputs, parameters = saved[: ctx.ahead], saved[ctx.ahead :]
     known = RegionResults.parse(ctx.results)
-    _, _, of_inputs, of_parameters, _ = ctx.needs_input_grad
+    of_inputs, of_parameters = ctx.needs_input_grad[2:4]
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
-        return None, None, [None] * len(of_inputs), [None] * len(parameters), None
+        return None, None, [None] * len(of_inputs), [None] * len(parameters), None, None
     backward = torch.ops.autotuner.tuned_region_backward
     found = iter(backward(ctx.number, state, grads, inputs, parameters, ctx.results, wanted))
     gradients = [
         next(found) if want and gradient is not None else None
         for want, gradient in zip(of_inputs, known.gradients, strict=True)
     ]
-    return None, None, gradients, separated(found, known.stacks, of_parameters), None
+    return None, None, gradients, separated(found, known.stacks, of_parameters), None, None
 
 
 tuned_region.register_autograd(_backward, setup_context=_remember)

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from autotuner.runtime.pool import Lease
+from autotuner.runtime.pool import Held
 
 TICKETS: "WeakValueDictionary[int, Ticket]" = WeakValueDictionary()
 _numbers = count(1)
@@ -22,17 +22,17 @@ def new_number() -> int:
 
 
 class Ticket(bytearray):
-    """The bytes of a ticket's tensor, which torch keeps alive, and with them a workspace, or the original's graph."""
+    """The bytes of a ticket's tensor, which torch keeps alive, and with them what a forward holds for its backward."""
 
-    lease: Lease | None = None
-    original: tuple[Tensor, list[Tensor]] | None = None
+    held: Held
 
     @classmethod
-    def issue(cls) -> tuple["Ticket", Tensor]:
-        """Return a new ticket, and its tensor."""
+    def issue(cls, held: Held) -> Tensor:
+        """Return the tensor of a new ticket."""
         number = new_number()
         ticket = TICKETS[number] = cls(number.to_bytes(8, "little"))
-        return ticket, torch.frombuffer(ticket, dtype=torch.int64)
+        ticket.held = held
+        return torch.frombuffer(ticket, dtype=torch.int64)
 
     @staticmethod
     def of(tensor: Tensor) -> "Ticket":

@@ -408,24 +408,18 @@ def test_a_copy_of_a_compiled_module_is_another_one() -> None:
     assert not torch.equal(other.key, layer.key)
 
 
-def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
-    for operator in (torch.ops.autotuner.tuned_layer, torch.ops.autotuner.tuned_layer_backward):
-        assert torch.Tag.cudagraph_unsafe in operator.default.tags
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_compiler_is_told_the_shapes_and_strides_that_it_gets(seed: int) -> None:
     layer, _ = tuned_layer(seed=seed)
     parameters, (binding,) = [*layer.parameters()], layer._bindings
-    strides, stacks = binding.gradient_strides, binding.stacks
-    x, forward, backward = batch(), torch.ops.autotuner.tuned_layer, torch.ops.autotuner.tuned_layer_backward
-    wanted = [True] * (1 + len(parameters))
+    x, forward, backward = batch(), torch.ops.autotuner.tuned_region, torch.ops.autotuner.tuned_region_backward
+    results, wanted = binding.results, [True] * (1 + len(parameters))
     own = [layer.get_parameter(name) for name in layer.names]
-    y, ticket = forward(layer.key, 0, x, None, own, strides, stacks)
-    real = [y, *backward(ticket, torch.ones_like(y), own, strides, stacks, wanted)]
+    (y,), ticket = forward(0, x, [x], own, results, layer.key)
+    real = [y, *backward(0, ticket, [torch.ones_like(y)], [], own, results, wanted), ticket]
     plain = [tensor.detach() for tensor in (x, layer.key, *own)]
     with FakeTensorMode() as mode:
         told_x, told_key, *told_own = (mode.from_tensor(tensor) for tensor in plain)
-        told, token = forward(told_key, 0, told_x, None, told_own, strides, stacks)
-        promised = [told, *backward(token, torch.empty_like(told), told_own, strides, stacks, wanted)]
-    assert [(t.shape, t.stride()) for t in real] == [(t.shape, t.stride()) for t in promised]
+        (told,), token = forward(0, told_x, [told_x], told_own, results, told_key)
+        promised = [told, *backward(0, token, [torch.empty_like(told)], [], told_own, results, wanted), token]
+    assert [(t.dtype, t.shape, t.stride()) for t in real] == [(t.dtype, t.shape, t.stride()) for t in promised]
