@@ -79,10 +79,11 @@ def compile_graph(
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
     in_place = given.get("capture") == "step"
+    repeats = name == "eager"  # torch differentiates what it runs eagerly as often as it is asked to
 
     def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(COMPILED)
-        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, say=say)
+        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, repeats=repeats, say=say)
         if len(known) <= len(regions):
             del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
             raise UntunedError
@@ -91,7 +92,9 @@ def compile_graph(
     places = symbolic_places(module.graph)
     by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
     note = "sizes are symbols in it; a shape that is known has a graph of its own" if places else ""
-    regions = rewrite(module, example_inputs, knowledge, graphs=graphs, in_place=in_place, say=say, note=note)
+    regions = rewrite(
+        module, example_inputs, knowledge, graphs=graphs, in_place=in_place, repeats=repeats, say=say, note=note
+    )
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
@@ -167,12 +170,14 @@ def rewrite(
     *,
     graphs: bool = True,
     in_place: bool = False,
+    repeats: bool = False,
     say: Say | None = None,
     note: str = "",
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
 
     Args:
+        repeats: whether gradients can be differentiated again.
         note: goes before what is said of regions that are not known.
     """
     captured = capture(module)
@@ -204,7 +209,9 @@ def rewrite(
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
-                tuned = TunedRegion(known[region.key], ports, graphs=graphs, in_place=in_place, label=label, say=say)
+                tuned = TunedRegion(
+                    known[region.key], ports, graphs=graphs, in_place=in_place, repeats=repeats, label=label, say=say
+                )
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
                 notes.append(f"{label} is left out: {error}")
                 continue

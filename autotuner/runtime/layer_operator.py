@@ -90,6 +90,9 @@ class LayerRuns:
     def going_back(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def repeated(self, *_: Any) -> NoReturn:
+        raise AssertionError("a compiled model does not differentiate a layer twice")
+
 
 class _OriginalGraph:
     """The autograd graph of an original that ran inside of the operator."""

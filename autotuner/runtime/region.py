@@ -26,6 +26,7 @@ from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+from autotuner.runtime.repeated_region import RepeatedRegion, can_repeat
 from autotuner.runtime.shown_tensors import shown_geometry, steps_that_make
 from autotuner.runtime.state_memory import StateMemory
 
@@ -196,6 +197,7 @@ class TunedRegion:
         *,
         graphs: bool = True,
         in_place: bool = False,
+        repeats: bool = False,
         label: str = "",
         say: Callable[[str], None] | None = None,
     ) -> None:
@@ -207,6 +209,8 @@ class TunedRegion:
             graphs: whether calls become CUDA graphs.
             in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are. Its
                 memory is planned such that a caller's regions can share a scratch; see `autotuner.runtime.scratch`.
+            repeats: whether its gradients can be differentiated again, where it computes the same again: it keeps its
+                inputs until backward then.
             label: of the place, for messages.
             say: called with a line where its kernels take long to build.
 
@@ -224,7 +228,8 @@ class TunedRegion:
             lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
         )
         self._in_place = in_place
-        self._results = replace(self.plan.results, in_place=in_place).text()
+        repeats = repeats and can_repeat(configuration)
+        self._results = replace(self.plan.results, in_place=in_place, repeats=repeats).text()
 
     def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
@@ -268,6 +273,12 @@ class TunedRegion:
             return nullcontext()
         self._went_back = True
         return said_if_slow(self._say, f"building kernels for the backward of {self.label}")
+
+    def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run forward by plain operators on inputs and parameters, and return the outputs; torch records how."""
+        ports = self.plan.ports
+        again = RepeatedRegion(self.plan.configuration, (*ports.inputs, *ports.parameters), ports.outputs)
+        return again(tensors)
 
     def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease:
         """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved."""

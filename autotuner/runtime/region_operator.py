@@ -54,6 +54,8 @@ class RegionResults:
         in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. The inputs
             are saved for backward then.
         state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
+        repeats: whether gradients that are differentiated again (`create_graph=True`) are made by plain operators,
+            which run the forward once more. The inputs are saved for backward then.
     """
 
     outputs: tuple[Strided, ...]
@@ -61,6 +63,11 @@ class RegionResults:
     stacks: tuple[int, ...]
     in_place: bool = False
     state_bytes: int | None = 1
+    repeats: bool = False
+
+    @property
+    def keeps_inputs(self) -> bool:
+        return self.in_place or self.repeats
 
     def text(self) -> str:
         """Return the text that `parse` reads."""
@@ -74,7 +81,7 @@ class RegionResults:
             tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
             for name in ("outputs", "gradients")
         )
-        return RegionResults(outputs, gradients, tuple(value["stacks"]), value["in_place"], value["state_bytes"])  # type: ignore[arg-type]
+        return RegionResults(**{**value, "outputs": outputs, "gradients": gradients, "stacks": tuple(value["stacks"])})
 
     def wanted(self, inputs: Sequence[bool], parameters: Sequence[bool]) -> list[bool]:
         """Return for each input that a gradient reaches and each parameter whether its gradient is wanted."""
@@ -88,6 +95,7 @@ class Runs(Protocol):
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Held]: ...
     def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease: ...
     def going_back(self) -> AbstractContextManager[None]: ...
+    def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
 
 
 _REGIONS: "WeakValueDictionary[int, Runs]" = WeakValueDictionary()
@@ -239,7 +247,7 @@ def _(
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
     ctx.number, _, of_inputs, parameters, ctx.results, _ = inputs
-    read_again = of_inputs if RegionResults.parse(ctx.results).in_place else []
+    read_again = of_inputs if RegionResults.parse(ctx.results).keeps_inputs else []
     ctx.ahead = len(read_again)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1], *read_again, *parameters)
@@ -253,6 +261,9 @@ def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[A
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
         return None, None, [None] * len(of_inputs), [None] * len(parameters), None, None
+    if torch.is_grad_enabled() and known.repeats:
+        gradients = _differentiable(_region(ctx.number), grads, saved, [*of_inputs, *of_parameters])
+        return None, None, gradients[: ctx.ahead], gradients[ctx.ahead :], None, None
     backward = torch.ops.autotuner.tuned_region_backward
     found = iter(backward(ctx.number, state, grads, inputs, parameters, ctx.results, wanted))
     gradients = [
@@ -262,13 +273,27 @@ def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[A
     return None, None, gradients, separated(found, known.stacks, of_parameters), None, None
 
 
+def _differentiable(
+    region: Runs, grads: Sequence[Tensor | None], saved: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the wanted gradients of inputs and parameters such that they can be differentiated again."""
+    with torch._C._DisableAutocast():
+        repeated = region.repeated(saved)
+    made = [(y, grad) for y, grad in zip(repeated, grads, strict=True) if grad is not None]
+    asked = [tensor for tensor, want in zip(saved, wanted, strict=True) if want]
+    outputs, given = zip(*made, strict=True)
+    found = iter(torch.autograd.grad(outputs, asked, given, create_graph=True, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
 tuned_region.register_autograd(_backward, setup_context=_remember)
 
 
 def _refuse(*_: Any) -> None:
     raise RuntimeError(
-        "a second derivative through a tuned region: the gradients of a region cannot be differentiated again; compute "
-        "what needs create_graph=True without torch.compile's backend 'autotuner'"
+        "a second derivative through a tuned region: gradients of a region with dropout or with choices, or in a model "
+        "that torch.compile compiles, cannot be differentiated again; compute what needs create_graph=True by the "
+        "module as it is (autotuner.restore)"
     )
 
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -56,14 +57,15 @@ class OwnBlock(nn.Module):
 class Gated(nn.Module):
     """A normalised, gated feed-forward with a residual."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(WIDTH)
+        self.norm, self.dropout = nn.RMSNorm(WIDTH), dropout
         self.gate, self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        made: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        both = functional.silu(self.gate(y)) * self.up(y)
+        made: Tensor = x + self.down(functional.dropout(both, self.dropout) if self.dropout else both)
         return made
 
 
@@ -290,9 +292,32 @@ def test_inside_a_compiled_model_the_graph_breaks_and_it_runs_tuned() -> None:
     assert (tuned.calls, tuned.fallbacks.total()) == (1, 0)
 
 
-def test_a_second_derivative_is_refused_in_a_sentence() -> None:
-    module = OwnBlock()
-    x = inputs().requires_grad_()
+def second_derivatives(module: nn.Module, x: Tensor, **arguments: Any) -> dict[str, Tensor]:
+    """Return gradients of a penalty on the gradient of x, by the parameter's name."""
+    x = x.detach().requires_grad_()
+    module.zero_grad()
+    (grad,) = torch.autograd.grad(tensor_of(module(x, **arguments)).square().sum(), x, create_graph=True)
+    grad.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    return {"x": x.grad, **{name: p.grad for name, p in module.named_parameters() if p.grad is not None}}
+
+
+@pytest.mark.parametrize("name", ["own GPT block", "gated feed-forwards", "LLaMA layer"])
+def test_second_derivatives_are_those_of_eager(name: str) -> None:
+    module, arguments = MODULES[name]()
+    x = inputs()
+    tuned = autotuner.apply(module, configurations(module, x, **arguments))
+    found = second_derivatives(tuned, x, **arguments)
+    with sdpa_kernel(SDPBackend.MATH):  # torch's other attention has no second derivative
+        wanted = second_derivatives(module, x, **arguments)
+    assert tuned.calls == 1
+    assert found.keys() == wanted.keys()
+    for of, value in wanted.items():
+        torch.testing.assert_close(found[of], value, rtol=2e-4, atol=2e-5 * float(value.abs().max()), msg=of)
+
+
+def test_a_second_derivative_through_dropout_is_refused_in_a_sentence() -> None:
+    module, x = nn.Sequential(Gated(0.5), Gated(0.5)), inputs().requires_grad_()
     tuned = autotuner.apply(module, configurations(module, x.detach()))
     (grad,) = torch.autograd.grad(tuned(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="a second derivative through a tuned region"):
