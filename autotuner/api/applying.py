@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from autotuner.ir.models import known_models
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime import apply as apply_to_layer
+from autotuner.runtime.adapters import is_known
 
 
 class ConfiguredCompiler:
@@ -40,8 +41,7 @@ _COMPILERS: "WeakValueDictionary[tuple[tuple[int, ...], bool], ConfiguredCompile
 
 def apply(module: nn.Module, configurations: Sequence[Configuration], *, graphs: bool = True) -> nn.Module:
     """Return a drop-in for a module that runs configurations; see `autotuner.apply`."""
-    named = known_models()
-    if not configurations or any(each.model.name in named for each in configurations):
+    if not configurations or (is_known(module) and any(each.model.name in known_models() for each in configurations)):
         return apply_to_layer(module, configurations, graphs=graphs)
     from autotuner.runtime.applied import applied
 

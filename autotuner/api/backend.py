@@ -207,6 +207,8 @@ def rewrite(
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
+            if known[region.key].model.family != region.model.family:
+                ports = ports.of(region.model.graph(), known[region.key].model.graph())
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
                 tuned = TunedRegion(

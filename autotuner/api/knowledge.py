@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from autotuner.errors import InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
 from autotuner.extras import needed_for
+from autotuner.ir.matching import same_tensors
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import canonical_json
 from autotuner.measure.devices import environment
@@ -112,7 +113,9 @@ class OfConfigurations:
             own = each.model
             if (family_key(own.family), own.dtype, dict(own.extents), each.environment["device_type"]) == wanted:
                 return each
-        return None
+        graph = model.graph()  # it may be one of a model file, with names of its own
+        there = (each for each in self._known if each.environment["device_type"] == device_type)
+        return next((each for each in there if same_tensors(graph, each.model.graph()) is not None), None)
 
 
 def loaded(given: Given) -> list[Configuration]:

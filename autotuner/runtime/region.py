@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import ConfigurationError
+from autotuner.ir.graph import Graph
+from autotuner.ir.matching import same_tensors
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.adapter import dtype_name
@@ -60,6 +62,23 @@ class RegionPorts:
     inputs: tuple[Port, ...]
     parameters: tuple[Port, ...]
     outputs: tuple[Port, ...]
+
+    def of(self, graph: Graph, other: Graph) -> "RegionPorts":
+        """Return the same ports over the tensors of another graph that computes the same.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        same = same_tensors(graph, other)
+        if same is None:
+            raise ConfigurationError(f"{other.name} computes something else than {graph.name}")
+
+        def port(of: Port) -> Port:
+            (member,) = of.members
+            letters = str.maketrans(graph.tensors[member].axes, other.tensors[same[member]].axes)
+            return Port(of.name, (same[member],), tuple(dim.translate(letters) for dim in of.dims))
+
+        return RegionPorts(*(tuple(map(port, each)) for each in (self.inputs, self.parameters, self.outputs)))
 
 
 class RegionPlan:

@@ -24,6 +24,7 @@ from autotuner.api.survey import found_in, region_calls
 from autotuner.errors import ConfigurationError, TunedWarning
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.applied import AppliedModule
+from autotuner.runtime.framework import encoder_layer
 from tests.runtime.capture.known import assert_equal, planned
 from tests.runtime.plans import configuration, model
 
@@ -227,6 +228,29 @@ def test_several_configurations_each_run_their_calls() -> None:
     assert (tuned.calls, tuned.fallbacks.total()) == (3, 0)
 
 
+class OwnLayer(nn.TransformerEncoderLayer):
+    """A layer of a class that nobody knows, and of which nobody can tell that it computes what its base does."""
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_configuration_of_a_model_file_runs_in_what_computes_the_same(seed: int, p: float) -> None:
+    """Names, orders of operators and layouts of parameters differ between a model file and what is captured."""
+    known = model(p=p)
+    layer = encoder_layer(known, seed)
+    own = OwnLayer(8, 2, 12, p, "gelu", batch_first=True, dtype=torch.float64)
+    own.load_state_dict(layer.state_dict())
+    tuned = autotuner.apply(own, configuration(known, seed))
+    assert isinstance(tuned, AppliedModule)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    found = ran(tuned, x)
+    assert (tuned.calls, tuned.fallbacks.total()) == (1, 0)
+    if not p:
+        assert_equal(found, ran(layer, x), 1e-12)
+    with pytest.warns(TunedWarning, match="the configuration that was given is not for this computation"):
+        tuned(x[:1])
+
+
 def test_layers_of_a_model_share_what_is_compiled() -> None:
     layers = nn.Sequential(*(OwnBlock() for _ in range(12)))
     x = inputs()
@@ -331,8 +355,8 @@ def test_what_does_not_fit_is_refused() -> None:
         autotuner.apply(nn.Linear(5, 7), found)
     with pytest.raises(ConfigurationError, match="a compiled module, OptimizedModule: give the one that was"):
         autotuner.apply(torch.compile(module, backend="eager"), found)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="OwnBlock cannot be tuned"):
-        autotuner.apply(module, configuration(model()))
+    with pytest.raises(ConfigurationError, match="is of another module: its parameters have shapes such as"):
+        autotuner.apply(nn.Linear(5, 7), configuration(model()))
     module.forward = module.forward  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match="the forward of this OwnBlock was replaced on the instance"):
         autotuner.apply(module, found)

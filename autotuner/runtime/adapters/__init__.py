@@ -33,11 +33,16 @@ def drop_in_for(module: nn.Module) -> type[TunedModule]:
     Raises:
         ConfigurationError: no adapter for this class; the message says what to tune instead.
     """
-    kind = module.original if isinstance(module, TunedModule) else type(module)
-    if _name(kind) not in _FILES:
+    if not is_known(module):
         raise ConfigurationError(_instead(module))
+    kind = module.original if isinstance(module, TunedModule) else type(module)
     found: type[TunedModule] = importlib.import_module(f"{__name__}.{_FILES[_name(kind)]}").DROP_INS[kind]
     return found
+
+
+def is_known(module: nn.Module) -> bool:
+    """Say whether a module's class, tuned or not, has an adapter."""
+    return _name(module.original if isinstance(module, TunedModule) else type(module)) in _FILES
 
 
 def _name(kind: type) -> str:
