@@ -79,11 +79,11 @@ def compile_graph(
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
     in_place = given.get("capture") == "step"
-    repeats = name == "eager"  # torch differentiates what it runs eagerly as often as it is asked to
+    eager = name == "eager"
 
     def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(COMPILED)
-        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, repeats=repeats, say=say)
+        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say)
         if len(known) <= len(regions):
             del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
             raise UntunedError
@@ -93,7 +93,7 @@ def compile_graph(
     by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
     note = "sizes are symbols in it; a shape that is known has a graph of its own" if places else ""
     regions = rewrite(
-        module, example_inputs, knowledge, graphs=graphs, in_place=in_place, repeats=repeats, say=say, note=note
+        module, example_inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, note=note
     )
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
@@ -170,14 +170,14 @@ def rewrite(
     *,
     graphs: bool = True,
     in_place: bool = False,
-    repeats: bool = False,
+    eager: bool = False,
     say: Say | None = None,
     note: str = "",
 ) -> list[TunedRegion]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
 
     Args:
-        repeats: whether gradients can be differentiated again.
+        eager: whether the graph runs as it is: its gradients can be differentiated again then.
         note: goes before what is said of regions that are not known.
     """
     captured = capture(module)
@@ -212,13 +212,13 @@ def rewrite(
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
                 tuned = TunedRegion(
-                    known[region.key], ports, graphs=graphs, in_place=in_place, repeats=repeats, label=label, say=say
+                    known[region.key], ports, graphs=graphs, in_place=in_place, repeats=eager, label=label, say=say
                 )
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
                 notes.append(f"{label} is left out: {error}")
                 continue
             made[region] = tuned
-            calls[region] = _writer(tuned, region)
+            calls[region] = _writer(tuned, region, eager)
     selective = captured.told_of(calls)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
@@ -250,12 +250,15 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
         return str(error)
 
 
-def _writer(tuned: TunedRegion, region: Region) -> Call:
+def _writer(tuned: TunedRegion, region: Region, eager: bool) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
-        made = graph.call_function(tuned.operator, tuned.arguments(inputs, parameters))
+        if eager:
+            outputs = made = graph.call_function(tuned.caller(), (list(inputs), list(parameters)))
+        else:
+            made = graph.call_function(tuned.operator, tuned.arguments(inputs, parameters))
+            outputs = graph.call_function(operator.getitem, (made, 0))
         if any(draws(operator.kind) for operator in region.model.graph().operators):
             repeat_as_drawn(made)
-        outputs = graph.call_function(operator.getitem, (made, 0))
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 
     return write

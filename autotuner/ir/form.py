@@ -203,4 +203,14 @@ class Form:
             raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
 
 
+@lru_cache(maxsize=1 << 16)
+def local_form(text: str, axes: str, letters: str) -> str:
+    """Return a form's text without the names of its stack's members, with each of `axes` as its letter.
+
+    >>> local_form("nph*@1/3#query+key+value", "nph", "abc")
+    'abc*@1/3'
+    """
+    return str(Form.parse(text).nameless().renamed(axes, letters))
+
+
 ABSENT = Form(Layout(""), formats.ABSENT)

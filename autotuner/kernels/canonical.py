@@ -4,7 +4,9 @@ Axes that lie one behind the other in every operand act as one, and the names an
 nothing: what counts is each operand's memory order. So "blh" times "nph" and "lbh" times "nph" are one matrix product.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
@@ -40,7 +42,8 @@ def canonical(subgraph: Subgraph, candidate: Candidate) -> Call:
     return _rebuilt(subgraph, candidate, axes, merged, heads, extents)
 
 
-def shared_axes(subgraph: Subgraph) -> dict[int, list[int]]:
+@lru_cache(maxsize=1 << 12)  # each of a subgraph's thousand candidates asks
+def shared_axes(subgraph: Subgraph) -> Mapping[int, Sequence[int]]:
     """Return each tensor's axes as numbers shared by the whole subgraph: equal number, same axis."""
     parent: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -63,12 +66,12 @@ def shared_axes(subgraph: Subgraph) -> dict[int, list[int]]:
     }
 
 
-def _memory_order(own: list[int], axes: str, form: Form) -> list[Axis]:
+def _memory_order(own: Sequence[int], axes: str, form: Form) -> list[Axis]:
     return [STACK_AXIS if letter == STACK_AXIS else own[axes.index(letter)] for letter in form.layout.axes]
 
 
 def _inside_order(
-    subgraph: Subgraph, axes: dict[int, list[int]], memory: dict[int, list[Axis]]
+    subgraph: Subgraph, axes: Mapping[int, Sequence[int]], memory: dict[int, list[Axis]]
 ) -> dict[int, list[Axis]]:
     """Give tensors inside the kernel the order of an output with the same axes, so that they can be read as it.
 
@@ -91,7 +94,7 @@ def _inside_order(
     return found
 
 
-def _chains(subgraph: Subgraph, axes: dict[int, list[int]], orders: list[list[Axis]]) -> list[list[int]]:
+def _chains(subgraph: Subgraph, axes: Mapping[int, Sequence[int]], orders: list[list[Axis]]) -> list[list[int]]:
     """Return maximal runs of axes that always lie one behind the other; axes that a node names stay alone."""
     named = {
         axis
@@ -129,7 +132,7 @@ def _chains(subgraph: Subgraph, axes: dict[int, list[int]], orders: list[list[Ax
 def _rebuilt(
     subgraph: Subgraph,
     candidate: Candidate,
-    axes: dict[int, list[int]],
+    axes: Mapping[int, Sequence[int]],
     merged: dict[int, list[Axis]],
     heads: dict[int, list[int]],
     extents: dict[int, int],
@@ -170,7 +173,7 @@ def _rebuilt(
     return Call(rebuilt, replace(candidate, forms=tuple(forms)))
 
 
-def _letter_of(node: Node, axes: dict[int, list[int]], letters: dict[int, str], value: str) -> str:
+def _letter_of(node: Node, axes: Mapping[int, Sequence[int]], letters: dict[int, str], value: str) -> str:
     for number, own in zip(operand_numbers(node), operand_letters(node), strict=True):
         if value in own:
             return letters[axes[number][own.index(value)]]

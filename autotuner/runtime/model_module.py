@@ -95,6 +95,7 @@ class ModelModule(nn.Module):
         shapes = tuple(tuple(each.shape) for each in inputs)
         region = self._regions.get((shapes, self.training and self._drops))
         parameters = list(self.parameters())
+        found: Sequence[Tensor]
         if region is None or not _fits(region, (*inputs, *parameters)):
             found = self._plain(shapes, inputs, parameters)
         else:

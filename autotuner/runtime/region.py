@@ -27,7 +27,7 @@ from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
-from autotuner.runtime.region_operator import RegionResults, Strided, number_of, tuned_region
+from autotuner.runtime.region_operator import RegionResults, RegionStep, Strided, number_of, tuned_region
 from autotuner.runtime.repeated_region import RepeatedRegion, can_repeat
 from autotuner.runtime.shown_tensors import shown_geometry, steps_that_make
 from autotuner.runtime.state_memory import StateMemory
@@ -195,6 +195,16 @@ class RegionPlan:
         return Strided(self._dtype(port), lies.shape, lies.strides)
 
 
+def is_watched() -> bool:
+    """Say whether somebody sees each operator that runs: a compiler, a transformation, a mode of the dispatcher."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 class TunedRegion:
     """A tuned region at one place of a compiled model. Compiled code names it by a number, and does not hold it.
 
@@ -254,10 +264,22 @@ class TunedRegion:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
         return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results, None
 
-    def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Run the operator, and return the outputs. It has a backward."""
-        made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
-        return made[0]
+    def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run the region, and return the outputs. It has a backward. Who traces or transforms sees one operator."""
+        if is_watched():
+            made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
+            return made[0]
+        step = RegionStep.apply(self.number, len(inputs), self._results, *inputs, *parameters)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, ...] = step
+        return found
+
+    def caller(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]:
+        """Return `call` as a function, for a graph that runs as it is."""
+
+        def tuned_region(inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+            return self.call(inputs, parameters)
+
+        return tuned_region
 
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
         """Run forward in a workspace, and return the outputs and the lease of the workspace.

@@ -9,7 +9,7 @@ what runs where that is no constant, so that modules that are compiled one by on
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -173,8 +173,7 @@ def _(
     return [output.empty(like.device) for output in known.outputs], state
 
 
-@library.custom_op("autotuner::tuned_region_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def tuned_region_backward(
+def run_backward(
     number: int,
     state: Tensor,
     grads: Sequence[Tensor | None],
@@ -222,6 +221,11 @@ def tuned_region_backward(
     return without_shared_memory([*of_inputs, *stacked(found[count:], parameters, known.stacks, wanted[count:])])
 
 
+tuned_region_backward = library.custom_op(
+    "autotuner::tuned_region_backward", run_backward, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+
+
 def as_told(gradient: Tensor, lies: Strided) -> Tensor:
     """Return a gradient with the strides that the compiler was told: what runs in a plan's place may make others."""
     return gradient if gradient.stride() == lies.strides else copy_of(gradient, lies.strides)
@@ -254,23 +258,34 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Ten
 
 
 def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[Any, ...]:
+    of_inputs, of_parameters = ctx.needs_input_grad[2:4]
+    made = _gradients(ctx, grads, of_inputs, of_parameters, torch.ops.autotuner.tuned_region_backward)
+    return None, None, *made, None, None
+
+
+def _gradients(
+    ctx: Any,
+    grads: Sequence[Tensor | None],
+    of_inputs: Sequence[bool],
+    of_parameters: Sequence[bool],
+    backward: Callable[..., list[Tensor]],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Return the wanted gradients of inputs and of parameters, None for others."""
     state, *saved = ctx.saved_tensors
     inputs, parameters = saved[: ctx.ahead], saved[ctx.ahead :]
     known = RegionResults.parse(ctx.results)
-    of_inputs, of_parameters = ctx.needs_input_grad[2:4]
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
-        return None, None, [None] * len(of_inputs), [None] * len(parameters), None, None
+        return [None] * len(of_inputs), [None] * len(parameters)
     if torch.is_grad_enabled() and known.repeats:
         gradients = _differentiable(_region(ctx.number), grads, saved, [*of_inputs, *of_parameters])
-        return None, None, gradients[: ctx.ahead], gradients[ctx.ahead :], None, None
-    backward = torch.ops.autotuner.tuned_region_backward
+        return gradients[: ctx.ahead], gradients[ctx.ahead :]
     found = iter(backward(ctx.number, state, grads, inputs, parameters, ctx.results, wanted))
     gradients = [
         next(found) if want and gradient is not None else None
         for want, gradient in zip(of_inputs, known.gradients, strict=True)
     ]
-    return None, None, gradients, separated(found, known.stacks, of_parameters), None, None
+    return gradients, separated(found, known.stacks, of_parameters)
 
 
 def _differentiable(
@@ -298,3 +313,30 @@ def _refuse(*_: Any) -> None:
 
 
 tuned_region_backward.register_autograd(_refuse)
+
+
+class RegionStep(torch.autograd.Function):
+    """forward(number, count, results, *inputs, *parameters) -> outputs, of so many inputs.
+
+    It is the operator without torch's dispatcher, which takes longer than a small region's kernels take to start.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, number: int, count: int, results: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs, parameters = tensors[:count], tensors[count:]
+        with torch._C._DisableAutocast():
+            outputs, held = _region(number).forward(inputs, parameters)
+        assert isinstance(held, Lease)
+        made = without_shared_memory(outputs)
+        ctx.mark_non_differentiable(*(output for output in made if not output.is_floating_point()))
+        _remember(ctx, (number, None, inputs, parameters, results, None), (made, saved_state(held)))
+        ctx.count = count
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[3:]
+        again = torch.is_grad_enabled()
+        backward = torch.ops.autotuner.tuned_region_backward if again else run_backward  # the operator can refuse
+        of_inputs, of_parameters = _gradients(ctx, grads, wanted[: ctx.count], wanted[ctx.count :], backward)
+        return None, None, None, *of_inputs, *of_parameters

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 
 from autotuner.checkpoint import checkpoint
-from autotuner.ir.form import Form
+from autotuner.ir.form import Form, local_form
 from autotuner.ir.formats import FORMATS
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Candidate
@@ -108,7 +108,7 @@ def conversions_of(
             if not (convertible(source, target, saving=saving) and may_have(graph, name, target)):
                 continue
             subgraph = conversion_of(graph, name, source, target)
-            forms = tuple(str(Form.parse(t).nameless().renamed(axes, local)) for t in (source, target))
+            forms = tuple(local_form(text, axes, local) for text in (source, target))
             for kernel in kernels:
                 candidate = Candidate(kernel, forms, (), KERNELS[kernel].version)
                 if KERNELS[kernel].refuses(subgraph, candidate) is None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import SpaceError
-from autotuner.ir.form import STACK_AXIS, Form
+from autotuner.ir.form import STACK_AXIS, Form, local_form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.kernels import KERNELS, Kernel
@@ -199,10 +199,7 @@ class Enumeration:
         self, cover: Cover, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph, forms: tuple[str, ...]
     ) -> Iterator[Choice]:
         names = cover.inputs + cover.outputs
-        local = tuple(
-            str(Form.parse(text).nameless().renamed(*self._positional(name)))
-            for name, text in zip(names, forms, strict=True)
-        )
+        local = tuple(local_form(text, *self._positional(name)) for name, text in zip(names, forms, strict=True))
         cell = self._sampled_cell(kernel, entry, subgraph, local) if entry.sampled else None
         if cell is not None:
             for params in cell.starts:
