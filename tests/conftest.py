@@ -44,6 +44,8 @@ from tests.postgresql import NoServerError, server  # noqa: E402
 
 os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
 os.environ.setdefault("AUTOTUNER_QUIET", "1")
+# Two workers share the cores: threads of a measured kernel that wait for each other's core take ten times as long.
+os.environ.setdefault("AUTOTUNER_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -77,7 +77,7 @@ class Environment:
         for name in ("home", "tmp"):  # a lock of the device, too, that no other test holds
             (folder / name).mkdir()
         given |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
-        self.variables = given | {"AUTOTUNER_QUIET": "1", "AUTOTUNER_LOG_FORMAT": "words"}
+        self.variables = given | {"AUTOTUNER_QUIET": "1", "AUTOTUNER_LOG_FORMAT": "words", "AUTOTUNER_THREADS": "1"}
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run its Python, and return what was printed on both streams.
