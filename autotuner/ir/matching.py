@@ -11,8 +11,8 @@ COMMUTATIVE = frozenset({"add"})
 def same_tensors(one: Graph, other: Graph) -> Mapping[str, str] | None:
     """Return for each tensor of a graph the one that it is in another, None where they compute different things.
 
-    Tensors that are the same have the same extents, in the order in which their axes are declared, and the same type.
-    Outputs are the same by their place; names, and the order of operators, say nothing.
+    Tensors that are the same have the same extents, in the order in which their axes are declared, and the same type,
+    and need a gradient or not. Outputs are the same by their place; names, and the order of operators, say nothing.
     """
     if len(one.operators) != len(other.operators) or len(one.outputs) != len(other.outputs):
         return None
@@ -67,8 +67,11 @@ class _Matching:
                 yield found
 
     def _alike(self, tensor: str, wanted: str) -> bool:
-        one, other = self._one.tensors[tensor], self._other.tensors[wanted]
-        return (one.dtype, one.role, self._one.shape(tensor)) == (other.dtype, other.role, self._other.shape(wanted))
+        one, other = (
+            (graph.tensors[name].dtype, graph.tensors[name].role, graph.tensors[name].constant, graph.shape(name))
+            for graph, name in ((self._one, tensor), (self._other, wanted))
+        )
+        return one == other
 
 
 def _orders(operator: Operator) -> Iterator[tuple[str, ...]]:

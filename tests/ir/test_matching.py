@@ -58,6 +58,15 @@ def test_what_computes_something_else_does_not_match(other: Graph) -> None:
     assert same_tensors(other, graph()) is None
 
 
+def test_an_input_that_needs_a_gradient_is_not_one_that_needs_none() -> None:
+    one = graph()
+    data = Graph(one.name, one.extents, {**one.tensors, "x": replace(one.tensors["x"], constant=True)}, one.operators,
+                 one.outputs)  # fmt: skip
+    assert same_tensors(data, data) is not None
+    assert same_tensors(one, data) is None
+    assert same_tensors(data, one) is None
+
+
 def test_one_tensor_is_not_two() -> None:
     """A weight that is read twice is not two weights, though each product alone is equal."""
     one = graph()

@@ -20,7 +20,10 @@ from autotuner.errors import InputError, TunedWarning
 from autotuner.kernels.torch import programmed
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
+from autotuner.runtime.framework import encoder_layer
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients, planned
+from tests.runtime.plans import configuration
+from tests.runtime.plans import model as encoder_model
 
 HIDDEN = 16
 
@@ -315,6 +318,25 @@ def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_no
     assert COMPILED[-1].note == (
         "the configuration that was given is not for this computation, in these shapes and types"
     )
+
+
+def test_layers_of_a_model_run_a_configuration_of_a_model_file() -> None:
+    """As a service has them, of `bert-encoder`, say: tensors and operators have other names there."""
+    known = encoder_model()
+    model = nn.Sequential(*(encoder_layer(known, seed) for seed in range(2)))
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    wanted = gradients(model, loss_on(x))
+    torch._dynamo.reset()
+    given = configuration(known)
+    compiled = autotuner.optimize(model, configurations=given, compiler="eager")
+    assert_equal(gradients(model, loss_on(x), compiled), wanted, 1e-12)
+    assert (COMPILED[-1].tuned_places, COMPILED[-1].note) == (2, "")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = autotuner.training_step(
+        model, optimizer, lambda model, x: model(x).square().mean(), configurations=given, compiler="eager"
+    )
+    torch.testing.assert_close(step(x), wanted["loss"])
+    assert COMPILED[-1].tuned_places == 2
 
 
 def test_example_inputs_beside_configurations_are_refused_since_nobody_would_look_at_what_is_tuned() -> None:
