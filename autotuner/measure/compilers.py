@@ -96,7 +96,7 @@ class CompilerPool:
         over = False
         try:
             self.ask(calls)
-            while self._queue or self._busy:
+            while self._queue or self._busy or self._built:  # asking may have built some already
                 checkpoint()
                 self.turn(MAX_WAIT_S)
                 yield from self.built()

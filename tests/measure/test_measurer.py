@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,14 @@ from autotuner.checkpoint import watched
 from autotuner.errors import DeviceError, InputError, MeasureError
 from autotuner.ir.records import Call, Measurement
 from autotuner.measure import Measurer, lock_path, locked
+from autotuner.measure import compilers as compilers_module
 from autotuner.measure import measurer as measurer_module
 from autotuner.measure.process import Child
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 2.0
+PATIENCE_S = 60.0
 MakeCall = Callable[..., Call]
 RACE = ("good", "slow", "wrong", "modifies", "raises", "hangs", "segfaults", "exits", "greedy", "refused")
 
@@ -247,6 +251,20 @@ def test_compiling_processes_stay_for_the_next_calls_and_one_that_is_lost_meanwh
         assert [built for _, built in measurer.prepare(calls)] == [None] * 3
         measurer.noise_floor()
         assert all(gone(number) for number in numbers if number != measurer.process_id)
+
+
+def test_a_call_whose_compilation_ends_at_once_is_not_lost(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine, where a process answers before anybody waits for it."""
+
+    def patient(connections: Sequence[Connection], _: float) -> list[Any]:
+        return wait(connections, PATIENCE_S)
+
+    monkeypatch.setattr(compilers_module, "wait", patient)
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        for _ in range(2):
+            assert [built for _, built in measurer.prepare([add("good_compiled")])] == [None]
 
 
 def test_compiling_processes_that_rest_are_ended_before_the_next_race(
