@@ -94,10 +94,11 @@ def apply(
 ) -> "nn.Module":
     """Return a drop-in for a module that runs a configuration, or several, each for other calls.
 
-    The module may be of any class whose forward has regions: give what `tune(module, example_inputs)` returned. Layers
-    of known classes, nn.TransformerEncoderLayer and transformers' BertLayer and those like it, also run configurations
-    of the model `bert-encoder`. The drop-in shares parameters and submodules with the module; `restore` is the way
-    back. A call that no configuration is for runs the original's code, with a `TunedWarning`.
+    The module may be of any class whose forward has regions: give what `tune(module, example_inputs)` returned. A
+    configuration of a model file, such as `bert-encoder`, runs where a region computes the same; layers of known
+    classes, nn.TransformerEncoderLayer and transformers' BertLayer and those like it, are checked against it at once.
+    The drop-in shares parameters and submodules with the module; `restore` is the way back. A call that no
+    configuration is for runs the original's code, with a `TunedWarning`.
 
     With a server, which is for layers of known classes, the configuration is the best that it knows for the module and
     these extents on this machine's device; of several extents, each that it knows. Where it knows none that fits, or

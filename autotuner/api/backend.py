@@ -253,7 +253,7 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
 def _writer(tuned: TunedRegion, region: Region, eager: bool) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
         if eager:
-            outputs = made = graph.call_function(tuned.caller(), (list(inputs), list(parameters)))
+            outputs = made = graph.call_function(tuned.call, (list(inputs), list(parameters)))
         else:
             made = graph.call_function(tuned.operator, tuned.arguments(inputs, parameters))
             outputs = graph.call_function(operator.getitem, (made, 0))

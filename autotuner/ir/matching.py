@@ -16,14 +16,30 @@ def same_tensors(one: Graph, other: Graph) -> Mapping[str, str] | None:
     """
     if len(one.operators) != len(other.operators) or len(one.outputs) != len(other.outputs):
         return None
-    found = _Matching(one, other).all_of(zip(one.outputs, other.outputs, strict=True), {})
-    whole = [each for each, graph in ((found, one), (found and {o: t for t, o in found.items()}, other))
-             if each is not None and _used(graph) <= each.keys()]  # fmt: skip
-    return found if len(whole) == 2 else None
+    matching = _Matching(one, other)
+    found = matching.all_of(zip(one.outputs, other.outputs, strict=True), {})
+    # What no output is made from is not looked at.
+    return found if found is not None and len(found) == len(matching.numbers) == len(matching.wanted) else None
 
 
-def _used(graph: Graph) -> set[str]:
-    return {tensor for operator in graph.operators for tensor, _ in operator.operands}
+def _made_from(graph: Graph) -> dict[str, int]:
+    """Return for each tensor of a graph's operators a number for what it is made from, and how; equal for equal ones.
+
+    Without it, a search in vain would try both orders of every sum.
+    """
+    found: dict[str, int] = {}
+
+    def number(name: str, *made: object) -> int:
+        tensor = graph.tensors[name]
+        return hash((tensor.dtype, tensor.role, tensor.constant, graph.shape(name), *made))
+
+    for operator in graph.operators:
+        read = [found.setdefault(name, number(name)) for name in operator.inputs]
+        if _has_no_order(operator):
+            read.sort()
+        node = nameless(operator, (), ())
+        found |= {name: number(name, node, place, *read) for place, name in enumerate(operator.outputs)}
+    return found
 
 
 class _Matching:
@@ -31,6 +47,7 @@ class _Matching:
 
     def __init__(self, one: Graph, other: Graph) -> None:
         self._one, self._other = one, other
+        self.numbers, self.wanted = _made_from(one), _made_from(other)
 
     def all_of(self, pairs: Iterator[tuple[str, str]], known: Mapping[str, str]) -> Mapping[str, str] | None:
         """Return what is known with these pairs, and all that they are made from; None where they differ."""
@@ -51,7 +68,7 @@ class _Matching:
                 yield known
             return
         makes, made = self._one.producers.get(tensor), self._other.producers.get(wanted)
-        if not self._alike(tensor, wanted) or (makes is None) != (made is None):
+        if self.numbers.get(tensor) != self.wanted.get(wanted) or (makes is None) != (made is None):
             return
         if makes is None or made is None:
             yield {**known, tensor: wanted}
@@ -59,22 +76,17 @@ class _Matching:
         if nameless(makes, (), ()) != nameless(made, (), ()) or len(makes.outputs) != len(made.outputs):
             return
         both = {**known, **dict(zip(makes.outputs, made.outputs, strict=True))}
-        if both[tensor] != wanted or not all(map(self._alike, makes.outputs, made.outputs)):
-            return
         for operands in _orders(makes):
             found = self.all_of(zip(operands, made.inputs, strict=True), both)
             if found is not None:
                 yield found
 
-    def _alike(self, tensor: str, wanted: str) -> bool:
-        one, other = (
-            (graph.tensors[name].dtype, graph.tensors[name].role, graph.tensors[name].constant, graph.shape(name))
-            for graph, name in ((self._one, tensor), (self._other, wanted))
-        )
-        return one == other
-
 
 def _orders(operator: Operator) -> Iterator[tuple[str, ...]]:
     yield operator.inputs
-    if operator.kind in COMMUTATIVE and len(set(operator.input_axes)) == 1:
+    if _has_no_order(operator):
         yield operator.inputs[::-1]
+
+
+def _has_no_order(operator: Operator) -> bool:
+    return operator.kind in COMMUTATIVE and len(set(operator.input_axes)) == 1

@@ -157,7 +157,7 @@ def applied(
         graphs: whether regions become CUDA graphs.
 
     Raises:
-        ConfigurationError: a configuration has a parameter of a size that no parameter of the module has, or is for
+        ConfigurationError: no parameter of the module has the type and size of any of a configuration's; or it is for
             another device; or the module's forward was replaced on the instance, or is compiled already.
     """
     original = module.original if isinstance(module, DropIn) else type(module)
@@ -187,10 +187,14 @@ def _check_parameters(module: nn.Module, configuration: Configuration) -> None:
             f"parameters of the module are on {' and '.join(sorted(found))}, and the configuration was measured on "
             f"{wanted}: move the module there, with module.to({wanted!r}), or give one that was measured there"
         )
-    sizes = {parameter.numel() for parameter in module.parameters()}
-    own = [torch.Size(graph.shape(name)) for name, tensor in graph.tensors.items() if tensor.role == "parameter"]
-    if own and not any(shape.numel() in sizes for shape in own):
+    there = {(parameter.dtype, parameter.numel()) for parameter in module.parameters()}
+    own = [
+        (getattr(torch, tensor.dtype), torch.Size(graph.shape(name)))
+        for name, tensor in graph.tensors.items() if tensor.role == "parameter"
+    ]  # fmt: skip
+    if own and not any((dtype, shape.numel()) in there for dtype, shape in own):
+        dtype, shape = own[0]
         raise ConfigurationError(
-            f"the configuration is of another module: its parameters have shapes such as {list(own[0])}, and no "
-            f"parameter of this {type(module).__name__} has as many elements as any of them"
+            f"the configuration is of another module: its parameters have shapes such as {list(shape)} in {dtype}, and "
+            f"no parameter of this {type(module).__name__} has the type and as many elements as any of them"
         )

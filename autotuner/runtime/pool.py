@@ -1,7 +1,7 @@
 """Workspaces of one plan and one set of parameters, lent to one forward and its backward at a time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Protocol
 
@@ -109,17 +109,15 @@ class Pool:
                 self._idle.append(workspace)
 
 
+Backward = Callable[[Sequence[Tensor | None], tuple[bool, ...], bool, Sequence[Tensor], bool], list[Tensor | None]]
+
+
 class Held(Protocol):
     """A workspace that a forward holds for its backward, or the graph of an original that ran in its place."""
 
-    def backward(
-        self,
-        grads: Sequence[Tensor | None],
-        wanted: tuple[bool, ...],
-        keeps: bool,
-        parameters: Sequence[Tensor],
-        in_place: bool,
-    ) -> list[Tensor | None]: ...
+    @property
+    def backward(self) -> Backward:
+        """A function as `Workspace.backward`."""
 
 
 class Lease:
@@ -143,16 +141,10 @@ class Lease:
         inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
         return workspace.forward(*inputs, current=parameters, in_place=in_place)[0].contiguous()
 
-    def backward(
-        self,
-        grads: Sequence[Tensor | None],
-        wanted: tuple[bool, ...],
-        keeps: bool,
-        parameters: Sequence[Tensor],
-        in_place: bool,
-    ) -> list[Tensor | None]:
-        """Run backward; see `Workspace.backward`."""
-        return self.workspace.backward(grads, wanted, keeps, parameters, in_place)
+    @property
+    def backward(self) -> Backward:
+        """The workspace's."""
+        return self.workspace.backward
 
     def __del__(self) -> None:
         workspace = getattr(self, "workspace", None)

@@ -273,14 +273,6 @@ class TunedRegion:
         found: tuple[Tensor, ...] = step
         return found
 
-    def caller(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]:
-        """Return `call` as a function, for a graph that runs as it is."""
-
-        def tuned_region(inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-            return self.call(inputs, parameters)
-
-        return tuned_region
-
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
         """Run forward in a workspace, and return the outputs and the lease of the workspace.
 

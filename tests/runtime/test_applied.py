@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="a compiled module, OptimizedModule: give the one that was"):
         autotuner.apply(torch.compile(module, backend="eager"), found)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="is of another module: its parameters have shapes such as"):
-        autotuner.apply(nn.Linear(5, 7), configuration(model()))
+        autotuner.apply(module, configuration(model()))
     module.forward = module.forward  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match="the forward of this OwnBlock was replaced on the instance"):
         autotuner.apply(module, found)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from autotuner.errors import ConfigurationError
@@ -512,6 +513,25 @@ def test_the_compiler_is_told_what_it_gets(seed: int) -> None:
     operator: Any = region.operator
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
     assert RegionResults.parse(arguments[4]) == region.plan.results
+
+
+def test_who_watches_operators_sees_one_and_gets_the_same(region: TunedRegion) -> None:
+    inputs, parameters = shared_operands()
+    plain = region.call(inputs, parameters)
+    seen: list[Any] = []
+
+    class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watching():  # type: ignore[no-untyped-call]
+        watched = region.call(inputs, parameters)
+    assert seen[0] is region.operator
+    for one, other in zip(plain, watched, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for found in (plain, watched):
+        assert all(y.grad_fn is not None for y in found)
 
 
 def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:
