@@ -1,7 +1,7 @@
 """Tuned layers and regions that several threads call at a time."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
@@ -67,7 +67,7 @@ def test_one_region_trains_in_several_threads_with_the_parameters_of_several_mod
     region = TunedRegion(configuration(shared_model()), shared_ports())
     models = [shared_operands(number) for number in range(INPUTS)]
 
-    def step(run: Callable[..., list[Tensor]], number: int) -> list[Tensor]:
+    def step(run: Callable[..., Sequence[Tensor]], number: int) -> list[Tensor]:
         (added, x), parameters = models[number]
         leaf = x.detach().clone().requires_grad_()
         outputs = run([added, leaf], parameters)
