@@ -5,7 +5,7 @@ a format stands here, so that a new one is a declaration, the kernels that write
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import prod
 from typing import Literal
 
@@ -46,6 +46,7 @@ class StorageFormat:
     name: str
     element: str = ""
     length: Length | None = None
+    _: KW_ONLY
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     meaning: str = ""
     numerics: Numerics = "exact"
@@ -98,19 +99,20 @@ FORMATS: Mapping[str, StorageFormat] = {
         StorageFormat("raw", meaning="values", encode=f"{_ENCODINGS}:to_raw", decode=f"{_ENCODINGS}:as_it_is"),
         StorageFormat("byte", "bool", operands=_MASKS, meaning="keeps", encode=f"{_ENCODINGS}:to_bytes",
                       decode=f"{_ENCODINGS}:as_it_is"),
-        StorageFormat("bit", "uint8", _bits, _MASKS, "keeps", encode=f"{_ENCODINGS}:to_bits",
+        StorageFormat("bit", "uint8", _bits, operands=_MASKS, meaning="keeps", encode=f"{_ENCODINGS}:to_bits",
                       decode=f"{_ENCODINGS}:from_bits"),
-        StorageFormat("seed", "int64", _words(1), _MASKS, encode=f"{_ENCODINGS}:made_up",
+        StorageFormat("seed", "int64", _words(1), operands=_MASKS, encode=f"{_ENCODINGS}:made_up",
                       decode=f"{_ENCODINGS}:from_seed", for_memory=True),
         # The states of libraries' generators: seed, or seed and offset.
         *(
-            StorageFormat(library, "int64", _words(count), _MASKS, encode=f"{_ENCODINGS}:made_up",
+            StorageFormat(library, "int64", _words(count), operands=_MASKS, encode=f"{_ENCODINGS}:made_up",
                           decode=f"{_LIBRARIES}:from_state")
             for library, count in (("flash", 2), ("cudnn", 1), ("efficient", 2))
         ),
         # Whether an element is above 0, which is all that ReLU's gradient reads of ReLU's result.
-        StorageFormat("sign", "uint8", _bits, {"relu": (1,), "relu_grad": (1,)}, "signs", projects=True,
-                      encode=f"{_ENCODINGS}:to_signs", decode=f"{_ENCODINGS}:from_signs", fused=True, for_memory=True),
+        StorageFormat("sign", "uint8", _bits, operands={"relu": (1,), "relu_grad": (1,)}, meaning="signs",
+                      encode=f"{_ENCODINGS}:to_signs", decode=f"{_ENCODINGS}:from_signs",
+                      projects=True, fused=True, for_memory=True),
         StorageFormat("absent", in_memory=False),
     )
 }  # fmt: skip

@@ -83,7 +83,7 @@ class Fusion(Document):
     alone_us: Us | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate(Document):
     """Quality of the plan, in microseconds: its predicted total, a lower bound, and who solved it.
 
@@ -175,7 +175,7 @@ class Overlap:
     high_us: Number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Configuration(Document):
     """A solution with provenance, ready to run.
 

@@ -51,7 +51,7 @@ class Alternative(Document):
     predicted_us: Us | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step(Document):
     """One kernel call of a training step.
 

@@ -129,7 +129,10 @@ class _StepBuilder:
     def _conversion(self, conversion: Conversion, source: Operand, target: Operand, phase: str) -> Step:
         self._made.add(target)
         costs = self._costs(conversion.candidate, conversion.call.key)
-        return Step((), (), phase, (source,), (target,), adjacent=(), bound_us=0.0, **costs)
+        return Step(
+            operators=(), recomputed=(), phase=phase, inputs=(source,), outputs=(target,), adjacent=(), bound_us=0.0,
+            **costs,
+        )  # fmt: skip
 
     def _costs(self, candidate: Candidate, key: str) -> dict[str, Any]:
         low_us, high_us = interval_us(self._known[key])

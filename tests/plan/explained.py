@@ -11,26 +11,44 @@ from autotuner.plan.configuration import Configuration, Fusion, Measured, Memory
 from autotuner.plan.step import Alternative, Step
 from tests.made_up import made_up_configuration
 
-READS_X = (("x", "bh"), ("weight", "fh"))
+Forms = tuple[tuple[str, str], ...]
+READS_X: Forms = (("x", "bh"), ("weight", "fh"))
 TURNED = Alternative(("product",), "torch_matmul", (), READS_X, (("product", "fb"),), 3.1, -0.4, 8.5)
 TOGETHER = Alternative(
     ("product", "biased"), "torch_matmul_bias", (), (*READS_X, ("offset", "f")), (("biased", "fb"),), 4.0, 2.0, 12.0
 )
+
+
+def _step(
+    operators: tuple[str, ...],
+    phase: str,
+    inputs: Forms,
+    outputs: Forms,
+    kernel: str,
+    us: tuple[float, float, float, float],
+    alternative: Alternative | None = None,
+) -> Step:
+    """Return a step; `us` are its predicted time, its bound, and the ends of its interval."""
+    predicted, bound, low, high = us
+    return Step(
+        operators=operators, recomputed=(), phase=phase, inputs=inputs, outputs=outputs, kernel=kernel, params=(),
+        adjacent=(), predicted_us=predicted, bound_us=bound, low_us=low, high_us=high, alternative=alternative,
+    )  # fmt: skip
+
+
 STEPS = (
-    Step(("product",), (), "forward", READS_X, (("product", "bf"),), "torch_matmul", (), (), 10.0, 8.0, 9.0, 11.5,
-         alternative=TURNED),
-    Step(("biased", "y"), (), "forward", (("product", "bf"), ("offset", "f")), (("biased", "bf"), ("y", "bf")),
-         "inductor", (), (), 6.0, 6.0, 6.0, 6.0, alternative=TOGETHER),
-    Step(("grad_biased",), (), "backward", (("grad_y", "bf"), ("biased", "bf")), (("grad_biased", "bf"),),
-         "torch_gelu_erf_grad", (), (), 5.0, 5.0, 4.5, 5.5),
-    Step((), (), "backward", (("grad_biased", "bf"),), (("grad_biased", "fb"),), "torch_copy", (), (), 2.0, 0.0, 1.5,
-         2.5),
-    Step(("grad_offset",), (), "backward", (("grad_biased", "fb"),), (("grad_offset", "f"),), "torch_bias_grad", (), (),
-         3.0, 3.0, 3.0, 3.0),
-    Step(("grad_x",), (), "backward", (("grad_biased", "bf"), ("weight", "fh")), (("grad_x", "bh"),), "torch_matmul",
-         (), (), 7.0, 7.0, 6.5, 8.0),
-    Step(("grad_weight",), (), "backward", (("grad_biased", "bf"), ("x", "bh")), (("grad_weight", "fh"),),
-         "torch_matmul", (), (), 9.0, 7.5, 8.0, 10.0),
+    _step(("product",), "forward", READS_X, (("product", "bf"),), "torch_matmul", (10.0, 8.0, 9.0, 11.5), TURNED),
+    _step(("biased", "y"), "forward", (("product", "bf"), ("offset", "f")), (("biased", "bf"), ("y", "bf")),
+          "inductor", (6.0, 6.0, 6.0, 6.0), TOGETHER),
+    _step(("grad_biased",), "backward", (("grad_y", "bf"), ("biased", "bf")), (("grad_biased", "bf"),),
+          "torch_gelu_erf_grad", (5.0, 5.0, 4.5, 5.5)),
+    _step((), "backward", (("grad_biased", "bf"),), (("grad_biased", "fb"),), "torch_copy", (2.0, 0.0, 1.5, 2.5)),
+    _step(("grad_offset",), "backward", (("grad_biased", "fb"),), (("grad_offset", "f"),), "torch_bias_grad",
+          (3.0, 3.0, 3.0, 3.0)),
+    _step(("grad_x",), "backward", (("grad_biased", "bf"), ("weight", "fh")), (("grad_x", "bh"),), "torch_matmul",
+          (7.0, 7.0, 6.5, 8.0)),
+    _step(("grad_weight",), "backward", (("grad_biased", "bf"), ("x", "bh")), (("grad_weight", "fh"),),
+          "torch_matmul", (9.0, 7.5, 8.0, 10.0)),
 )  # fmt: skip
 FUSIONS = (
     Fusion(("biased", "y"), "inductor", 6.0, 6.0, chosen=True, alone_us=9.5),

@@ -29,7 +29,10 @@ WAYS = {
 
 
 def conversion(kernel: str, source: tuple[str, str], target: tuple[str, str], phase: str) -> Step:
-    return Step((), (), phase, (source,), (target,), kernel, (), (), 1.0, 0.0, 1.0, 1.0)
+    return Step(
+        operators=(), recomputed=(), phase=phase, inputs=(source,), outputs=(target,), kernel=kernel, params=(),
+        adjacent=(), predicted_us=1.0, bound_us=0.0, low_us=1.0, high_us=1.0,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ class Comparison:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorExplanation:
     """Reasons for which an operator is computed as it is; times in microseconds, of the whole step that computes it.
 
