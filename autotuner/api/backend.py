@@ -22,6 +22,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpoints
+from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import RegionPorts, TunedRegion
@@ -180,13 +181,15 @@ def rewrite(
         eager: whether the graph runs as it is: its gradients can be differentiated again then.
         note: goes before what is said of regions that are not known.
     """
+    heads = tuple(map(str, joined(module)))
     captured = capture(module)
     parts = Parts(module.graph, captured)
     held = _held(example_inputs)
     if isinstance(captured, str):
         calls_in_graph = sum(node.op.startswith("call") for node in module.graph.nodes)
         coverage = parts.coverage((), captured)
-        _note(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=held, coverage=coverage))
+        _note(CompiledGraph({}, frozenset(), calls_in_graph, note=captured, parameters=held, coverage=coverage,
+                            heads=heads))  # fmt: skip
         return []
     kinds = {region.key: region for region in captured.regions}
     known: dict[str, Configuration] = {}
@@ -229,13 +232,19 @@ def rewrite(
     tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
     reasons = dict(captured.reasons)
     told = "; ".join(each for each in notes if each)
-    _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us, selective))
+    _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us, selective, heads))
     return [tuned for region, tuned in made.items() if region in placed]
 
 
 def _note(compiled: CompiledGraph) -> None:
     COMPILED.append(compiled)
     log.info("%s", compiled.headline)
+
+
+def joined(module: fx.GraphModule) -> list[Head]:
+    """Make one operator of each head and its cross entropy, as `capture` of a graph expects it, and return these."""
+    with _disable_saved_tensors_hooks_during_tracing():
+        return join_heads(module)
 
 
 def capture(module: fx.GraphModule) -> CapturedModule | str:

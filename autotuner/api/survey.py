@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
-from autotuner.api.backend import capture
+from autotuner.api.backend import capture, joined
 from autotuner.api.knowledge import OfDatabase, device_type_of
 from autotuner.errors import InputError
 from autotuner.ir.cost import operator_flop
@@ -120,6 +120,7 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
     calls = RegionCalls()
 
     def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        joined(module)
         captured = capture(module)
         regions = () if isinstance(captured, str) else captured.regions
         calls.coverage.append(Parts(module.graph, captured).coverage(regions, ""))

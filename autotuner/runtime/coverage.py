@@ -105,6 +105,7 @@ class CompiledGraph:
         tuned_us: what its tuned regions take in a training step, forward and backward, by the times that were measured
             of their kernels.
         selective: what is done with regions of which a selective checkpoint keeps some calls only.
+        heads: a sentence about each loss that is computed with its head.
     """
 
     regions: Mapping[str, int]
@@ -116,6 +117,7 @@ class CompiledGraph:
     coverage: Coverage = Coverage()
     tuned_us: float = 0.0
     selective: str = ""
+    heads: tuple[str, ...] = ()
 
     def is_of(self, model: nn.Module) -> bool:
         """Say whether the graph was compiled with a parameter of a model."""
@@ -139,5 +141,10 @@ class CompiledGraph:
 
     def __str__(self) -> str:
         of_step = [f"their kernels were measured to take {self.tuned_us:,.0f} us of a training step"]
-        lines = [*(of_step if self.tuned_us else []), *filter(None, [self.selective]), *self.coverage.lines]
+        lines = [
+            *(of_step if self.tuned_us else []),
+            *filter(None, [self.selective]),
+            *self.heads,
+            *self.coverage.lines,
+        ]
         return "\n".join([self.headline, *(f"  {line}" for line in lines)])

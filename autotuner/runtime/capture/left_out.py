@@ -8,12 +8,14 @@ from torch import fx
 
 from autotuner.runtime.capture.calls import CountedCall, calls_of
 from autotuner.runtime.capture.checkpointed import CapturedModule
+from autotuner.runtime.capture.heads import HEAD
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.coverage import Coverage, LeftOut, merged
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 OUTSIDE = "outside of the layers that repeat"
 ALONE = "nothing like it repeats, and it has no attention"
+WITH_LOSS = "one operator with the loss, some rows at a time"
 
 
 class Parts:
@@ -68,6 +70,8 @@ class Parts:
         return call.floating and call.node in self._captured.refused and bool(_layer(call.module))
 
     def _said(self, call: CountedCall, untuned: str) -> str:
+        if call.node.target is HEAD:
+            return WITH_LOSS
         if isinstance(self._captured, str):
             return self._captured
         refused = self._captured.refused.get(call.node)

@@ -1,0 +1,254 @@
+"""Heads in a graph of dynamo's: a linear layer whose logits nobody but cross entropy reads, as one operator.
+
+What lies between both, and acts row by row, is taken along: types, views and slices of the rows, a factor, a soft cap.
+"""
+
+import inspect
+import operator
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+
+from autotuner.kernels.torch.cross_entropy import CrossEntropy
+from autotuner.runtime.capture.calls import EXAMPLE
+from autotuner.runtime.capture.changed_in_place import changed_in_place, name_of, storages_of
+from autotuner.runtime.linear_cross_entropy import rows_of_chunk
+
+HEAD = torch.ops.autotuner.linear_cross_entropy.default
+LOGITS_MIN = 2**22
+"""Of a head: fewer are left to the other compiler, which makes them whole."""
+TYPES = (torch.bfloat16, torch.float32, torch.float64)
+"""In which products are made. In float16, a gradient that is made before its scale is known could vanish."""
+NOTED = ("nn_module_stack", "stack_trace", "custom")
+_SIGNATURE = inspect.signature(functional.cross_entropy)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear layer and the cross entropy of what it makes.
+
+    Args:
+        linear, loss: the two calls.
+        between: calls on the way from one to the other, in order.
+        x, weight, bias, labels: what they read.
+        settings: of the loss.
+    """
+
+    linear: fx.Node
+    loss: fx.Node
+    between: tuple[fx.Node, ...]
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    labels: fx.Node
+    settings: CrossEntropy
+
+    @property
+    def logits(self) -> tuple[int, int]:
+        """The rows of the loss, and the words of each."""
+        return _example(self.labels).numel(), _example(self.weight).shape[0]
+
+    def __str__(self) -> str:
+        rows, words = self.logits
+        most = rows_of_chunk(rows, _example(self.weight).shape[1])
+        return f"the loss of {rows:,} rows of {words:,} logits is computed with its head, {most:,} rows at a time"
+
+
+def join_heads(module: fx.GraphModule) -> list[Head]:
+    """Put one operator in place of each head whose logits nobody else reads, and return these heads."""
+    heads = [head for node in module.graph.nodes if (head := head_of(node)) is not None]
+    changed = changed_in_place(module.graph) if heads else set()
+    heads = [
+        head for head in heads
+        if not any(storages_of(node) & changed for node in (head.x, head.weight, head.bias) if node is not None)
+    ]  # fmt: skip
+    for head in heads:
+        _write(module.graph, head)
+    if heads:
+        module.graph.lint()
+        module.recompile()
+    return heads
+
+
+def head_of(loss: fx.Node) -> Head | None:
+    """Return the head that a call of cross entropy ends, or None where it ends none that can be one operator."""
+    if loss.target is not functional.cross_entropy or not _is_plain(loss):
+        return None
+    try:
+        given = _SIGNATURE.bind(*loss.args, **loss.kwargs)
+    except TypeError:
+        return None
+    given.apply_defaults()
+    told = given.arguments
+    logits, labels = told["input"], told["target"]
+    usual = (told["weight"], told["size_average"], told["reduce"]) == (None, None, None)
+    if not usual or told["reduction"] not in ("mean", "sum") or not _are_nodes(logits, labels):
+        return None
+    if not _is_plain(labels) or _example(labels).dtype is not torch.int64 or not _is_plain(logits):
+        return None
+    if type(told["ignore_index"]) is not int or type(told["label_smoothing"]) not in (int, float):
+        return None
+    settings = CrossEntropy(told["ignore_index"], told["reduction"] == "mean", float(told["label_smoothing"]))
+    found = _linear_before(logits, _example(labels), settings)
+    if found is None:
+        return None
+    linear, between, settings = found
+    x, weight, bias = _operands(linear)
+    if not all(each is None or _is_plain(each) for each in (x, weight, bias)):
+        return None
+    head = Head(linear, loss, between, x, weight, bias, labels, settings)
+    rows, words = head.logits
+    is_large = rows * words >= LOGITS_MIN and _example(linear).dtype in TYPES
+    return head if is_large else None
+
+
+def _linear_before(
+    node: fx.Node, labels: Tensor, settings: CrossEntropy
+) -> tuple[fx.Node, tuple[fx.Node, ...], CrossEntropy] | None:
+    """Return the linear layer that logits come from, what lies between, and the settings with what that computes."""
+    between: list[fx.Node] = []
+    words_last = _example(node).ndim == labels.ndim + 1 and labels.ndim == 1
+    while node.target is not functional.linear:
+        before: Any = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
+        if len(node.users) != 1 or not _is_plain(node) or not _is_plain(before):
+            return None
+        if not words_last:
+            if not between and _moves_words(node, _example(before)):
+                words_last = True
+            else:
+                return None
+        else:
+            found = _with(settings, node, _example(before))
+            if found is None:
+                return None
+            settings = found
+        between.insert(0, node)
+        node = before
+    if len(node.users) != 1 or not words_last:
+        return None
+    return node, tuple(between), settings
+
+
+def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy | None:
+    """Return settings with a call in front of what they compute; None where it is none that acts row by row."""
+    name, after = name_of(node), _example(node)
+    if after.device != before.device or not _is_of_torch(node):
+        return None
+    if name in ("float", "double", "to", "type", "contiguous") and after.shape == before.shape:
+        return settings if after.is_floating_point() else None
+    if name in ("view", "reshape", "flatten", "squeeze", "unsqueeze"):
+        return settings if after.shape[-1] == before.shape[-1] and after.ndim > 1 else None
+    if name in ("getitem", "__getitem__"):
+        return settings if _rows_of(node.args[1], before.ndim) is not None and after.ndim > 1 else None
+    if name == "tanh":
+        return None if settings.cap else replace(settings, cap=settings.factor, factor=1.0)
+    numbers = [each for each in node.args if type(each) in (int, float) and each]
+    if node.kwargs or len(node.args) != 2 or len(numbers) != 1:
+        return None
+    if name == "mul":
+        return replace(settings, factor=settings.factor * float(numbers[0]))  # type: ignore[arg-type]
+    if name in ("truediv", "div") and node.args[1] is numbers[0]:
+        return replace(settings, factor=settings.factor / float(numbers[0]))  # type: ignore[arg-type]
+    return None
+
+
+def _moves_words(node: fx.Node, before: Tensor) -> bool:
+    """Say whether a call brings the words of logits (batch, positions, words) to the second axis."""
+    name, given = name_of(node), node.args[1:]
+    if before.ndim != 3 or node.kwargs or not _is_of_torch(node):
+        return False
+    if name == "permute" and len(given) == 1 and isinstance(given[0], tuple | list):
+        given = tuple(given[0])
+    numbers = [each % 3 for each in given if type(each) is int]
+    return (name == "transpose" and sorted(numbers) == [1, 2]) or (name == "permute" and numbers == [0, 2, 1])
+
+
+def _is_of_torch(node: fx.Node) -> bool:
+    """Say whether a call is of a method, or of a function of torch's or Python's with this name."""
+    own = (getattr(module, name_of(node), None) for module in (torch, functional, operator))
+    return node.op == "call_method" or node.target in own
+
+
+def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
+    """Return an index that leaves the last axis whole, with no more than slices and numbers; None for any other."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if Ellipsis in [each for each in parts if not isinstance(each, fx.Node)]:
+        place = parts.index(Ellipsis)
+        parts = (*parts[:place], *[slice(None)] * (ndim - len(parts) + 1), *parts[place + 1 :])
+    ends = [end for each in parts if isinstance(each, slice) for end in (each.start, each.stop, each.step)]
+    if not all(isinstance(each, slice) or type(each) is int for each in parts):
+        return None
+    if not all(end is None or type(end) is int for end in ends):
+        return None
+    return parts if len(parts) < ndim or parts[-1] == slice(None) else None
+
+
+def _write(graph: fx.Graph, head: Head) -> None:
+    """Put one operator in a head's place: x goes through what took rows of the logits, and then meets the loss."""
+    wants = _example(head.loss).requires_grad and _example(head.linear).requires_grad
+    wanted = [wants and each is not None and _example(each).requires_grad for each in (head.x, head.weight, head.bias)]
+    settings = head.settings
+    features = _example(head.x).shape[-1]
+    noted = {key: head.linear.meta[key] for key in NOTED if key in head.linear.meta}
+    with graph.inserting_before(head.loss):
+        rows = head.x
+        for node in head.between:
+            if name_of(node) in ("getitem", "__getitem__"):
+                rows = _call(graph, operator.getitem, (rows, _rows_of(node.args[1], _example(rows).ndim)), noted)
+            elif name_of(node) in ("view", "reshape", "flatten", "squeeze", "unsqueeze"):
+                shape = [*_example(node).shape[:-1], features]
+                rows = _call(graph, torch.reshape, (rows, shape), noted)
+        rows = _call(graph, torch.reshape, (rows, [-1, features]), noted)
+        labels = _call(graph, torch.reshape, (head.labels, [-1]), noted)
+        arguments = (
+            rows, head.weight, head.bias, labels, _example(head.linear).dtype, _example(head.loss).dtype, wanted,
+            settings.ignored, settings.mean, [settings.smoothing, settings.factor, settings.cap],
+        )  # fmt: skip
+        made = _call(graph, HEAD, arguments, noted)
+        loss = _call(graph, operator.getitem, (made, 0), noted)
+    loss.meta[EXAMPLE] = head.loss.meta[EXAMPLE]
+    head.loss.replace_all_uses_with(loss)
+    for node in (head.loss, *reversed(head.between), head.linear):
+        graph.erase_node(node)
+
+
+def _call(graph: fx.Graph, function: Any, args: tuple[Any, ...], noted: Mapping[str, Any]) -> fx.Node:
+    """Write a call, with an example of what it makes."""
+    node = graph.call_function(function, args)
+    node.meta.update(noted)
+    given = fx.node.map_arg(args, lambda each: each.meta[EXAMPLE])
+    modes = {each.meta[EXAMPLE].fake_mode for each in node.all_input_nodes if _is_fake(each)}
+    with torch.no_grad(), next(iter(modes)) if modes else nullcontext():
+        node.meta[EXAMPLE] = function(*given)
+    return node
+
+
+def _is_fake(node: fx.Node) -> bool:
+    return isinstance(node.meta.get(EXAMPLE), FakeTensor)
+
+
+def _operands(linear: fx.Node) -> tuple[Any, Any, Any]:
+    names = ("input", "weight", "bias")
+    given = dict(zip(names, linear.args, strict=False)) | linear.kwargs
+    return given.get("input"), given.get("weight"), given.get("bias")
+
+
+def _example(node: fx.Node) -> Tensor:
+    found: Tensor = node.meta[EXAMPLE]
+    return found
+
+
+def _are_nodes(*parts: Any) -> bool:
+    return all(isinstance(part, fx.Node) for part in parts)
+
+
+def _is_plain(node: Any) -> bool:
+    """Say whether a node makes a plain tensor of known sizes."""
+    example: Any = node.meta.get(EXAMPLE) if isinstance(node, fx.Node) else None
+    return type(example) in (Tensor, FakeTensor, nn.Parameter) and all(type(extent) is int for extent in example.shape)

@@ -1,0 +1,202 @@
+"""The head of a model and its loss as one operator, torch.ops.autotuner.linear_cross_entropy: logits are never whole.
+
+Rows are taken in chunks. A chunk's logits become their own gradient at once, and what follows from it, the gradients of
+the operands, is added up in forward: no product is repeated. Backward multiplies them by the gradient of the loss.
+
+Source:
+    Hsu, Dai, Kothapalli, Song, Tang, Zhu, Shimizu, Sahni, Ning, Chen: Liger Kernel: Efficient Triton Kernels for LLM
+    Training (2024), section 3.2: the fused linear cross entropy.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, library
+from torch.utils.flop_counter import register_flop_formula
+
+from autotuner.kernels.torch import cross_entropy
+from autotuner.kernels.torch.cross_entropy import CrossEntropy
+
+ROWS_MIN = 1024
+"""Of a chunk: fewer rows make slow products."""
+
+
+def rows_of_chunk(rows: int, features: int) -> int:
+    """Return the rows of a chunk: all chunks are about alike, and one's logits take no more than the weight in float32.
+
+    Below `ROWS_MIN` rows there is one chunk.
+    """
+    most = max(ROWS_MIN, 2 * features)  # logits in 16 bits, of as many rows, take 4 bytes an element of the weight
+    return ceil(rows / ceil(rows / most)) if rows else 1
+
+
+@library.custom_op("autotuner::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    dtype: torch.dtype,
+    of_loss: torch.dtype,
+    wanted: Sequence[bool],
+    ignored: int,
+    mean: bool,
+    numbers: Sequence[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, and the gradients of x, weight and bias where they are wanted; others have no elements.
+
+    Args:
+        x: (rows, features).
+        weight: (words, features).
+        bias: (words,).
+        labels: (rows,), int64.
+        dtype: in which products are made.
+        of_loss: type of the loss.
+        wanted: whether gradients of x, weight and bias are.
+        ignored, mean: as in `CrossEntropy`, and so are
+        numbers: smoothing, factor and cap.
+
+    Raises:
+        IndexError: a label is no word, and not the one that is ignored; on CUDA, the device asserts it.
+    """
+    settings = CrossEntropy(ignored, mean, *numbers)
+    with torch._C._DisableAutocast():
+        loss, *gradients = _computed(x, weight, bias, labels, dtype, wanted, settings)
+    return loss.to(of_loss), gradients[0], gradients[1], gradients[2]
+
+
+def _computed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, dtype: torch.dtype, wanted: Sequence[bool],
+    settings: CrossEntropy,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    (rows, features), words = x.shape, len(weight)
+    labels = labels.contiguous()
+    counts = labels != settings.ignored
+    _check(labels, counts, words)
+    count = counts.sum() if settings.mean else None
+    share = None if count is None else count.to(CrossEntropy.wide(dtype)).reciprocal()
+    given, matrix, vector = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    most = rows_of_chunk(rows, features)
+    memory = torch.empty((min(most, rows), words), dtype=dtype, device=x.device)
+    losses = torch.empty(rows, dtype=CrossEntropy.wide(dtype), device=x.device)
+    of_x = torch.empty((rows, features) if wanted[0] else 0, dtype=x.dtype, device=x.device)
+    of_weight, of_bias = _Sum(weight), _Sum(bias if bias is not None else weight[:, 0])
+    for start in range(0, rows, most):
+        part = given[start : start + most]
+        logits = memory[: len(part)]
+        if vector is None:
+            torch.mm(part, matrix.t(), out=logits)
+        else:
+            torch.addmm(vector, part, matrix.t(), out=logits)
+        here = slice(start, start + len(part))
+        losses[here] = _rows(logits, labels[here], share, settings, any(wanted))
+        if wanted[0] and x.dtype is dtype:
+            torch.mm(logits, matrix, out=of_x[here])
+        elif wanted[0]:
+            of_x[here] = logits @ matrix
+        if wanted[1]:
+            of_weight.add_product(logits.t(), part)
+        if wanted[2]:
+            of_bias.add(logits.sum(0, dtype=losses.dtype))
+    loss = losses.sum() if count is None else losses.sum() / count
+    return loss, of_x, of_weight.made(wanted[1]), of_bias.made(wanted[2])
+
+
+class _Sum:
+    """Adds up chunks of a gradient, in float32 where there are several; the result is of the parameter's type."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter = parameter
+        self._sum: Tensor | None = None
+
+    def add_product(self, one: Tensor, other: Tensor) -> None:
+        if self._sum is not None and self._sum.dtype is one.dtype is CrossEntropy.wide(one.dtype):
+            self._sum.addmm_(one, other)
+        else:
+            self.add(one @ other)
+
+    def add(self, part: Tensor) -> None:
+        if self._sum is None:
+            self._sum = part
+            return
+        if self._sum.dtype is not CrossEntropy.wide(self._sum.dtype):
+            self._sum = self._sum.to(CrossEntropy.wide(self._sum.dtype))
+        self._sum.add_(part)
+
+    def made(self, wanted: bool) -> Tensor:
+        own = self._parameter
+        if not wanted:
+            return own.new_empty(0)
+        return torch.zeros_like(own) if self._sum is None else self._sum.to(own.dtype)
+
+
+def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool) -> Tensor:
+    if logits.is_cuda and logits.dtype is not torch.float64:
+        from autotuner.kernels.triton.cross_entropy import rows_of_cross_entropy
+
+        return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
+    return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
+
+
+def _check(labels: Tensor, counts: Tensor, words: int) -> None:
+    """Check that each label is a word, or is ignored; where calls are queued, the device does, as the framework's."""
+    right = ((labels >= 0) & (labels < words) | ~counts).all()
+    if labels.is_cuda:
+        torch._assert_async(right, f"a label is none of {words} words")
+    elif not right:
+        wrong = labels[counts & ((labels < 0) | (labels >= words))][0]
+        raise IndexError(f"target {int(wrong)} is out of bounds: labels are 0 to {words - 1}, or the one ignored")
+
+
+@linear_cross_entropy.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,  # noqa: ARG001
+    dtype: torch.dtype,  # noqa: ARG001
+    of_loss: torch.dtype,
+    wanted: Sequence[bool],
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    made = [
+        like.new_empty(like.shape if want else 0)
+        for like, want in zip((x, weight, weight[:, 0] if bias is None else bias), wanted, strict=True)
+    ]
+    return x.new_empty((), dtype=of_loss), made[0], made[1], made[2]
+
+
+@register_flop_formula(torch.ops.autotuner.linear_cross_entropy)
+def _flop(x: tuple[int, int], weight: tuple[int, int], *_: Any, **__: Any) -> int:
+    """Return the flop of the product that makes the logits."""
+    return 2 * x[0] * x[1] * weight[0]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.wanted = inputs[6]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor | None, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(each is not None for each in of_gradients):
+        raise RuntimeError(
+            "a second derivative through a head whose loss is computed in chunks: its gradients are made in forward, "
+            "and cannot be differentiated again; compute what needs create_graph=True outside of what is compiled"
+        )
+    made = [
+        _times(each, grad) if want and grad is not None else None
+        for each, want in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+    ]
+    return made[0], made[1], made[2], *(None,) * 7
+
+
+def _times(gradient: Tensor, number: Tensor) -> Tensor:
+    """Return a gradient times a number, which is not rounded to the gradient's type before."""
+    wide = CrossEntropy.wide(gradient.dtype)
+    return (gradient.to(wide) * number.to(wide)).to(gradient.dtype)
+
+
+linear_cross_entropy.register_autograd(_backward, setup_context=_remember)
