@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """What a model's loss makes of logits: scores are factor * logits, or cap * tanh(factor * logits).
+    """The loss that a model makes of logits: scores are factor * logits, or cap * tanh(factor * logits).
 
     Args:
         ignored: a label whose row counts nothing.
