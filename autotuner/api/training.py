@@ -1,5 +1,6 @@
 """Training steps of whole models: compiled, tuned, and on CUDA captured as one CUDA graph."""
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
@@ -76,6 +77,7 @@ def training_step(
     """
     check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
+    trace_past_notes(model)
     objective = _objective(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
@@ -129,6 +131,16 @@ def without_cache(model: Any) -> dict[str, bool]:
     own = getattr(model, "_orig_mod", model)
     is_on = getattr(getattr(own, "config", None), "use_cache", None) is True
     return {"use_cache": False} if is_on and "use_cache" in signature(own.forward).parameters else {}
+
+
+def trace_past_notes(model: Any) -> None:
+    """Have dynamo trace past what transformers logs once: GPT-2 does beside its loss, and the graph would be cut there.
+
+    What it logs there, it logs here.
+    """
+    once = getattr(logging.Logger, "warning_once", None)
+    if once is not None and getattr(getattr(model, "_orig_mod", model), "loss_function", None) is not None:
+        torch._dynamo.config.ignore_logger_methods.add(once)
 
 
 def _objective(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:

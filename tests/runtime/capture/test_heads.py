@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autotuner
-from autotuner.api.training import called, without_cache
+from autotuner.api.training import called, trace_past_notes, without_cache
 from autotuner.runtime import linear_cross_entropy as operator
 from autotuner.runtime.capture import heads
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients
@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Gemma 2": ("Gemma2Config", "Gemma2ForCausalLM", SHARED),
     "Granite": ("GraniteConfig", "GraniteForCausalLM", {"num_key_value_heads": 1, "logits_scaling": 3.0}),
     "GPT-NeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
+    "GPT-2": ("GPT2Config", "GPT2LMHeadModel", {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}),
     "T5": ("T5Config", "T5ForConditionalGeneration", OF_T5),
 }
 
@@ -237,6 +238,8 @@ def test_the_head_of_a_model_of_hugging_face_is_joined_with_its_loss(name: str) 
     def loss(each: Any) -> Tensor:
         return each(batch())  # type: ignore[no-any-return]
 
+    trace_past_notes(model)
+
     def objective(given: dict[str, Tensor]) -> Tensor:
         return called(model, given, **keywords)
 
@@ -247,22 +250,24 @@ def test_the_head_of_a_model_of_hugging_face_is_joined_with_its_loss(name: str) 
 
 
 @pytest.mark.slow
-def test_a_training_step_with_a_joined_head_trains_as_the_plain_one(tmp_path: Any) -> None:
+@pytest.mark.parametrize(("name", "path"), [("BERT", "cls.predictions.decoder"), ("GPT-2", "lm_head")])
+def test_a_training_step_with_a_joined_head_trains_as_the_plain_one(name: str, path: str, tmp_path: Any) -> None:
     losses = {}
-    for name in ("plain", "joined"):
+    for side in ("plain", "joined"):
         torch._dynamo.reset()
-        model = of_hugging_face("BERT").float()
+        model = of_hugging_face(name).float()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        if name == "plain":
-            losses[name] = [_plain_step(model, optimizer) for _ in range(4)]
+        if side == "plain":
+            losses[side] = [_plain_step(model, optimizer) for _ in range(4)]
             continue
         step = autotuner.training_step(
             model, optimizer, database=tmp_path / "none.sqlite", compiler="aot_eager", watch=None
         )
-        losses[name] = [step(batch()).item() for _ in range(4)]
+        losses[side] = [step(batch()).item() for _ in range(4)]
         told = str(autotuner.summary(model))
         assert SAID in told
-        assert "cls.predictions.decoder: one operator with the loss, some rows at a time" in told
+        assert f"{path}: one operator with the loss, some rows at a time" in told
+        assert len(autotuner.summary(model).graphs) == 1
     assert losses["joined"] == pytest.approx(losses["plain"], rel=1e-4)
     assert losses["plain"][-1] < 0.9 * losses["plain"][0]
 
