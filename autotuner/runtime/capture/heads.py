@@ -104,8 +104,9 @@ def head_of(loss: fx.Node) -> Head | None:
         return None
     head = Head(linear, loss, between, x, weight, bias, labels, settings)
     rows, words = head.logits
-    is_large = rows * words >= LOGITS_MIN and _example(linear).dtype in TYPES
-    return head if is_large else None
+    dtype = _example(linear).dtype
+    is_wide = _example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
+    return head if rows * words >= LOGITS_MIN and dtype in TYPES and not is_wide else None
 
 
 def _linear_before(

@@ -181,6 +181,12 @@ def test_a_head_with_a_hook_that_reads_its_logits_is_left_alone() -> None:
     assert_equal(found, gradients(model, lambda each: each(*given)), 1e-12)
 
 
+def test_a_loss_that_is_wider_than_the_head_is_left_alone() -> None:
+    compilation = Compilation(Head(lambda logits, labels: flat(logits.double(), labels), torch.float32))
+    compilation.model(*operands(torch.float32))
+    assert not said(compilation)
+
+
 def test_float16_and_small_heads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     x, labels = operands(torch.float16)
     compilation = Compilation(Head(flat, torch.float16))
