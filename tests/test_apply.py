@@ -212,7 +212,9 @@ def test_a_configuration_or_a_server_is_given_and_not_both() -> None:
         with pytest.raises(InputError, match="give apply a configuration or a server"):
             autotuner.apply(layer(), **given)  # type: ignore[arg-type]
     assert isinstance(autotuner.apply(layer(), found), TunedModule)
-    with pytest.raises(ConfigurationError, match="the configuration is of another module: .* this Linear has the type"):
+    with pytest.raises(
+        ConfigurationError, match=r"the configuration is of another module: .* this Linear has the type"
+    ):
         autotuner.apply(nn.Linear(2, 2), found)
     assert torch.is_grad_enabled()
 

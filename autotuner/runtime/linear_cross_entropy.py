@@ -18,13 +18,14 @@ from torch.utils.flop_counter import register_flop_formula
 
 from autotuner.kernels.torch import cross_entropy
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
+from autotuner.runtime.devices import device_runtime
 
 ROWS_MIN = 1024
 """Of a chunk: fewer rows make slow products."""
 
 
 def rows_of_chunk(rows: int, features: int) -> int:
-    """Return the rows of a chunk: all chunks are about alike, and one's logits take no more than the weight in float32.
+    """Return the rows of a chunk: all chunks are about alike, and one's logits in 16 bits take no more than the weight in float32.
 
     Below `ROWS_MIN` rows there is one chunk.
     """
@@ -41,9 +42,7 @@ def linear_cross_entropy(
     dtype: torch.dtype,
     of_loss: torch.dtype,
     wanted: Sequence[bool],
-    ignored: int,
-    mean: bool,
-    numbers: Sequence[float],
+    settings: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, and the gradients of x, weight and bias where they are wanted; others have no elements.
 
@@ -55,15 +54,15 @@ def linear_cross_entropy(
         dtype: in which products are made.
         of_loss: type of the loss.
         wanted: whether gradients of x, weight and bias are.
-        ignored, mean: as in `CrossEntropy`, and so are
-        numbers: smoothing, factor and cap.
+        settings: those of `CrossEntropy`, in order; a flag is 0 or 1.
 
     Raises:
         IndexError: a label is no word, and not the one that is ignored; on CUDA, the device asserts it.
     """
-    settings = CrossEntropy(ignored, mean, *numbers)
+    ignored, mean, *numbers = settings
     with torch._C._DisableAutocast():
-        loss, *gradients = _computed(x, weight, bias, labels, dtype, wanted, settings)
+        told = CrossEntropy(int(ignored), bool(mean), *numbers)
+        loss, *gradients = _computed(x, weight, bias, labels, dtype, wanted, told)
     return loss.to(of_loss), gradients[0], gradients[1], gradients[2]
 
 
@@ -136,7 +135,8 @@ def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossE
     if logits.is_cuda and logits.dtype is not torch.float64:
         from autotuner.kernels.triton.cross_entropy import rows_of_cross_entropy
 
-        return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
+        with device_runtime(logits.device).guard():
+            return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
     return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
 
 
@@ -190,7 +190,7 @@ def _backward(ctx: Any, grad: Tensor | None, *of_gradients: Tensor | None) -> tu
         _times(each, grad) if want and grad is not None else None
         for each, want in zip(ctx.saved_tensors, ctx.wanted, strict=True)
     ]
-    return made[0], made[1], made[2], *(None,) * 7
+    return made[0], made[1], made[2], *(None,) * 5
 
 
 def _times(gradient: Tensor, number: Tensor) -> Tensor:

@@ -37,6 +37,10 @@ def main() -> None:
                 labels = torch.randint(1, WORDS, (ROWS,))
                 labels[2] = settings.ignored
                 labels[3] = WORDS - 1
+                if not settings.smoothing:  # words that are masked, a whole block among them
+                    wide[0, :64] = wide[1, -90:] = float("-inf")
+                    twin = wide[:, :WORDS].clone()
+                    labels[:2] = 100
                 weight = torch.tensor(1 / 6) if settings.mean else None
                 made = by_triton.rows_of_cross_entropy(logits, labels, weight, settings, gradient=gradient)
                 wanted = plain.rows_of_cross_entropy(twin, labels, weight, settings, gradient=gradient)

@@ -1,6 +1,7 @@
 """A head and its cross entropy as one operator: values and gradients are the framework's, logits are never whole."""
 
 import itertools
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ def computed(
 ) -> Tensor:
     dtype = given.get("dtype", x.dtype)
     wanted = [each is not None and each.requires_grad for each in (x, weight, bias)]
-    numbers = [settings.smoothing, settings.factor, settings.cap]
+    told = [float(each) for each in astuple(settings)]
     of_loss = given.get("of_loss", dtype)
-    arguments = (x, weight, bias, labels, dtype, of_loss, wanted, settings.ignored, settings.mean, numbers)
+    arguments = (x, weight, bias, labels, dtype, of_loss, wanted, told)
     loss: Tensor = torch.ops.autotuner.linear_cross_entropy(*arguments)[0]
     return loss
 
@@ -141,6 +142,7 @@ def test_where_every_label_is_ignored_the_mean_is_nan_and_the_sum_0_as_the_frame
     labels = torch.full_like(labels, -100)
     assert computed(x, weight, bias, labels).isnan()
     assert by_torch(x, weight, bias, labels).isnan()
+    assert all(not each.any() for each in gradients(computed(x, weight, bias, labels), [x, weight, bias]))
     loss = computed(x, weight, bias, labels, SUM)
     assert loss == 0
     assert all(not gradient.any() for gradient in gradients(loss, [x, weight, bias]))
@@ -183,7 +185,7 @@ def test_what_the_compiler_is_told_is_what_runs(biased: bool) -> None:
     x, weight, bias, labels = operands()
     given = (x, weight, bias if biased else None, labels)
     dtypes, wanted = (torch.float64, torch.float64), [True, True, biased]
-    arguments = (*given, *dtypes, wanted, -100, True, [0.1, 1.0, 0.0])
+    arguments = (*given, *dtypes, wanted, [-100.0, 1.0, 0.1, 1.0, 0.0])
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # others differentiate the gradients
     torch.library.opcheck(torch.ops.autotuner.linear_cross_entropy, arguments, test_utils=checks)
 

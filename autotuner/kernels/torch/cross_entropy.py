@@ -63,7 +63,7 @@ def rows_of_cross_entropy(
         return losses
     share = counts[:, None].to(scores.dtype)
     if weight is not None:
-        share = share * weight
+        share = (share * weight).where(counts[:, None], 0)  # of a mean over no rows, the weight is infinite
     scores.mul_(share / total)
     if settings.smoothing:
         scores.sub_(share * (settings.smoothing / words))

@@ -50,16 +50,21 @@ def row_of_cross_entropy(
         for start in range(0, words, BLOCK):
             inside = start + column < words
             scores, _ = _score(tl.load(at + start + column, mask=inside, other=0.0), FACTOR, CAP)
-            summed += tl.sum(tl.where(inside, scores, 0.0))
+            if SMOOTHING != 0.0:
+                summed += tl.sum(tl.where(inside, scores, 0.0))
             scores = tl.where(inside, scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores))
-            total = total * tl.exp(highest - higher) + tl.sum(tl.exp(scores - higher))
+            base = tl.where(higher == float("-inf"), 0.0, higher)  # where no word so far is possible
+            total = total * tl.exp(highest - base) + tl.sum(tl.exp(scores - base))
             highest = higher
             found = (start + column) == label
             if tl.sum(found.to(tl.int32)) > 0:
                 of_label = tl.sum(tl.where(found & inside, scores, 0.0))
         whole = highest + tl.log(total)
-        tl.store(losses + row, whole - (1.0 - SMOOTHING) * of_label - SMOOTHING * (summed / words))
+        loss = whole - (1.0 - SMOOTHING) * of_label
+        if SMOOTHING != 0.0:
+            loss -= SMOOTHING * (summed / words)
+        tl.store(losses + row, loss)
         if GRADIENT:
             weight = tl.load(weights) if WEIGHTED else 1.0
             for start in range(0, words, BLOCK):

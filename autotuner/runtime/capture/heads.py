@@ -5,9 +5,10 @@ What lies between both, and acts row by row, is taken along: types, views and sl
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from autotuner.runtime.linear_cross_entropy import rows_of_chunk
 HEAD = torch.ops.autotuner.linear_cross_entropy.default
 LOGITS_MIN = 2**22
 """Of a head: fewer are left to the other compiler, which makes them whole."""
+GRADIENTS = 2
+"""Logits are so many times as large as the gradients of x and the weight together, which are held until backward."""
 TYPES = (torch.bfloat16, torch.float32, torch.float64)
 """In which products are made. In float16, a gradient that is made before its scale is known could vanish."""
 NOTED = ("nn_module_stack", "stack_trace", "custom")
@@ -102,11 +105,18 @@ def head_of(loss: fx.Node) -> Head | None:
     x, weight, bias = _operands(linear)
     if not all(each is None or _is_plain(each) for each in (x, weight, bias)):
         return None
+    shapes = [tuple(_example(each).shape) for each in (weight, bias) if each is not None]
+    if len(shapes[0]) != 2 or shapes[1:] not in ([], [shapes[0][:1]]):  # a bias may be broadcast
+        return None
     head = Head(linear, loss, between, x, weight, bias, labels, settings)
     rows, words = head.logits
     dtype = _example(linear).dtype
     is_wide = _example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
-    return head if rows * words >= LOGITS_MIN and dtype in TYPES and not is_wide else None
+    numbers = (settings.factor, settings.cap or 1.0)
+    is_usual = dtype in TYPES and not is_wide and all(number and isfinite(number) for number in numbers)
+    of_operands = _example(x).shape[-1] * (rows + words)
+    is_large = rows * words >= max(LOGITS_MIN, GRADIENTS * of_operands)
+    return head if is_usual and is_large else None
 
 
 def _linear_before(
@@ -142,13 +152,14 @@ def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy
     if after.device != before.device or not _is_of_torch(node):
         return None
     if name in ("float", "double", "to", "type", "contiguous") and after.shape == before.shape:
-        return settings if after.is_floating_point() else None
+        return settings if after.dtype in TYPES else None
     if name in ("view", "reshape", "flatten", "squeeze", "unsqueeze"):
-        return settings if after.shape[-1] == before.shape[-1] and after.ndim > 1 else None
+        is_kept = after.shape[-1] == before.shape[-1] and after.dtype == before.dtype
+        return settings if is_kept and after.ndim > 1 else None
     if name in ("getitem", "__getitem__"):
         return settings if _rows_of(node.args[1], before.ndim) is not None and after.ndim > 1 else None
     if name == "tanh":
-        return None if settings.cap else replace(settings, cap=settings.factor, factor=1.0)
+        return None if settings.cap or not settings.factor else replace(settings, cap=settings.factor, factor=1.0)
     numbers = [each for each in node.args if type(each) in (int, float) and each]
     if node.kwargs or len(node.args) != 2 or len(numbers) != 1:
         return None
@@ -194,7 +205,6 @@ def _write(graph: fx.Graph, head: Head) -> None:
     """Put one operator in a head's place: x goes through what took rows of the logits, and then meets the loss."""
     wants = _example(head.loss).requires_grad and _example(head.linear).requires_grad
     wanted = [wants and each is not None and _example(each).requires_grad for each in (head.x, head.weight, head.bias)]
-    settings = head.settings
     features = _example(head.x).shape[-1]
     noted = {key: head.linear.meta[key] for key in NOTED if key in head.linear.meta}
     with graph.inserting_before(head.loss):
@@ -208,8 +218,8 @@ def _write(graph: fx.Graph, head: Head) -> None:
         rows = _call(graph, torch.reshape, (rows, [-1, features]), noted)
         labels = _call(graph, torch.reshape, (head.labels, [-1]), noted)
         arguments = (
-            rows, head.weight, head.bias, labels, _example(head.linear).dtype, _example(head.loss).dtype, wanted,
-            settings.ignored, settings.mean, [settings.smoothing, settings.factor, settings.cap],
+            *_needed(graph, (rows, head.weight, head.bias), wanted, noted), labels, _example(head.linear).dtype,
+            _example(head.loss).dtype, wanted, [float(each) for each in astuple(head.settings)],
         )  # fmt: skip
         made = _call(graph, HEAD, arguments, noted)
         loss = _call(graph, operator.getitem, (made, 0), noted)
@@ -217,6 +227,16 @@ def _write(graph: fx.Graph, head: Head) -> None:
     head.loss.replace_all_uses_with(loss)
     for node in (head.loss, *reversed(head.between), head.linear):
         graph.erase_node(node)
+
+
+def _needed(
+    graph: fx.Graph, operands: Sequence[fx.Node | None], wanted: Sequence[bool], noted: Mapping[str, Any]
+) -> list[fx.Node | None]:
+    """Return operands, without their history where no gradient is wanted of them."""
+    return [
+        each if each is None or want or not _example(each).requires_grad else _call(graph, torch.detach, (each,), noted)
+        for each, want in zip(operands, wanted, strict=True)
+    ]
 
 
 def _call(graph: fx.Graph, function: Any, args: tuple[Any, ...], noted: Mapping[str, Any]) -> fx.Node:
@@ -252,4 +272,8 @@ def _are_nodes(*parts: Any) -> bool:
 def _is_plain(node: Any) -> bool:
     """Say whether a node makes a plain tensor of known sizes."""
     example: Any = node.meta.get(EXAMPLE) if isinstance(node, fx.Node) else None
-    return type(example) in (Tensor, FakeTensor, nn.Parameter) and all(type(extent) is int for extent in example.shape)
+    return (
+        type(example) in (Tensor, FakeTensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(example)
+        and all(type(extent) is int for extent in example.shape)
+    )

@@ -39,6 +39,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "LOGITS_MIN", 1)
+    monkeypatch.setattr(heads, "GRADIENTS", 0)
     monkeypatch.setattr(operator, "rows_of_chunk", lambda rows, _: -(-rows // 2))
     monkeypatch.setattr(heads, "rows_of_chunk", lambda rows, _: -(-rows // 2))
 
@@ -135,6 +136,10 @@ APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
         logits.view(ROWS, WORDS, LENGTH), labels
     ),
     "by a tensor": lambda logits, labels: flat(logits * torch.full((), 0.5).double(), labels),
+    "its bias is broadcast": lambda logits, labels: flat(
+        functional.linear(logits, torch.eye(WORDS).double(), torch.ones(1, WORDS).double()), labels
+    ),
+    "its cap is 0": lambda logits, labels: flat(torch.tanh(logits) / float("inf"), labels),
     "capped twice": lambda logits, labels: flat(torch.tanh(torch.tanh(logits)), labels),
 }  # fmt: skip
 
@@ -179,6 +184,41 @@ def test_a_head_with_a_hook_that_reads_its_logits_is_left_alone() -> None:
     assert not said(compilation)
     assert len(seen) == 1
     assert_equal(found, gradients(model, lambda each: each(*given)), 1e-12)
+
+
+def test_a_head_is_left_alone_where_a_function_transforms_it() -> None:
+    model, (x, labels) = Head(flat), operands()
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+
+    def slope(given: Tensor) -> Tensor:
+        def loss(own: dict[str, Tensor]) -> Any:
+            return torch.func.functional_call(model, own, (given, labels))
+
+        found: Tensor = torch.func.grad(loss)(parameters)["head.bias"]
+        return found
+
+    compilation = Compilation(slope)  # type: ignore[arg-type]
+    torch.testing.assert_close(compilation.model(x), slope(x))
+    assert not said(compilation)
+
+
+def test_what_ran_without_gradients_has_none_behind_it() -> None:
+    class Without(Head):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                logits = self.head(x)
+            return flat(logits, labels)
+
+    compilation = Compilation(Without(flat))
+    assert not compilation.model(*operands()).requires_grad
+    assert len(said(compilation)) == 1
+
+
+def test_a_head_whose_gradients_are_larger_than_its_logits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "GRADIENTS", 2)
+    compilation = Compilation(Head(flat))
+    compilation.model(*operands())
+    assert not said(compilation)
 
 
 def test_a_loss_that_is_wider_than_the_head_is_left_alone() -> None:
