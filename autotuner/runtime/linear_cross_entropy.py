@@ -25,7 +25,7 @@ ROWS_MIN = 1024
 
 
 def rows_of_chunk(rows: int, features: int) -> int:
-    """Return the rows of a chunk: all chunks are about alike, and one's logits in 16 bits take no more than the weight in float32.
+    """Return the rows of a chunk: all are about alike, and logits in 16 bits take no more than the weight in float32.
 
     Below `ROWS_MIN` rows there is one chunk.
     """
