@@ -178,7 +178,7 @@ def rewrite(
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
 
     Args:
-        eager: whether the graph runs as it is: its gradients can be differentiated again then.
+        eager: whether the graph runs as it is: gradients of its regions can be differentiated again then.
         note: goes before what is said of regions that are not known.
     """
     heads = tuple(map(str, joined(module)))

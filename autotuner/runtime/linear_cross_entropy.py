@@ -73,7 +73,7 @@ def _computed(
     (rows, features), words = x.shape, len(weight)
     labels = labels.contiguous()
     counts = labels != settings.ignored
-    _check(labels, counts, words)
+    _check(labels, counts, words, settings.ignored)
     count = counts.sum() if settings.mean else None
     share = None if count is None else count.to(CrossEntropy.wide(dtype)).reciprocal()
     given, matrix, vector = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -140,14 +140,15 @@ def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossE
     return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
 
 
-def _check(labels: Tensor, counts: Tensor, words: int) -> None:
+def _check(labels: Tensor, counts: Tensor, words: int, ignored: int) -> None:
     """Check that each label is a word, or is ignored; where calls are queued, the device does, as the framework's."""
     right = ((labels >= 0) & (labels < words) | ~counts).all()
+    valid = f"labels are 0 to {words - 1}, or {ignored}, which is ignored"
     if labels.is_cuda:
-        torch._assert_async(right, f"a label is none of {words} words")
+        torch._assert_async(right, f"a label is out of bounds: {valid}")
     elif not right:
         wrong = labels[counts & ((labels < 0) | (labels >= words))][0]
-        raise IndexError(f"target {int(wrong)} is out of bounds: labels are 0 to {words - 1}, or the one ignored")
+        raise IndexError(f"target {int(wrong)} is out of bounds: {valid}")
 
 
 @linear_cross_entropy.register_fake

@@ -152,7 +152,9 @@ def test_where_every_label_is_ignored_the_mean_is_nan_and_the_sum_0_as_the_frame
 def test_a_label_that_is_no_word_is_an_error(label: int) -> None:
     x, weight, bias, labels = operands()
     labels[4] = label
-    with pytest.raises(IndexError, match=f"target {label} is out of bounds: labels are 0 to {WORDS - 1}"):
+    with pytest.raises(
+        IndexError, match=f"target {label} is out of bounds: labels are 0 to {WORDS - 1}, or -100, which is ignored"
+    ):
         computed(x, weight, bias, labels)
 
 

@@ -70,7 +70,7 @@ class Parts:
         return call.floating and call.node in self._captured.refused and bool(_layer(call.module))
 
     def _said(self, call: CountedCall, untuned: str) -> str:
-        if call.node.target is HEAD:
+        if call.node.target is HEAD:  # which no rule reads
             return WITH_LOSS
         if isinstance(self._captured, str):
             return self._captured
