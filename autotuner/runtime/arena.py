@@ -1,6 +1,6 @@
 """Arena of a workspace: the memory of all that a plan keeps to itself."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -58,14 +58,6 @@ class Arena:
         for number, base in self.held.items():
             found |= self.views_of(number, base)
         return found
-
-    def views_at(self, places: Iterable[Place]) -> dict[Place, Tensor]:
-        """Return views of some places of the arena's buffers."""
-        places = list(places)
-        found: dict[Place, Tensor] = {}
-        for number in {self.plan.buffer_of[place] for place in places}:
-            found |= self.views_of(number, self.elements(number))
-        return {place: found[place] for place in places}
 
     def views_of(self, number: int, base: Tensor) -> dict[Place, Tensor]:
         """Return a view of each place of any of the plan's buffers, which begins where `base` begins."""

@@ -37,22 +37,21 @@ class BuiltSteps:
         self._plan, self._shown = plan, shown
         self.views = dict(views)
         self.inside = {
-            number: self.build(number, self.views)
-            for number, step in enumerate(plan.steps)
-            if all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
+            number: self.build(number, self.views) for number in range(len(plan.steps)) if self._is_inside(number)
         }
 
     def move(self, views: Mapping[Place, Tensor]) -> None:
-        """Build the steps that read these places anew on other memory."""
+        """Build the steps that read these places on other memory, or where they have none yet."""
         self.views |= views
         with torch.inference_mode(False), torch.no_grad():
             for number in self._readers(views.keys()):
-                self.inside[number] = self.build(number, self.views)
+                if self._is_inside(number):
+                    self.inside[number] = self.build(number, self.views)
 
     def drop(self, places: Collection[Place]) -> None:
         """Give up the memory of these places, and the calls of the steps that read them."""
         for number in self._readers(places):
-            del self.inside[number]
+            self.inside.pop(number, None)
         for place in places:
             del self.views[place]
 
@@ -75,6 +74,11 @@ class BuiltSteps:
         run: Run = KERNELS[call.candidate.kernel].builder()(call, operands[:count], operands[count:])
         return self._shown.with_step(number, run, views)
 
+    def _is_inside(self, number: int) -> bool:
+        """Say whether all that a step touches has memory here."""
+        step = self._plan.steps[number]
+        return all(place is None or place in self.views for place in (*step.inputs, *step.outputs))
+
     def _readers(self, places: Collection[Place]) -> list[int]:
-        """Return the numbers of the steps inside that read one of these places."""
-        return [number for number in self.inside if not set(places).isdisjoint(self._plan.steps[number].inputs)]
+        """Return the numbers of the steps that read one of these places."""
+        return [n for n, step in enumerate(self._plan.steps) if not set(places).isdisjoint(step.inputs)]

@@ -22,6 +22,8 @@ from autotuner.runtime.devices import device_runtime
 
 ROWS_MIN = 1024
 """Of a chunk: fewer rows make slow products."""
+PITCH = 64
+"""Rows of logits begin at multiples of so many: products of others take three times as long on a GPU."""
 
 
 def rows_of_chunk(rows: int, features: int) -> int:
@@ -78,10 +80,12 @@ def _computed(
     share = None if count is None else count.to(CrossEntropy.wide(dtype)).reciprocal()
     given, matrix, vector = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     most = rows_of_chunk(rows, features)
-    memory = torch.empty((min(most, rows), words), dtype=dtype, device=x.device)
+    memory = torch.empty((min(most, rows), ceil(words / PITCH) * PITCH), dtype=dtype, device=x.device)[:, :words]
     losses = torch.empty(rows, dtype=CrossEntropy.wide(dtype), device=x.device)
     of_x = torch.empty((rows, features) if wanted[0] else 0, dtype=x.dtype, device=x.device)
-    of_weight, of_bias = _Sum(weight), _Sum(bias if bias is not None else weight[:, 0])
+    is_split = most < rows
+    of_weight = _Sum(weight, is_split=is_split)
+    of_bias = _Sum(bias if bias is not None else weight[:, 0], is_split=is_split)
     for start in range(0, rows, most):
         part = given[start : start + most]
         logits = memory[: len(part)]
@@ -106,12 +110,18 @@ def _computed(
 class _Sum:
     """Adds up chunks of a gradient, in float32 where there are several; the result is of the parameter's type."""
 
-    def __init__(self, parameter: Tensor) -> None:
-        self._parameter = parameter
+    def __init__(self, parameter: Tensor, *, is_split: bool) -> None:
+        self._parameter, self._is_split = parameter, is_split
         self._sum: Tensor | None = None
 
     def add_product(self, one: Tensor, other: Tensor) -> None:
-        if self._sum is not None and self._sum.dtype is one.dtype is CrossEntropy.wide(one.dtype):
+        wide = CrossEntropy.wide(one.dtype)
+        if one.dtype is not wide and one.is_cuda and self._is_split:  # its products of 16 bits can add to float32
+            if self._sum is None:
+                self._sum = torch.mm(one, other, out_dtype=wide)
+            else:
+                torch.addmm(self._sum, one, other, out_dtype=wide, out=self._sum)
+        elif self._sum is not None and self._sum.dtype is one.dtype is wide:
             self._sum.addmm_(one, other)
         else:
             self.add(one @ other)

@@ -161,6 +161,11 @@ class OutputSets:
             for number in numbers
         ]
 
+    def drop(self, phase: str) -> None:
+        """Give up the sets of a phase, which have no graphs."""
+        self.by_phase[phase] = []
+        self._spare.pop(phase, None)
+
     def forget(self, *, in_capture: bool) -> None:
         """Make new sets from now on; what is forgotten in a capture stays in `outlived`."""
         if in_capture:

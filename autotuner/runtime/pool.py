@@ -22,7 +22,8 @@ class Pool:
     """Workspaces of one plan and one set of parameters: taken by a forward, given back when its backward is over.
 
     A forward that a caller captures gets a new workspace. What that one allocates belongs to the memory of the caller's
-    graph, and is there for as long as the graph is, whatever becomes of the workspace. It is kept, and not taken again.
+    graph, and is there for as long as the graph is, whatever becomes of the workspace. It gives its memory back within
+    the capture, and is not taken again. One that was made before is kept, since the graph writes there.
 
     Any number of threads take and give back at a time. A lease may end anywhere, inside of `take` too, where the
     garbage collector runs: what is given back is put in a queue without waiting, and whoever has the lock sorts it.
@@ -59,7 +60,10 @@ class Pool:
         )
 
     def take(self) -> Workspace:
-        scratch = shared_scratch() if self._has_scratch else None
+        shared = shared_scratch()
+        if shared is not None:
+            shared.lent_to(self)
+        scratch = shared if self._has_scratch else None
         with self._lock:
             self._sort()
             found = self._taken(scratch)
@@ -81,6 +85,16 @@ class Pool:
             if workspace.scratch is scratch:
                 return self._idle.pop(place)
         return None
+
+    def drop_idle(self, scratch: Scratch) -> None:
+        """Give up idle workspaces that share a scratch, and those that have none and no graph."""
+        with self._lock:
+            self._sort()
+            self._idle = [
+                workspace for workspace in self._idle
+                if workspace.scratch is not scratch and (workspace.scratch is not None or workspace.has_graphs)
+            ]  # fmt: skip
+        self._settle()
 
     def _is_captured(self) -> bool:
         with self._runtime.guard():
@@ -104,7 +118,8 @@ class Pool:
             workspace = self._given_back.popleft()
             if workspace.in_capture:
                 workspace.let_go()
-                self._in_capture.append(workspace)
+                if not workspace.is_gone:
+                    self._in_capture.append(workspace)
             elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
                 self._idle.append(workspace)
 

@@ -313,9 +313,11 @@ class TunedRegion:
         again = RepeatedRegion(self.plan.configuration, (*ports.inputs, *ports.parameters), ports.outputs)
         return again(tensors)
 
-    def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease:
+    def restored(
+        self, state: Tensor, inputs: Sequence[Tensor], parameters: Sequence[Tensor], device: torch.device
+    ) -> Lease:
         """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved."""
         pool = self._bound.found(parameters, device)
         lease = Lease(pool or self._bound.bind(parameters, device))
-        lease.workspace.restore(state, parameters)
+        lease.workspace.restore(state, inputs if self._in_place else (), parameters)
         return lease

@@ -93,7 +93,9 @@ class Runs(Protocol):
     """The part of a tuned region, or layer, that the operator calls."""
 
     def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Held]: ...
-    def restored(self, state: Tensor, parameters: Sequence[Tensor], device: torch.device) -> Lease: ...
+    def restored(
+        self, state: Tensor, inputs: Sequence[Tensor], parameters: Sequence[Tensor], device: torch.device
+    ) -> Lease: ...
     def going_back(self) -> AbstractContextManager[None]: ...
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
 
@@ -210,7 +212,7 @@ def run_backward(
                 "the step without these hooks, or without capture (training_step(..., capture=False))"
             )
         device = next(grad.device for grad in grads if grad is not None)
-        held, keeps = _region(number).restored(state, parameters, device), False
+        held, keeps = _region(number).restored(state, inputs, parameters, device), False
     in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
     region = _REGIONS.get(number)
     with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():

@@ -1,19 +1,21 @@
 """Stages: the memory of a workspace that inputs and gradients of outputs are copied to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from autotuner.ir.device import alignment_bytes
-from autotuner.plan.memory_planner import Place, Port
+from autotuner.plan.memory_planner import Geometry, Place, Port
 from autotuner.runtime.arena import Arena
 
 
 class Stages:
     """Memory that the caller's tensors are copied to, or read in place of: those of some ports, in their order.
 
+    A port that the plan keeps outside of its arena has a stage once something is copied.
+
     Attributes:
-        tensors: one for each port.
         in_place: what is read in the caller's memory now.
     """
 
@@ -23,45 +25,81 @@ class Stages:
         Args:
             of: "" for inputs, "grad_" for gradients of outputs.
         """
-        self._arena, self._plan, self._ports, self._of = arena, arena.plan, ports, of
-        self.tensors = [self._view(port) for port in ports]
+        self._arena, self._plan = arena, arena.plan
+        places = self._plan.given if of else self._plan.inputs
+        self._ports = [
+            (self._plan.geometry(port, of), [places[of + member] for member in port.members]) for port in ports
+        ]
+        self._bases = {
+            lies.buffer: arena.elements(lies.buffer)
+            for lies, _ in self._ports if self._plan.buffers[lies.buffer].role == "arena"
+        }  # fmt: skip
+        self._outside: dict[int, Tensor] = {}
         self.in_place: set[Place] = set()
 
+    def tensors(self) -> list[Tensor]:
+        """Return the stage of each port that has one."""
+        bases = self._bases | self._outside
+        return [_viewed(bases[lies.buffer], lies) for lies, _ in self._ports if lies.buffer in bases]
+
+    def memory(self) -> Iterator[Tensor]:
+        """Yield what was allocated here."""
+        yield from self._outside.values()
+
+    def __len__(self) -> int:
+        return len(self._ports)
+
     def take(self, tensors: Sequence[Tensor | None], *, in_place: bool) -> dict[Place, Tensor]:
-        """Copy tensors in, None as zeros; return those that are to be read where they are.
+        """Copy tensors in, None as zeros; return those that are to be read where they are, and stages that are new.
 
         Args:
             in_place: whether tensors that lie as the plan says are.
         """
-        found: dict[Place, Tensor] = {}
-        for port, stage, tensor in zip(self._ports, self.tensors, tensors, strict=True):
-            if tensor is None:
-                stage.zero_()
-            elif in_place and self._lies_like(tensor, stage):
-                (member,) = port.members
-                place = (self._plan.given if self._of else self._plan.inputs)[self._of + member]
-                found[place] = tensor.detach().as_strided(
+        read: dict[Place, Tensor] = {}
+        made: dict[Place, Tensor] = {}
+        for (lies, places), tensor in zip(self._ports, tensors, strict=True):
+            if tensor is not None and in_place and self._lies_like(tensor, lies):
+                (place,) = places
+                read[place] = tensor.detach().as_strided(
                     self._plan.shape(place), self._plan.strides(place), tensor.storage_offset()
                 )
+                continue
+            if lies.buffer not in self._bases and lies.buffer not in self._outside:
+                made |= self._allocated(lies.buffer)
+            stage = _viewed(self._base(lies.buffer), lies)
+            if tensor is None:
+                stage.zero_()
             else:
                 stage.copy_(tensor)
-        self.in_place |= found.keys()
-        return found
+        self.in_place |= read.keys()
+        return read | made
 
     def put_back(self) -> dict[Place, Tensor]:
         """Read nothing in the caller's memory any more; return views of the stages for what was read there."""
         places, self.in_place = self.in_place, set()
-        return self._arena.views_at(places)
+        found: dict[Place, Tensor] = {}
+        for number in {self._plan.buffer_of[place] for place in places}:
+            if number not in self._bases and number not in self._outside:
+                self._allocated(number)
+            found |= self._arena.views_of(number, self._base(number))
+        return {place: found[place] for place in places}
 
-    def _lies_like(self, tensor: Tensor, stage: Tensor) -> bool:
+    def _base(self, number: int) -> Tensor:
+        return self._bases[number] if number in self._bases else self._outside[number]
+
+    def _allocated(self, number: int) -> dict[Place, Tensor]:
+        """Allocate the stage of a buffer outside of the arena, and return its views."""
+        with torch.inference_mode(False):
+            self._outside[number] = self._arena.allocate(number)
+        return self._arena.views_of(number, self._outside[number])
+
+    def _lies_like(self, tensor: Tensor, lies: Geometry) -> bool:
         """Say whether kernels that were chosen for a stage can read a tensor in its place."""
-        return (
-            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            == (stage.shape, stage.stride(), stage.dtype, stage.device)
-            and tensor.data_ptr() % alignment_bytes(stage.device.type) == 0
-        )  # fmt: skip
+        device = self._arena.device
+        wanted = (lies.shape, lies.strides, getattr(torch, self._plan.buffers[lies.buffer].dtype), device)
+        is_aligned = tensor.data_ptr() % alignment_bytes(device.type) == 0
+        return is_aligned and (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) == wanted
 
-    def _view(self, port: Port) -> Tensor:
-        lies = self._plan.geometry(port, self._of)
-        base = self._arena.elements(lies.buffer)
-        return base.as_strided(lies.shape, lies.strides, base.storage_offset() + lies.offset)
+
+def _viewed(base: Tensor, lies: Geometry) -> Tensor:
+    return base.as_strided(lies.shape, lies.strides, base.storage_offset() + lies.offset)

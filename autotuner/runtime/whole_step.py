@@ -226,6 +226,7 @@ class WholeStep:
         if self._pool is None:
             self._pool = recorder.pool()
         torch.clear_autocast_cache()
+        self._scratch.clear()  # what the steps before have left would lie beside the graph's own
         before = _HostRandomness()
         replay, reason = None, ""
         try:

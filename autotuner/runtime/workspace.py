@@ -11,7 +11,8 @@ of them as copies from then on.
 Where calls are queued, all of it is on the caller's current stream. A workspace that moves to another stream makes that
 one wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
 calls become graphs; see `graphs`. What a caller captures into a graph of its own runs whenever that is replayed, so a
-workspace that was used in it is never used again.
+workspace that was used in it is never used again. One that was made in it gives all of its memory back once its
+backward is over: what is captured behind that writes there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ class Workspace:
         steps: calls of the steps that touch nothing which is handed out, and the memory that they read.
         outputs: storages of what is handed out, and the calls built on them.
         in_capture: whether a caller's graph writes here whenever it is replayed.
+        is_gone: whether its memory was given back.
         skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
     """
 
@@ -71,9 +73,10 @@ class Workspace:
         self._graphs = Graphs(self.runtime, graphs) if self.runtime.has_graphs and graphs is not None else None
         self._order = StreamOrder()
         self.scratch = scratch
-        self.in_capture = self.skips_kernels = False
+        self.in_capture = self.skips_kernels = self.is_gone = False
         self._consumed = True
         with torch.inference_mode(False), torch.no_grad(), self._turn():
+            self._is_of_capture = self.in_capture
             self.arena = Arena(plan, device, scratch)
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
@@ -113,7 +116,10 @@ class Workspace:
             self.parameters.take(current)
             made = self._set("forward")
             self._run(made.sequence, self.parameters.copying)
-            return [*self.outputs.handed(made, range(len(made.handed))), *self._shown.handed()]
+            handed = [*self.outputs.handed(made, range(len(made.handed))), *self._shown.handed()]
+            if self._is_of_capture:
+                self.outputs.drop("forward")
+            return handed
 
     def backward(
         self,
@@ -165,7 +171,7 @@ class Workspace:
         self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
     ) -> list[Tensor | None]:
         self._put_back(self._given)
-        count = len(self._given.tensors)
+        count = len(self._given)
         self._move(self._given.take(given[:count], in_place=in_place))
         self._shown.take(given[count:])
         made = self._set("backward")
@@ -173,16 +179,19 @@ class Workspace:
         handed = iter(self.outputs.handed(made, [number for number, want in enumerate(wanted) if want]))
         return [next(handed) if want else None for want in wanted]
 
-    def restore(self, state: Tensor, current: Sequence[Tensor]) -> None:
+    def restore(self, state: Tensor, inputs: Sequence[Tensor], current: Sequence[Tensor]) -> None:
         """Take up what a forward elsewhere left for backward, which runs here then.
 
         Args:
             state: its `state`, on any device.
+            inputs: those of the forward, where the plan keeps them outside of the arena; none of them otherwise.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
         """
         with self._turn():
             self._consumed = False
             self._put_back(self._inputs, self._given)
+            if inputs:
+                self._move(self._inputs.take(inputs, in_place=False))
             self._move(self.parameters.follow(current))
             self.parameters.take(current)
             for copy in self.parameters.copying:
@@ -197,7 +206,16 @@ class Workspace:
                     self.outputs.outlived = []
 
     def let_go(self) -> None:
-        """Give up the caller's memory that was read in place, and the steps built on it; nothing runs here again."""
+        """Give up all memory that the graph of a capture has no need of any more; nothing runs here again.
+
+        What was allocated before the capture stays, for as long as the workspace: replays write there.
+        """
+        if self.is_gone:
+            return
+        if self._is_of_capture:
+            self.is_gone = True
+            del self.arena, self.parameters, self.steps, self.outputs, self._shown, self._inputs, self._given
+            return
         places = self._inputs.in_place | self._given.in_place
         if places:
             self.steps.drop(places)
@@ -206,7 +224,7 @@ class Workspace:
 
     def stages(self) -> list[Tensor]:
         """Return the memory that inputs and gradients of the outputs are copied to."""
-        return [*self._inputs.tensors, *self._given.tensors]
+        return [*self._inputs.tensors(), *self._given.tensors()]
 
     def calls(self, phase: str) -> Mapping[int, Run]:
         """Return a call for each step of a phase, by number; none of them gets what is handed in or out."""
@@ -230,6 +248,7 @@ class Workspace:
         yield from self.arena.memory()
         yield from self.parameters.bases.values()
         yield from self._shown.memory()
+        yield from self._inputs.memory()
         for made in self.outputs:
             yield from made.handed
 

@@ -24,7 +24,7 @@ from autotuner.plan.step import tensor_of
 Place = tuple[str, str]
 """The name of a tensor, or of its second instance "again <tensor>", and the text of a form in the tensor's own axes."""
 
-Role = Literal["parameter", "arena", "output"]
+Role = Literal["parameter", "input", "arena", "output"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class PlannedBuffer:
     """Memory of one place or of several that lie in a fixed distance.
 
     Args:
-        role: "parameter" comes from outside, "output" is handed out, "arena" is neither.
+        role: "parameter" and "input" come from outside, "output" is handed out, "arena" is all else. Inputs have memory
+            of their own in plans that lie apart, and are in the arena in others.
         phase: in which an output is made.
         dtype: as torch names it.
         elements: its length.

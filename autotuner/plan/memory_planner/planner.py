@@ -45,6 +45,7 @@ def make_plan(
             any streams.
         apart: whether what one phase makes and reads itself lies behind what forward leaves for backward, or in memory
             that this does not need at the time: so that several plans can share it. The arena may be larger then.
+            Inputs lie outside of it, since they may be read where the caller has them.
 
     Raises:
         ConfigurationError: a step reads what nothing makes, or places are asked to lie in ways that exclude each other.
@@ -97,9 +98,10 @@ class _Planning:
             self._keep_together([outputs[f"grad_{name}"] for name in group if f"grad_{name}" in outputs])
         schedule = Schedule(sources_of(self.steps), self.forward, branches)
         lives = self._lives(steps, made, schedule)
-        buffers = self._buffers(lives, set(outputs.values()), set(parameters.values()))
-        buffers, kept_bytes, arena_bytes = self._packed(buffers, shares=shares, apart=apart)
         outside = [name for name, tensor in self.graph.tensors.items() if tensor.role == "input"]
+        inputs = [self._as_declared(name) for name in outside] if apart else []
+        buffers = self._buffers(lives, set(outputs.values()), set(parameters.values()), inputs)
+        buffers, kept_bytes, arena_bytes = self._packed(buffers, shares=shares, apart=apart)
         return MemoryPlan(
             self.graph,
             steps,
@@ -269,6 +271,7 @@ class _Planning:
         lives: Mapping[Place, tuple[int, int]],
         outputs: Collection[Place],
         parameters: Collection[Place],
+        inputs: Collection[Place],
     ) -> tuple[PlannedBuffer, ...]:
         buffers: list[PlannedBuffer] = []
         for offsets, elements in self._groups(lives):
@@ -280,7 +283,8 @@ class _Planning:
             outside = [place in parameters for place in offsets]
             if len(phases) > 1 or (any(outside) and not all(outside)):
                 raise ConfigurationError(f"{names} share a buffer, but come from different sides of the graph")
-            role: Role = "parameter" if all(outside) else "output" if phases else "arena"
+            alone = len(offsets) == 1 and not phases and set(offsets) <= set(inputs)
+            role: Role = "parameter" if all(outside) else "output" if phases else "input" if alone else "arena"
             first, last = min(lives[p][0] for p in offsets), max(lives[p][1] for p in offsets)
             buffers.append(PlannedBuffer(role, min(phases, default=""), dtypes.pop(), elements, offsets, first, last))
         return tuple(buffers)
