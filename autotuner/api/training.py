@@ -140,7 +140,24 @@ def trace_past_notes(model: Any) -> None:
     """
     once = getattr(logging.Logger, "warning_once", None)
     if once is not None and getattr(getattr(model, "_orig_mod", model), "loss_function", None) is not None:
-        torch._dynamo.config.ignore_logger_methods.add(once)
+        torch._dynamo.config.ignore_logger_methods.add(_Named(once))  # type: ignore[arg-type]
+
+
+class _Named(str):
+    """The name of a function, which is found as the function is: dynamo writes its settings down as JSON."""
+
+    def __new__(cls, function: Any) -> "_Named":
+        made = super().__new__(cls, function.__qualname__)
+        made.function = function
+        return made
+
+    function: Any
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.function or (isinstance(other, _Named) and other.function is self.function)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
 
 def _objective(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch.nn.functional import pad
 from torch.utils.flop_counter import register_flop_formula
 
+from autotuner.ir.device import CUDA
 from autotuner.kernels.torch import cross_entropy
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.runtime.devices import device_runtime
@@ -23,7 +25,7 @@ from autotuner.runtime.devices import device_runtime
 ROWS_MIN = 1024
 """Of a chunk: fewer rows make slow products."""
 PITCH = 64
-"""Rows of logits begin at multiples of so many: products of others take three times as long on a GPU."""
+"""On a GPU, words are filled up with empty ones to a multiple of so many: other products take three times as long."""
 
 
 def rows_of_chunk(rows: int, features: int) -> int:
@@ -33,6 +35,11 @@ def rows_of_chunk(rows: int, features: int) -> int:
     """
     most = max(ROWS_MIN, 2 * features)  # logits in 16 bits, of as many rows, take 4 bytes an element of the weight
     return ceil(rows / ceil(rows / most)) if rows else 1
+
+
+def empty_words(words: int, device: torch.device) -> int:
+    """Return how many words are added whose logits are zeros and count for nothing."""
+    return -words % PITCH if device.type == CUDA else 0
 
 
 @library.custom_op("autotuner::linear_cross_entropy", mutates_args=())
@@ -78,9 +85,12 @@ def _computed(
     _check(labels, counts, words, settings.ignored)
     count = counts.sum() if settings.mean else None
     share = None if count is None else count.to(CrossEntropy.wide(dtype)).reciprocal()
+    empty = empty_words(words, x.device)
     given, matrix, vector = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if empty:
+        matrix, vector = pad(matrix, (0, 0, 0, empty)), None if vector is None else pad(vector, (0, empty))
     most = rows_of_chunk(rows, features)
-    memory = torch.empty((min(most, rows), ceil(words / PITCH) * PITCH), dtype=dtype, device=x.device)[:, :words]
+    memory = torch.empty((min(most, rows), words + empty), dtype=dtype, device=x.device)
     losses = torch.empty(rows, dtype=CrossEntropy.wide(dtype), device=x.device)
     of_x = torch.empty((rows, features) if wanted[0] else 0, dtype=x.dtype, device=x.device)
     is_split = most < rows
@@ -94,7 +104,7 @@ def _computed(
         else:
             torch.addmm(vector, part, matrix.t(), out=logits)
         here = slice(start, start + len(part))
-        losses[here] = _rows(logits, labels[here], share, settings, any(wanted))
+        losses[here] = _rows(logits[:, :words], labels[here], share, settings, any(wanted))
         if wanted[0] and x.dtype is dtype:
             torch.mm(logits, matrix, out=of_x[here])
         elif wanted[0]:
@@ -138,7 +148,7 @@ class _Sum:
         own = self._parameter
         if not wanted:
             return own.new_empty(0)
-        return torch.zeros_like(own) if self._sum is None else self._sum.to(own.dtype)
+        return torch.zeros_like(own) if self._sum is None else self._sum[: len(own)].to(own.dtype)
 
 
 def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool) -> Tensor:

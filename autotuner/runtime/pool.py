@@ -60,10 +60,9 @@ class Pool:
         )
 
     def take(self) -> Workspace:
-        shared = shared_scratch()
-        if shared is not None:
-            shared.lent_to(self)
-        scratch = shared if self._has_scratch else None
+        scratch = shared_scratch()
+        if scratch is not None and not self._has_scratch and not scratch.is_of_one_step:
+            scratch = None
         with self._lock:
             self._sort()
             found = self._taken(scratch)
@@ -86,16 +85,6 @@ class Pool:
                 return self._idle.pop(place)
         return None
 
-    def drop_idle(self, scratch: Scratch) -> None:
-        """Give up idle workspaces that share a scratch, and those that have none and no graph."""
-        with self._lock:
-            self._sort()
-            self._idle = [
-                workspace for workspace in self._idle
-                if workspace.scratch is not scratch and (workspace.scratch is not None or workspace.has_graphs)
-            ]  # fmt: skip
-        self._settle()
-
     def _is_captured(self) -> bool:
         with self._runtime.guard():
             return self._runtime.is_capturing()
@@ -116,7 +105,7 @@ class Pool:
         """Keep some of those that were given back as idle ones, with the lock."""
         while self._given_back:
             workspace = self._given_back.popleft()
-            if workspace.in_capture:
+            if workspace.in_capture or workspace.gives_back:
                 workspace.let_go()
                 if not workspace.is_gone:
                     self._in_capture.append(workspace)

@@ -23,7 +23,6 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, mak
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.fallbacks import TALLY
-from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
@@ -236,8 +235,9 @@ class TunedRegion:
             configuration: of a model of any definition.
             ports: how the caller sees the model's tensors.
             graphs: whether calls become CUDA graphs.
-            in_place: whether a graph that a caller captures reads inputs and gradients of outputs where they are. Its
-                memory is planned such that a caller's regions can share a scratch; see `autotuner.runtime.scratch`.
+            in_place: whether inputs and gradients of outputs are read where they are, in a graph that a caller captures
+                and in a step before that. Its memory is planned such that a caller's regions can share a scratch; see
+                `autotuner.runtime.scratch`.
             repeats: whether its gradients can be differentiated again, where it computes the same again: it keeps its
                 inputs until backward then.
             label: of the place, for messages.
@@ -291,12 +291,13 @@ class TunedRegion:
         self.calls += 1
         TALLY.region_us += self.plan.us["forward"]
         pool = pool or self._bound.bind(parameters, device)
-        in_place = self._in_place and all(reads_in_place(tensor) for tensor in inputs)
         if self.calls == 1 and self._say is not None:
             with said_if_slow(self._say, f"building {len(self.plan.configuration.steps)} kernels of {self.label}"):
-                lease = Lease(pool)
-                return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
-        lease = Lease(pool)
+                return self._run(Lease(pool), inputs, parameters)
+        return self._run(Lease(pool), inputs, parameters)
+
+    def _run(self, lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
+        in_place = self._in_place and lease.workspace.gives_back
         return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
 
     def going_back(self) -> AbstractContextManager[None]:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from autotuner.runtime.function import reads_in_place
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.output_set import copy_of
 from autotuner.runtime.pool import Held, Lease
@@ -200,20 +199,15 @@ def run_backward(
 
     Raises:
         RuntimeError: an earlier backward has consumed what forward saved; or what forward saved is a copy, and the
-            region is gone, or reads its inputs in place.
+            region is gone.
     """
     known = RegionResults.parse(results)
     keeps = _get_current_graph_task_keep_graph()
     held: Held | None = Ticket.of(state).held if known.state_bytes is None else lease_of(state)
     if held is None:
-        if known.in_place and any(reads_in_place(tensor) for tensor in inputs):
-            raise RuntimeError(
-                "hooks on saved tensors gave copies to the backward of a step that is captured as one CUDA graph: run "
-                "the step without these hooks, or without capture (training_step(..., capture=False))"
-            )
         device = next(grad.device for grad in grads if grad is not None)
         held, keeps = _region(number).restored(state, inputs, parameters, device), False
-    in_place = known.in_place and any(grad is not None and reads_in_place(grad) for grad in grads)
+    in_place = known.in_place and isinstance(held, Lease) and held.workspace.gives_back
     region = _REGIONS.get(number)
     with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
         found = held.backward(grads, tuple(wanted), keeps, parameters, in_place)

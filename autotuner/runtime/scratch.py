@@ -3,20 +3,12 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.graphs import StreamOrder
-
-
-class Borrower(Protocol):
-    """A pool of workspaces."""
-
-    def drop_idle(self, scratch: "Scratch") -> None: ...
 
 
 class Scratch:
@@ -27,23 +19,13 @@ class Scratch:
 
     Attributes:
         is_open: whether workspaces that share it are taken up again.
+        is_of_one_step: whether each of these is for one forward and its backward, and gives its memory back then.
     """
 
-    def __init__(self) -> None:
-        self.is_open = True
+    def __init__(self, *, is_of_one_step: bool = False) -> None:
+        self.is_open, self.is_of_one_step = True, is_of_one_step
         self._memory: dict[torch.device, Tensor] = {}
         self._order = StreamOrder()
-        self._borrowers: WeakSet[Borrower] = WeakSet()
-
-    def lent_to(self, borrower: Borrower) -> None:
-        """Note a pool whose workspaces share it."""
-        self._borrowers.add(borrower)
-
-    def clear(self) -> None:
-        """Give up its memory and the workspaces that share it, but for those that somebody has."""
-        for borrower in [*self._borrowers]:
-            borrower.drop_idle(self)
-        self._memory = {}
 
     def memory(self, size_bytes: int, device: torch.device) -> Tensor:
         """Return so many bytes; workspaces that were given fewer keep theirs."""

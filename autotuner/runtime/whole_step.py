@@ -170,8 +170,10 @@ class WholeStep:
         """Run a step on the stream that captures: torch's advice for what comes before a capture."""
         if self._recorder is None:
             return self._run_plainly(batches)
-        recorded.runs += 1
-        with self._recorder.aside(), self._rates.in_groups(), sharing(self._scratch):
+        is_before_capture, recorded.runs = recorded.runs < WARM_UP, recorded.runs + 1
+        # What such a step keeps would lie beside the graph's own memory.
+        scratch = Scratch(is_of_one_step=True) if is_before_capture else self._scratch
+        with self._recorder.aside(), self._rates.in_groups(), sharing(scratch):
             loss, self.gradient_norm = self._run(batches)
         self._memory.note()
         self.plain += 1
@@ -226,11 +228,10 @@ class WholeStep:
         if self._pool is None:
             self._pool = recorder.pool()
         torch.clear_autocast_cache()
-        self._scratch.clear()  # what the steps before have left would lie beside the graph's own
         before = _HostRandomness()
         replay, reason = None, ""
         try:
-            with self._rates.in_groups(), sharing(Scratch()):  # in the graph's own memory, which outlives all else
+            with self._rates.in_groups(), sharing(Scratch(is_of_one_step=True)):  # in the graph's own memory
                 replay = recorder.captured(run, self._pool)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -11,8 +11,8 @@ of them as copies from then on.
 Where calls are queued, all of it is on the caller's current stream. A workspace that moves to another stream makes that
 one wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
 calls become graphs; see `graphs`. What a caller captures into a graph of its own runs whenever that is replayed, so a
-workspace that was used in it is never used again. One that was made in it gives all of its memory back once its
-backward is over: what is captured behind that writes there.
+workspace that was used in it is never used again. One that was made in it, or for one step only, gives all of its
+memory back once its backward is over: what comes behind that writes there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,8 @@ class Workspace:
         steps: calls of the steps that touch nothing which is handed out, and the memory that they read.
         outputs: storages of what is handed out, and the calls built on them.
         in_capture: whether a caller's graph writes here whenever it is replayed.
-        is_gone: whether its memory was given back.
+        gives_back: whether it is for one forward and its backward, and gives its memory back then.
+        is_gone: whether it has.
         skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
     """
 
@@ -66,7 +67,8 @@ class Workspace:
             ports: how the caller sees inputs and outputs.
             device: where all of it lies; the parameters' own.
             graphs: whether calls become graphs, where the device has any; None for no.
-            scratch: shared with other workspaces, for what one phase makes and reads itself; None for its own.
+            scratch: shared with other workspaces, for what one phase makes and reads itself; None for its own. That of
+                one step is for workspaces that give their memory back.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self.runtime = device_runtime(device)
@@ -76,7 +78,7 @@ class Workspace:
         self.in_capture = self.skips_kernels = self.is_gone = False
         self._consumed = True
         with torch.inference_mode(False), torch.no_grad(), self._turn():
-            self._is_of_capture = self.in_capture
+            self.gives_back = self.in_capture or (scratch is not None and scratch.is_of_one_step)
             self.arena = Arena(plan, device, scratch)
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
@@ -117,7 +119,7 @@ class Workspace:
             made = self._set("forward")
             self._run(made.sequence, self.parameters.copying)
             handed = [*self.outputs.handed(made, range(len(made.handed))), *self._shown.handed()]
-            if self._is_of_capture:
+            if self.gives_back:
                 self.outputs.drop("forward")
             return handed
 
@@ -159,7 +161,7 @@ class Workspace:
             finally:
                 if copies is None:
                     self._consumed = True
-                    if self.in_capture:
+                    if self.in_capture or self.gives_back:
                         self.let_go()
                     else:
                         self._put_back(self._inputs, self._given)
@@ -206,13 +208,13 @@ class Workspace:
                     self.outputs.outlived = []
 
     def let_go(self) -> None:
-        """Give up all memory that the graph of a capture has no need of any more; nothing runs here again.
+        """Give up all memory that no graph of a caller's writes to; nothing runs here again.
 
         What was allocated before the capture stays, for as long as the workspace: replays write there.
         """
         if self.is_gone:
             return
-        if self._is_of_capture:
+        if self.gives_back:
             self.is_gone = True
             del self.arena, self.parameters, self.steps, self.outputs, self._shown, self._inputs, self._given
             return

@@ -86,6 +86,22 @@ def test_loss_and_gradients_are_the_frameworks(case: str, biased: bool) -> None:
 
 
 @pytest.mark.usefixtures("rows_min")
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.usefixtures("rows_min")
+def test_empty_words_that_fill_up_products_change_nothing(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias, labels = operands()
+    given = (x, weight, bias if biased else None)
+    read = [each for each in given if each is not None]
+    expected = torch.autograd.grad(computed(*given, labels), read)
+    assert head.empty_words(WORDS, torch.device("cpu")) == 0
+    assert head.empty_words(WORDS, torch.device("cuda")) == 14
+    monkeypatch.setattr(head, "empty_words", lambda words, _: -words % head.PITCH)
+    loss = computed(*given, labels)
+    found = torch.autograd.grad(loss, read)
+    torch.testing.assert_close(loss, by_torch(*given, labels), rtol=1e-13, atol=0)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
+
+
 def test_rows_may_lie_anyhow_and_labels_too() -> None:
     x, weight, bias, labels = operands()
     turned = x.detach().t().contiguous().t().requires_grad_()

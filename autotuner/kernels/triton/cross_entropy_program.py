@@ -6,17 +6,35 @@ import triton.language as tl
 
 @triton.jit
 def _score(logits, FACTOR: tl.constexpr, CAP: tl.constexpr):
-    """Return scores, and their derivative by the logits."""
     wide = logits.to(tl.float32) * FACTOR
     if CAP == 0.0:
         scores = wide
-        slope = tl.full(wide.shape, FACTOR, tl.float32)
     else:
         small = tl.exp(-2.0 * tl.abs(wide))
-        share = (1.0 - small) / (1.0 + small)
-        scores = tl.where(wide < 0.0, -CAP, CAP) * share
-        slope = (1.0 - share * share) * (FACTOR * CAP)
-    return scores, slope
+        scores = tl.where(wide < 0.0, -CAP, CAP) * ((1.0 - small) / (1.0 + small))
+    return scores
+
+
+@triton.jit
+def _joined(highest, total, scores):
+    """Return the largest of all scores so far, and the sum of their exponentials over its own, lane by lane."""
+    higher = tl.maximum(highest, scores)
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # where no word so far is possible
+    return higher, total * tl.exp(highest - base) + tl.exp(scores - base)
+
+
+@triton.jit
+def _gradient(
+    logits, columns, label, whole, weight, words,
+    SMOOTHING: tl.constexpr, FACTOR: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    scores = _score(logits, FACTOR, CAP)
+    wanted = tl.where(columns == label, 1.0 - SMOOTHING, 0.0) + SMOOTHING / words
+    gradient = (tl.exp(scores - whole) - wanted) * (FACTOR * weight)
+    if CAP != 0.0:
+        share = scores / CAP
+        gradient *= (1.0 - share * share) * CAP
+    return gradient.to(logits.dtype)
 
 
 @triton.jit
@@ -26,6 +44,8 @@ def row_of_cross_entropy(
     GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the loss of a row, and where GRADIENT says so its gradient over the logits.
+
+    Blocks that are whole have no mask, so that neighbours are read and written together.
 
     Args:
         logits: rows of so many words, each `step` elements behind the one before.
@@ -37,39 +57,45 @@ def row_of_cross_entropy(
     label = tl.load(labels + row)
     at = logits + row * step
     column = tl.arange(0, BLOCK)
+    rest = words // BLOCK * BLOCK
+    last = rest + column
+    inside = last < words
     if label == IGNORED:
         tl.store(losses + row, 0.0)
         if GRADIENT:
-            for start in range(0, words, BLOCK):
-                tl.store(at + start + column, 0.0, mask=start + column < words)
+            zeros = tl.zeros([BLOCK], logits.dtype.element_ty)
+            for start in range(0, rest, BLOCK):
+                tl.store(at + start + column, zeros)
+            tl.store(at + last, zeros, mask=inside)
     else:
-        highest = float("-inf")
-        total = 0.0
-        summed = 0.0
-        of_label = float("nan")  # a label that is no word
-        for start in range(0, words, BLOCK):
-            inside = start + column < words
-            scores, _ = _score(tl.load(at + start + column, mask=inside, other=0.0), FACTOR, CAP)
+        highest = tl.full([BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        summed = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, rest, BLOCK):
+            scores = _score(tl.load(at + start + column), FACTOR, CAP)
             if SMOOTHING != 0.0:
-                summed += tl.sum(tl.where(inside, scores, 0.0))
-            scores = tl.where(inside, scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores))
-            base = tl.where(higher == float("-inf"), 0.0, higher)  # where no word so far is possible
-            total = total * tl.exp(highest - base) + tl.sum(tl.exp(scores - base))
-            highest = higher
-            found = (start + column) == label
-            if tl.sum(found.to(tl.int32)) > 0:
-                of_label = tl.sum(tl.where(found & inside, scores, 0.0))
-        whole = highest + tl.log(total)
-        loss = whole - (1.0 - SMOOTHING) * of_label
+                summed += scores
+            highest, total = _joined(highest, total, scores)
+        scores = _score(tl.load(at + last, mask=inside, other=0.0), FACTOR, CAP)
         if SMOOTHING != 0.0:
-            loss -= SMOOTHING * (summed / words)
+            summed += tl.where(inside, scores, 0.0)
+        highest, total = _joined(highest, total, tl.where(inside, scores, float("-inf")))
+        top = tl.max(highest)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        whole = top + tl.log(tl.sum(total * tl.exp(highest - base)))
+        is_word = (label >= 0) & (label < words)
+        of_label = _score(tl.load(at + label, mask=is_word, other=0.0), FACTOR, CAP)
+        loss = whole - (1.0 - SMOOTHING) * tl.where(is_word, of_label, float("nan"))
+        if SMOOTHING != 0.0:
+            loss -= SMOOTHING * (tl.sum(summed) / words)
         tl.store(losses + row, loss)
         if GRADIENT:
             weight = tl.load(weights) if WEIGHTED else 1.0
-            for start in range(0, words, BLOCK):
-                inside = start + column < words
-                scores, slope = _score(tl.load(at + start + column, mask=inside, other=0.0), FACTOR, CAP)
-                wanted = tl.where((start + column) == label, 1.0 - SMOOTHING, 0.0) + SMOOTHING / words
-                gradient = (tl.exp(scores - whole) - wanted) * slope * weight
-                tl.store(at + start + column, gradient.to(logits.dtype.element_ty), mask=inside)
+            for start in range(0, rest, BLOCK):
+                columns = start + column
+                read = tl.load(at + columns)
+                made = _gradient(read, columns, label, whole, weight, words, SMOOTHING, FACTOR, CAP)
+                tl.store(at + columns, made)
+            read = tl.load(at + last, mask=inside, other=0.0)
+            made = _gradient(read, last, label, whole, weight, words, SMOOTHING, FACTOR, CAP)
+            tl.store(at + last, made, mask=inside)

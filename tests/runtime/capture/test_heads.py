@@ -1,5 +1,7 @@
 """Heads of models: a linear layer whose logits only cross entropy reads is one operator with it, no other is."""
 
+import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -316,6 +318,15 @@ def test_a_training_step_with_a_joined_head_trains_as_the_plain_one(name: str, p
         assert len(autotuner.summary(model).graphs) == 1
     assert losses["joined"] == pytest.approx(losses["plain"], rel=1e-4)
     assert losses["plain"][-1] < 0.9 * losses["plain"][0]
+
+
+@pytest.mark.slow
+def test_dynamo_can_write_down_settings_with_functions_whose_notes_are_traced_past() -> None:
+    trace_past_notes(of_hugging_face("GPT-2"))
+    once: Any = logging.getLogger("transformers").warning_once  # type: ignore[attr-defined]
+    ignored = torch._dynamo.config.ignore_logger_methods
+    assert once.__func__ in ignored
+    assert json.loads(json.dumps(sorted(ignored))) == ["warning_once"]
 
 
 def _plain_step(model: Any, optimizer: torch.optim.Optimizer) -> float:
