@@ -65,7 +65,7 @@ def test_a_captured_step_leaves_no_memory_either(monkeypatch: pytest.MonkeyPatch
     made, inputs, parameters = layers()
     run = one_behind_the_other(made, parameters)
     before = len(alive())
-    found: list[list[Tensor]] = []
+    found: list[list[Tensor | None]] = []
     replay = device.captured(lambda: found.append(step(run, inputs, parameters)), device.pool())
     assert len(alive()) == before
     replay()
