@@ -62,6 +62,10 @@ ENVIRONMENT = typed_dict_schema(
 """The least that a document says of an environment."""
 
 
+OF_FASTEST = ("fastest_us", "fastest_held_bytes", "held_bytes")
+"""Statistics of a plan that was taken instead of the fastest: that one's time and bytes held for backward, and its own."""
+
+
 @dataclass(frozen=True)
 class Fusion(Document):
     """A set of operators that one kernel could compute: whether that was chosen, and what was measured.
@@ -93,7 +97,8 @@ class Certificate(Document):
     costs, `default_us` every operator alone with every tensor as declared, each None where it has no plan.
     `default_is_marked` says that some of its times were taken while the device was busy or changed its speed.
     `noise_floor` is the relative difference that two identical calls showed in this environment, None if not measured.
-    `statistics` is what solving took, by names that are the solver's own.
+    `statistics` is what solving took, by names that are the solver's own; of a plan that is not the fastest, because it
+    leaves fewer bytes for backward, also what `OF_FASTEST` names.
     """
 
     solver: str

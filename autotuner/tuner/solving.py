@@ -3,14 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, sqrt
 from time import monotonic
 
 from autotuner.errors import BudgetError, InfeasibleError
 from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import OF_FASTEST
 from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
 from autotuner.plan.step import Step
 from autotuner.solve import SOLVERS, budgeted, exact
+from autotuner.solve.lagrangian_dual import lagrangian_dual
+from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
 from autotuner.space import Space
@@ -21,6 +24,16 @@ ROUNDS = 6
 SOLVE_LIMIT_S = 20.0
 # A plan that is proven to be so near to the fastest is good enough: proving the rest takes most of the time.
 EPSILON = 1e-3
+
+LEAN_SHARE = 0.01
+"""Of the fastest plan's time, that may be given for bytes which forward need not leave for backward."""
+LEAN_BYTES = 32 << 20
+"""That a plan leaves, below which it is not worth looking for one that leaves less."""
+LEAN_LIMIT_S = 10.0
+PRICES = 7
+"""Prices of a byte that are tried, each between the ones that were too low and too high."""
+DEAREST = 64.0
+"""Price at which what is held costs so many times the fastest plan's time."""
 
 
 def solved(
@@ -52,8 +65,9 @@ def solved(
     def solve(each: Formulation) -> Solution:
         if budget_bytes is not None:
             return within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
-        if solver == "exact" and ends_at is not None:
-            return exact(each.problem, time_limit_s=seconds_until(ends_at))
+        if solver == "exact":
+            limit_s = None if ends_at is None else seconds_until(ends_at)
+            return leaner(each.problem, exact(each.problem, time_limit_s=limit_s), ends_at)
         return SOLVERS[solver](each.problem)
 
     return solve_in_order(problem, solve)
@@ -139,6 +153,40 @@ def within_budget(
     if search.best is None:
         raise _too_small(budget_bytes, min(search.peaks))
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
+
+
+def leaner(problem: Problem, fastest: Solution, ends_at: float | None = None) -> Solution:
+    """Return the plan found that leaves the fewest bytes for backward, of those as fast as the fastest within a share.
+
+    Plans that are cheapest at some price of a byte are looked at. Where none saves anything, it is the fastest itself.
+
+    Args:
+        fastest: a solution; its bound stays the answer's.
+        ends_at: when to take the best plan found, by `time.monotonic`; None for after some seconds.
+    """
+    held_bytes = problem.held_bytes(fastest.states)
+    seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
+    if held_bytes < LEAN_BYTES or not seconds:
+        return fastest
+    most_us, most_bytes, found = fastest.total_us * (1 + LEAN_SHARE), held_bytes, fastest
+    limits = SolverLimits(ends_at=monotonic() + seconds)
+    dual = lagrangian_dual(problem, limits)
+    low, high = 1 / DEAREST, DEAREST
+    for _ in range(PRICES):
+        if limits.over:
+            break
+        times = sqrt(low * high)
+        plan, _ = dual.at(dual.given, times * fastest.total_us / held_bytes)
+        if plan.time_us > most_us:
+            high = times
+            continue
+        low = times
+        if plan.held_bytes < held_bytes:
+            held_bytes = plan.held_bytes
+            of_fastest = zip(OF_FASTEST, (fastest.total_us, most_bytes, held_bytes), strict=True)
+            told = {**fastest.statistics, **dict(of_fastest)}
+            found = replace(fastest, states=plan.states, total_us=plan.time_us, statistics=told, held_bytes=held_bytes)
+    return found
 
 
 class _BudgetSearch:

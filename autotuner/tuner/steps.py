@@ -99,6 +99,8 @@ class _StepBuilder:
             yield from self._converted([place], "backward")
             operands.append(self._late.get(place, place))
         yield self._step(choice, operands, "backward", again)
+        for name in choice.cover.remade:
+            self._late[name, choice.by_tensor[name]] = (AGAIN + name, choice.by_tensor[name])
 
     def _repeat(self, operator: str) -> Iterator[Step]:
         choice = self._repeated[operator]
@@ -111,7 +113,9 @@ class _StepBuilder:
         self, choice: Choice, inputs: Sequence[Operand], phase: str, again: Sequence[Operand] | None = None
     ) -> Step:
         cover = choice.cover
-        outputs = [(name, choice.by_tensor[name]) for name in cover.outputs] if again is None else again
+        outputs: Sequence[Operand] = again or [
+            (AGAIN + name if name in cover.remade else name, choice.by_tensor[name]) for name in cover.outputs
+        ]
         self._made.update(outputs)
         called = dict(zip(cover.inputs + cover.outputs, (name for name, _ in (*inputs, *outputs)), strict=True))
         return Step(

@@ -62,6 +62,10 @@ def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str,
                 rows.update(((state, partner), 0.0) for partner in partners)
                 check_rows(len(rows))
             yield Factor(f"{operator.name} with {tensor}", (own, str(table.variable)), rows)
+    for name, ways in offered.remade.items():
+        for operator_name in dict.fromkeys(beside for beside, _ in ways) if name in held else ():
+            checkpoint()
+            yield _beside(offered, operator_name, held[name])
     for name, table in held.items():
         checkpoint()
         yield _kept(name, tables[name], table)
@@ -85,15 +89,32 @@ def repeated_links(
             if tensor not in held:
                 continue
             table = held[tensor]
-            rows = {(NOT_REPEATED, partner): 0.0 for partner, lies in table.lies.items() if not lies.repeated}
+            rows = {
+                (NOT_REPEATED, partner): 0.0 for partner, lies in table.lies.items() if not lies.repeated or lies.beside
+            }
             for state, choice in stated:
                 made = choice.by_tensor.get(tensor)
                 rows.update(
                     ((state, partner), 0.0)
                     for partner, lies in table.lies.items()
-                    if (lies.form == made if lies.repeated else made is None or lies.is_absent)
+                    if not lies.beside and (lies.form == made if lies.repeated else made is None or lies.is_absent)
                 )
             yield Factor(f"{name} repeated makes {tensor}", (own, str(table.variable)), rows)
+
+
+def _beside(offered: Offered, operator: str, held: StateTable) -> Factor:
+    """Return which choices of an operator go with what is held of a tensor that some of them make again."""
+    name = held.variable.name
+    elsewhere = [partner for partner, lies in held.lies.items() if lies.beside != operator]
+    rows: dict[Row, float] = {}
+    for state, choice in offered.by_operator[operator]:
+        if name in choice.cover.remade and choice.cover.operators[0] == operator:
+            form = choice.by_tensor[name]
+            own = [partner for partner, lies in held.lies.items() if (lies.beside, lies.form) == (operator, form)]
+            rows.update(((state, partner), 0.0) for partner in own)
+        else:
+            rows.update(((state, partner), 0.0) for partner in elsewhere)
+    return Factor(f"{operator} makes {name} again", (str(Variable("operator", operator)), str(held.variable)), rows)
 
 
 def _kept(name: str, made: StateTable, held: StateTable) -> Factor:

@@ -92,6 +92,16 @@ class Offered:
             and any(tensor in self.late_readers for tensor in operator.outputs)
         }
 
+    @cached_property
+    def remade(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """By forward tensor: which covers of backward make it again beside their own work, by the first operator of
+        each, and in which form."""
+        found: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
+        for choice in self.choices.values():
+            for tensor in choice.cover.remade:
+                found[tensor][choice.cover.operators[0], choice.by_tensor[tensor]] = None
+        return {tensor: tuple(ways) for tensor, ways in found.items()}
+
     def _alone(self, name: str) -> Stated:
         return [
             (state, choice)

@@ -28,26 +28,49 @@ def order_steps(graph: Graph, chosen: Iterable[Choice]) -> tuple[Choice, ...]:
         CircleError: covers depend on each other, and it names those; or on what none of them makes.
     """
     place = {operator.name: number for number, operator in enumerate(graph.operators)}
+    backward = {operator.name for operator in graph.operators if operator.phase == "backward"}
     left = sorted(chosen, key=lambda choice: place[choice.cover.operators[0]])
     missing = set(graph.producers)
     ordered: list[Choice] = []
     while left:
         checkpoint()
-        ready = next((choice for choice in left if missing.isdisjoint(choice.cover.inputs)), None)
+        late = _late(left)
+        ready = next(
+            (
+                choice for choice in left
+                if missing.isdisjoint(choice.cover.inputs) and late.isdisjoint(_late_inputs(choice, backward))
+            ),
+            None,
+        )  # fmt: skip
         if ready is None:
-            raise CircleError(choice.cover.operators for choice in _circle(left))
+            raise CircleError(choice.cover.operators for choice in _circle(left, backward))
         left.remove(ready)
         ordered.append(ready)
         missing.difference_update(ready.cover.outputs)
     return tuple(ordered)
 
 
-def _circle(left: Collection[Choice]) -> list[Choice]:
+def _late(left: Iterable[Choice]) -> set[str]:
+    """Return the tensors of forward that covers of backward are still to make again."""
+    return {name for choice in left for name in choice.cover.remade}
+
+
+def _late_inputs(choice: Choice, backward: Collection[str]) -> set[str]:
+    """Return what a cover of backward reads and does not make again itself."""
+    cover = choice.cover
+    return set(cover.inputs) - set(cover.remade) if cover.operators[0] in backward else set()
+
+
+def _circle(left: Collection[Choice], backward: Collection[str]) -> list[Choice]:
     """Return choices of which each waits for the one before it, the first for the last; or one that waits in vain."""
-    makers = {name: choice for choice in left for name in choice.cover.outputs}
+    makers = {name: choice for choice in left for name in choice.cover.outputs if name not in choice.cover.remade}
+    again = {name: choice for choice in left for name in choice.cover.remade}
     path = [next(iter(left))]
     while True:
-        before = next((makers[name] for name in path[-1].cover.inputs if name in makers), None)
+        late = _late_inputs(path[-1], backward)
+        before = next((again[name] for name in late if name in again), None) or next(
+            (makers[name] for name in path[-1].cover.inputs if name in makers), None
+        )
         if before is None:
             return path[-1:]
         if before in path:

@@ -37,12 +37,13 @@ def _parts(offered: Offered, choice: Choice) -> list[list[str]]:
     """Return a cover's members, grouped by the tensors inside that already make them agree."""
     if len(choice.cover.operators) == 1:
         return [list(choice.cover.operators)]
-    graph, outside = offered.graph, {*choice.cover.inputs, *choice.cover.outputs}
+    graph, own = offered.graph, {t for name in choice.cover.operators for t in offered.operators[name].outputs}
+    own -= {*choice.cover.inputs, *choice.cover.outputs}
     parts: list[tuple[list[str], set[str]]] = []
     for name in choice.cover.operators:
         operator = offered.operators[name]
         touched = {*operator.inputs, *operator.outputs}
-        joined, tensors = [name], {t for t in touched - outside if inside(graph, choice, t) != ABSENT}
+        joined, tensors = [name], {t for t in touched & own if inside(graph, choice, t) != ABSENT}
         rest = []
         for part in parts:
             if part[1] & tensors:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Literal
@@ -47,15 +47,18 @@ class Variable:
 class TensorState:
     """State of a tensor: the form that it was made or is held in, and those that it was converted into.
 
-    `form` is `ABSENT`, or begins with `INSIDE`, where it is not in memory; `repeated` says that backward makes it.
+    `form` is `ABSENT`, or begins with `INSIDE`, where it is not in memory; `repeated` says that backward makes it, and
+    `beside` the first operator of the cover whose kernel does so beside its own work, where it is no step of its own.
     """
 
     form: str
     targets: tuple[str, ...] = ()
     repeated: bool = False
+    beside: str = ""
 
     def __str__(self) -> State:
-        return (REPEATED if self.repeated else "") + CONVERTED.join((self.form, *self.targets))
+        again = f"{REPEATED}beside {self.beside} " if self.beside else REPEATED if self.repeated else ""
+        return again + CONVERTED.join((self.form, *self.targets))
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -186,6 +189,10 @@ def saved(offered: Offered, tables: Mapping[str, StateTable]) -> Iterator[StateT
                 for lies in _converted(offered, name, TensorState(form, repeated=True), read, 2):
                     if not set(read).isdisjoint(lies.forms):
                         states[str(lies)] = lies
+        for beside, form in offered.remade.get(name, ()):
+            for lies in _converted(offered, name, TensorState(form, repeated=True, beside=beside), read, 2):
+                if not set(read).isdisjoint(lies.forms):
+                    states[str(lies)] = lies
         yield StateTable(Variable("saved", name), states, held)
 
 
@@ -197,4 +204,4 @@ def _converted(
     targets = sorted(form for form in wanted if (name, lies.form, form) in offered.conversions)
     for count in range(min(2 if len(targets) <= PAIRED else 1, most, len(targets)) + 1):
         for chosen in combinations(targets, count):
-            yield TensorState(lies.form, chosen, lies.repeated)
+            yield replace(lies, targets=chosen)

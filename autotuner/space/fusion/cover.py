@@ -14,7 +14,8 @@ class Cover:
     """Operators computed by one kernel, in an order in which they can run (siblings in the order of their stack), the
     boundary tensors, and the kernels that may do it.
 
-    `recomputed` names forward operators that the kernel repeats inside rather than read what they made.
+    `recomputed` names forward operators that the kernel repeats rather than read what they made. `remade` are results
+    of these that it leaves for others in backward: the last outputs.
     """
 
     operators: tuple[str, ...]
@@ -22,6 +23,7 @@ class Cover:
     outputs: tuple[str, ...]
     kernels: tuple[str, ...]
     recomputed: tuple[str, ...] = ()
+    remade: tuple[str, ...] = ()
 
 
 class Reach:

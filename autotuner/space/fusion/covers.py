@@ -19,17 +19,20 @@ from autotuner.kernels.patterns import (
 from autotuner.space.fusion.attention import attention_forward, attention_grad
 from autotuner.space.fusion.connected import connected_sets
 from autotuner.space.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
+from autotuner.space.fusion.repeats import Repeats
 from autotuner.space.fusion.stacks import stack_groups, stacks
 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """Operators of a graph that a pattern describes, their boundary, and forward ones that a kernel repeats inside."""
+    """Operators of a graph that a pattern describes, their boundary, forward ones that a kernel repeats, and what it
+    leaves of these."""
 
     pattern: Pattern
     operators: tuple[Operator, ...]
     boundary: Boundary
     recomputed: tuple[Operator, ...] = ()
+    remade: tuple[str, ...] = ()
 
 
 def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tuple[Cover, ...]:
@@ -51,7 +54,7 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
         checkpoint()
         if reach.convex(one.operators):
             names, again = (tuple(o.name for o in side) for side in (one.operators, one.recomputed))
-            cover = Cover(names, *one.boundary, kernels=(), recomputed=again)
+            cover = Cover(names, *one.boundary, kernels=(), recomputed=again, remade=one.remade)
             found.setdefault(cover, []).extend(wanted[one.pattern])
     return tuple(replace(cover, kernels=tuple(dict.fromkeys(names))) for cover, names in found.items())
 
@@ -79,13 +82,22 @@ def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_ope
             yield from plain(pattern, _pairs(graph, pattern))
     for pattern in patterns:
         if isinstance(pattern, Connected):
-            yield from plain(pattern, connected_sets(graph, reach, pattern, max_operators))
+            yield from _connected(graph, reach, pattern, max_operators)
     for pattern in patterns:
         if isinstance(pattern, Draws):
             yield from plain(pattern, _draws(graph, pattern.kinds))
     for pattern in patterns:
         if isinstance(pattern, ParameterCasts):
             yield from plain(pattern, _parameter_casts(graph))
+
+
+def _connected(graph: Graph, reach: Reach, pattern: Connected, max_operators: int) -> Iterator[Occurrence]:
+    """Yield connected sets, and those of backward with the forward operators that they may repeat as well."""
+    for operators in connected_sets(graph, reach, pattern, max_operators):
+        yield Occurrence(pattern, operators, boundary(graph, operators))
+        if operators[0].phase == "backward":
+            for repeated, read, made, remade in Repeats(graph, reach, operators, pattern.kinds).variants():
+                yield Occurrence(pattern, operators, (read, made), repeated, remade)
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:

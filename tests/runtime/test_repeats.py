@@ -1,0 +1,59 @@
+"""Backward kernels that repeat forward operators, inside and for products that read what they make: in plans that run."""
+
+import pytest
+import torch
+
+from autotuner.ir.models import Model, load_model
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.step import AGAIN
+from autotuner.runtime.region import TunedRegion
+from autotuner.space import Choice
+from autotuner.space.fusion import repeats
+from tests.runtime import plans
+from tests.runtime.plans import SITES, WITH_DROPOUT, model, solved
+from tests.runtime.regions import assert_same, declared_ports, drawn, given, operands, reference
+
+MODELS = {
+    "post-norm": (model(p=WITH_DROPOUT), {"gelu_erf", "norm_1"}),
+    "pre-norm": (
+        load_model("gpt-block").instantiate(
+            extents=plans.TINY, dtype="float64", options=dict.fromkeys(SITES, WITH_DROPOUT)
+        ),
+        {"gelu_tanh", "norm_1"},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small tensors repeated, too, in spaces of their own."""
+    monkeypatch.setattr(repeats, "BYTES_MIN", 0)
+    monkeypatch.setattr(plans, "_SPACES", {})
+
+
+def repeating(of: Model) -> Configuration:
+    """Return the plan that repeats as much as it can."""
+
+    def cost(choice: Choice) -> float | None:
+        if choice.candidate.kernel != "inductor":
+            return None
+        return 1.0 if choice.cover.remade else 2.0 if choice.cover.recomputed else 1e4
+
+    return solved(of, 0, cost=cost, also=("inductor",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_that_repeats_computes_what_its_graph_does_in_float64(name: str) -> None:
+    of, _ = MODELS[name]
+    found = repeating(of)
+    again = {n for step in found.steps for n, _ in step.outputs if n.startswith(AGAIN) and step.recomputed}
+    print(again, [s.label for s in found.steps if s.recomputed])
+    assert again
+    region = TunedRegion(found, declared_ports(of))
+    inputs, parameters = operands(of)
+    outputs = region.call(inputs, parameters)
+    masks = drawn(found)
+    torch.autograd.backward(outputs, given(outputs))
+    results = [*(y.detach() for y in outputs), *(leaf.grad for leaf in (*inputs, *parameters))]
+    assert_same(results, reference(found, region, [*inputs, *parameters], masks))
