@@ -144,14 +144,20 @@ def trace_past_notes(model: Any) -> None:
 
 
 class _Named(str):
-    """The name of a function, which is found as the function is: dynamo writes its settings down as JSON."""
+    """The name of a function, which is found as the function is: dynamo writes its settings down, and compares copies."""
+
+    function: Any
 
     def __new__(cls, function: Any) -> "_Named":
         made = super().__new__(cls, function.__qualname__)
         made.function = function
         return made
 
-    function: Any
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    def __deepcopy__(self, _: Any) -> "_Named":
+        return self
 
     def __eq__(self, other: object) -> bool:
         return other is self.function or (isinstance(other, _Named) and other.function is self.function)

@@ -63,7 +63,7 @@ ENVIRONMENT = typed_dict_schema(
 
 
 OF_FASTEST = ("fastest_us", "fastest_held_bytes", "held_bytes")
-"""Statistics of a plan that was taken instead of the fastest: that one's time and bytes held for backward, and its own."""
+"""Statistics of a plan that was taken instead of the fastest: that one's time and held bytes, and its own bytes."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.kernels.triton.cross_entropy_program import row_of_cross_entropy
 
-BLOCK = 4096
+BLOCK = 2048
 """Logits of a row that are in registers at a time."""
 
 

@@ -164,8 +164,8 @@ def _chosen_words(name: str, step: Step, graph: Graph) -> Iterator[str]:
     yield f"{name} is computed in {step.phase} by {call_words(step.kernel, step.params)}{together}."
     if step.recomputed:
         left = [tensor_of(name) for name, _ in step.outputs if name != tensor_of(name)]
-        others = f", and leaves {some(left)} for other kernels" if left and not step.again else ""
-        yield f"The kernel repeats {some(step.recomputed)} of forward inside{others}."
+        for_others = f", and leaves {some(left)} for other kernels" if left else ""
+        yield f"The kernel repeats {some(step.recomputed)} of forward inside{for_others}."
     for verb, operands in (("reads", step.inputs), ("writes", step.outputs)):
         if operands:
             yield f"It {verb} {', '.join(_operand(tensor, form, graph) for tensor, form in operands)}."

@@ -1,7 +1,9 @@
 """Heads of models: a linear layer whose logits only cross entropy reads is one operator with it, no other is."""
 
+import copy
 import json
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -327,6 +329,8 @@ def test_dynamo_can_write_down_settings_with_functions_whose_notes_are_traced_pa
     ignored = torch._dynamo.config.ignore_logger_methods
     assert once.__func__ in ignored
     assert json.loads(json.dumps(sorted(ignored))) == ["warning_once"]
+    assert pickle.loads(pickle.dumps(ignored)) == {"warning_once"}
+    assert once.__func__ in copy.deepcopy(ignored)
 
 
 def _plain_step(model: Any, optimizer: torch.optim.Optimizer) -> float:
