@@ -144,7 +144,7 @@ def trace_past_notes(model: Any) -> None:
 
 
 class _Named(str):
-    """The name of a function, which is found as the function is: dynamo writes its settings down, and compares copies."""
+    """The name of a function, which is found as the function is: dynamo writes its settings down, and copies them."""
 
     function: Any
 

@@ -176,7 +176,7 @@ def leaner(problem: Problem, fastest: Solution, ends_at: float | None = None) ->
         if limits.over:
             break
         times = sqrt(low * high)
-        plan, _ = dual.at(dual.given, times * fastest.total_us / held_bytes)
+        plan, _ = dual.at(dual.given, times * fastest.total_us / most_bytes)
         if plan.time_us > most_us:
             high = times
             continue

@@ -1,4 +1,4 @@
-"""Backward kernels that repeat forward operators, inside and for products that read what they make: in plans that run."""
+"""Plans with kernels of backward that repeat forward operators, inside and for products that read what they make."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ from tests.runtime.plans import SITES, WITH_DROPOUT, model, solved
 from tests.runtime.regions import assert_same, declared_ports, drawn, given, operands, reference
 
 MODELS = {
-    "post-norm": (model(p=WITH_DROPOUT), {"gelu_erf", "norm_1"}),
+    "post-norm": (model(p=WITH_DROPOUT), {f"{AGAIN}activation_dropped", f"{AGAIN}norm1"}),
     "pre-norm": (
         load_model("gpt-block").instantiate(
             extents=plans.TINY, dtype="float64", options=dict.fromkeys(SITES, WITH_DROPOUT)
         ),
-        {"gelu_tanh", "norm_1"},
+        {f"{AGAIN}activation_dropped", f"{AGAIN}attention_dropped"},
     ),
 }
 
@@ -45,11 +45,10 @@ def repeating(of: Model) -> Configuration:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_that_repeats_computes_what_its_graph_does_in_float64(name: str) -> None:
-    of, _ = MODELS[name]
+    of, wanted = MODELS[name]
     found = repeating(of)
     again = {n for step in found.steps for n, _ in step.outputs if n.startswith(AGAIN) and step.recomputed}
-    print(again, [s.label for s in found.steps if s.recomputed])
-    assert again
+    assert wanted <= again
     region = TunedRegion(found, declared_ports(of))
     inputs, parameters = operands(of)
     outputs = region.call(inputs, parameters)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotuner.ir.graph import Graph
-from autotuner.plan.step import Step, tensor_of
+from autotuner.plan.step import AGAIN, Step, tensor_of
 
 
 def contradictions(graph: Graph, given: Mapping[str, tuple[str, ...]], steps: Sequence[Step]) -> list[str]:
@@ -55,7 +55,8 @@ def _coverage(graph: Graph, steps: Sequence[Step]) -> Iterator[str]:
                 if tensor not in known and not graph.tensors[tensor].optional:
                     yield f"{name} reads {tensor}, which its step {step.operators} neither reads nor makes"
             known |= set(named[name].outputs)
-        made = {tensor for name in step.operators for tensor in named[name].outputs}
-        strange = {tensor_of(name) for name, _ in step.outputs} - made
+        made = {AGAIN * step.again + tensor for name in step.operators for tensor in named[name].outputs}
+        made |= {AGAIN + tensor for name in step.recomputed for tensor in named[name].outputs}
+        strange = {name for name, _ in step.outputs} - made
         if strange and not step.is_conversion:
             yield f"step {step.operators} returns {sorted(strange)}, which it does not make"
