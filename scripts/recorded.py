@@ -82,9 +82,10 @@ class Recording:
 
 
 def as_recorded(file: SpaceFile, kernels: Mapping[str, dict[str, list[Scalar]]]) -> SpaceFile:
-    """Return a search space with some kernels alone, and with these lists of their parameters."""
+    """Return a search space with some kernels alone, with these lists of their parameters, and without what was offered
+    later: repeats."""
     entries = {name: file.kernels[name].model_copy(update={"params": params}) for name, params in kernels.items()}
-    return file.model_copy(update={"kernels": entries})
+    return file.model_copy(update={"kernels": entries, "repeats": False})
 
 
 TINY = Recording(DATA / "bert_encoder_tiny_cpu.json.gz")

@@ -25,7 +25,7 @@ def build_space(graph: Graph, file: SpaceFile, *, saving: bool = False, vendor: 
     """
     size = Size(graph.name)
     kernels = tuple(name for name in file.kernels if vendor is None or not KERNELS[name].refuses_vendor(vendor))
-    found = size.covers(covers(graph, kernels, file.max_operators))
+    found = size.covers(covers(graph, kernels, file.max_operators, repeats=file.repeats))
     families = stack_families(graph)
     given = given_forms(graph)
     enumerated = Enumeration(graph, file, families, given, size, saving=saving)

@@ -61,13 +61,19 @@ def _combinations(params: dict[str, list[Scalar]]) -> int:
 
 
 class SpaceFile(BaseModel):
-    """A file of `search_spaces/kernels/`."""
+    """A file of `search_spaces/kernels/`.
+
+    Args:
+        max_operators: the largest connected set given to a compiler.
+        repeats: whether kernels of backward may repeat cheap operators of forward.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     version: Literal[1]
     device_type: str
     max_operators: int = Field(default=8, ge=1)
+    repeats: bool = True
     kernels: dict[str, KernelEntry]
     conversions: list[str]
 
@@ -172,6 +178,7 @@ def describe(file: SpaceFile) -> dict[str, Any]:
     return {
         "device_type": file.device_type,
         "max_operators": file.max_operators,
+        "repeats": file.repeats,
         "kernels": {
             name: {"covers": list(KERNELS[name].covers), "layouts": entry.layouts, **_described_params(entry)}
             for name, entry in file.kernels.items()

@@ -29,7 +29,9 @@ LEAN_SHARE = 0.01
 """Of the fastest plan's time, that may be given for bytes which forward need not leave for backward."""
 LEAN_BYTES = 32 << 20
 """That a plan leaves, below which it is not worth looking for one that leaves less."""
-LEAN_LIMIT_S = 10.0
+LEAN_LIMIT_S = 20.0
+NEAR_SHARE = 0.02
+"""Of the bytes that the fastest plan leaves: what is saved is found to within so much."""
 PRICES = 7
 """Prices of a byte that are tried, each between the ones that were too low and too high."""
 DEAREST = 64.0
@@ -158,35 +160,49 @@ def within_budget(
 def leaner(problem: Problem, fastest: Solution, ends_at: float | None = None) -> Solution:
     """Return the plan found that leaves the fewest bytes for backward, of those as fast as the fastest within a share.
 
-    Plans that are cheapest at some price of a byte are looked at. Where none saves anything, it is the fastest itself.
+    Plans that are cheapest at some price of a byte are looked at first, then those of least time within budgets between
+    the leanest of these that is fast enough and the next one. Where none saves anything, it is the fastest itself.
 
     Args:
         fastest: a solution; its bound stays the answer's.
         ends_at: when to take the best plan found, by `time.monotonic`; None for after some seconds.
     """
-    held_bytes = problem.held_bytes(fastest.states)
+    fastest_bytes = problem.held_bytes(fastest.states)
     seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
-    if held_bytes < LEAN_BYTES or not seconds:
+    if fastest_bytes < LEAN_BYTES or not seconds:
         return fastest
-    most_us, most_bytes, found = fastest.total_us * (1 + LEAN_SHARE), held_bytes, fastest
+    most_us = fastest.total_us * (1 + LEAN_SHARE)
     limits = SolverLimits(ends_at=monotonic() + seconds)
     dual = lagrangian_dual(problem, limits)
+    states, total_us, held_bytes = fastest.states, fastest.total_us, fastest_bytes
+    too_few = 0
     low, high = 1 / DEAREST, DEAREST
     for _ in range(PRICES):
         if limits.over:
             break
         times = sqrt(low * high)
-        plan, _ = dual.at(dual.given, times * fastest.total_us / most_bytes)
+        plan, _ = dual.at(dual.given, times * fastest.total_us / fastest_bytes)
         if plan.time_us > most_us:
-            high = times
-            continue
-        low = times
-        if plan.held_bytes < held_bytes:
-            held_bytes = plan.held_bytes
-            of_fastest = zip(OF_FASTEST, (fastest.total_us, most_bytes, held_bytes), strict=True)
-            told = {**fastest.statistics, **dict(of_fastest)}
-            found = replace(fastest, states=plan.states, total_us=plan.time_us, statistics=told, held_bytes=held_bytes)
-    return found
+            high, too_few = times, max(too_few, plan.held_bytes)
+        else:
+            low = times
+            if plan.held_bytes < held_bytes:
+                states, total_us, held_bytes = plan.states, plan.time_us, plan.held_bytes
+    while held_bytes - too_few > NEAR_SHARE * fastest_bytes and not limits.over:
+        between = (held_bytes + too_few) // 2
+        try:
+            found = budgeted(problem, between, time_limit_s=seconds_until(limits.ends_at) / 2, epsilon=EPSILON)
+        except BudgetError:
+            found = None
+        if found is None or found.total_us > most_us:
+            too_few = between
+        else:
+            states, total_us, held_bytes = found.states, found.total_us, found.held_bytes
+    if held_bytes == fastest_bytes:
+        return fastest
+    told = dict(zip(OF_FASTEST, (fastest.total_us, fastest_bytes, held_bytes), strict=True))
+    statistics = {**fastest.statistics, **told}
+    return replace(fastest, states=states, total_us=total_us, statistics=statistics, held_bytes=held_bytes)
 
 
 class _BudgetSearch:

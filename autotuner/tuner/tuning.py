@@ -23,8 +23,6 @@ from autotuner.tuner.searching import search_cells
 from autotuner.tuner.state import TuningState
 
 NOISE_FLOOR = "noise_floor"
-OFFERED = 2
-"""Raised where spaces offer more than before: what was answered from less is asked again, and measurements stay."""
 OF_THE_WHOLE = ("wide", "end_to_end")
 """Doubts for which every call of a plan is measured again; the others are of single calls, which the database marks."""
 
@@ -32,7 +30,7 @@ OF_THE_WHOLE = ("wide", "end_to_end")
 def request_key(request: Request, file: SpaceFile) -> str:
     """Return the key of what is asked for: graph, space, kernels and budget; equal requests have equal answers."""
     kernels = sorted((kernel.name, kernel.version) for kernel in KERNELS if kernel.name in file.kernels)
-    return digest([OFFERED, request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels])
+    return digest([request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels])
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def torch_matmul(**entry: Any) -> dict[str, Any]:
     [
         ({"kernels": {"torch_matmull": {}}}, "line 5: kernels: no kernel 'torch_matmull'; known: "),
         ({"conversions": ["copy"]}, "line 2: conversions: no kernel 'copy'; known: "),
-        ({"kernel": {}}, "line 4: kernel: no such key; known: version, device_type, max_operators, kernels, conv"),
+        ({"kernel": {}}, "line 4: kernel: no such key; known: version, device_type, max_operators, repeats, kernels"),
         (torch_matmul(layout="all"), "line 6: kernels.torch_matmul.layout: no such key; known: layouts, params, enum"),
         (torch_matmul(layouts="some"), "line 6: kernels.torch_matmul.layouts is 'some'; write 'all' or 'declared'"),
         ({"version": 2}, "line 6: version is 2; write 1"),

@@ -26,6 +26,20 @@ def test_bytes_are_saved_where_that_takes_less_than_the_share() -> None:
     assert [found.statistics[name] for name in OF_FASTEST] == [100.0, 128 * MIB, 64 * MIB]
 
 
+def test_what_no_price_of_a_byte_shows_is_found_by_a_budget() -> None:
+    tensors = {"small": (10, 0.9), "large": (64, 3.0)}  # all at once are cheaper a byte than the small one alone
+    problem = Problem(
+        (
+            Factor("all else", ("step",), {("only",): 100.0}),
+            *(
+                Factor(name, (name,), {("held",): 0.0, ("again",): us}, {("held",): size * MIB})
+                for name, (size, us) in tensors.items()
+            ),
+        )
+    )
+    assert leaner(problem, exact(problem)).states == {"step": "only", "small": "again", "large": "held"}
+
+
 def test_what_holds_little_or_saves_nothing_stays_the_fastest() -> None:
     small = Problem((Factor("x", ("x",), {("held",): 1.0, ("again",): 1.001}, {("held",): LEAN_BYTES - 1}),))
     fastest = exact(small)

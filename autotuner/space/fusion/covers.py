@@ -35,13 +35,16 @@ class Occurrence:
     remade: tuple[str, ...] = ()
 
 
-def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tuple[Cover, ...]:
+def covers(
+    graph: Graph, kernels: Collection[str], max_operators: int = 8, *, repeats: bool = True
+) -> tuple[Cover, ...]:
     """Return every cover of the graph that one of the named kernels may run.
 
     Args:
         graph: a forward or training graph.
         kernels: names of registered kernels, as a search space lists them.
         max_operators: the largest connected set given to a compiler.
+        repeats: whether connected sets of backward may repeat operators of forward.
     """
     reach = Reach(graph)
     wanted: dict[Pattern, list[str]] = {}
@@ -50,7 +53,7 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
             for pattern in kernel.patterns:
                 wanted.setdefault(pattern, []).append(kernel.name)
     found: dict[Cover, list[str]] = {}
-    for one in occurrences(graph, reach, tuple(wanted), max_operators):
+    for one in occurrences(graph, reach, tuple(wanted), max_operators, repeats=repeats):
         checkpoint()
         if reach.convex(one.operators):
             names, again = (tuple(o.name for o in side) for side in (one.operators, one.recomputed))
@@ -59,7 +62,9 @@ def covers(graph: Graph, kernels: Collection[str], max_operators: int = 8) -> tu
     return tuple(replace(cover, kernels=tuple(dict.fromkeys(names))) for cover, names in found.items())
 
 
-def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_operators: int) -> Iterator[Occurrence]:
+def occurrences(
+    graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_operators: int, *, repeats: bool = True
+) -> Iterator[Occurrence]:
     """Yield where patterns occur in a graph, in the order that decides between plans of equal cost."""
 
     def plain(pattern: Pattern, found: Iterator[tuple[Operator, ...]]) -> Iterator[Occurrence]:
@@ -82,7 +87,7 @@ def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_ope
             yield from plain(pattern, _pairs(graph, pattern))
     for pattern in patterns:
         if isinstance(pattern, Connected):
-            yield from _connected(graph, reach, pattern, max_operators)
+            yield from _connected(graph, reach, pattern, max_operators, repeats=repeats)
     for pattern in patterns:
         if isinstance(pattern, Draws):
             yield from plain(pattern, _draws(graph, pattern.kinds))
@@ -91,11 +96,13 @@ def occurrences(graph: Graph, reach: Reach, patterns: Sequence[Pattern], max_ope
             yield from plain(pattern, _parameter_casts(graph))
 
 
-def _connected(graph: Graph, reach: Reach, pattern: Connected, max_operators: int) -> Iterator[Occurrence]:
+def _connected(
+    graph: Graph, reach: Reach, pattern: Connected, max_operators: int, *, repeats: bool
+) -> Iterator[Occurrence]:
     """Yield connected sets, and those of backward with the forward operators that they may repeat as well."""
     for operators in connected_sets(graph, reach, pattern, max_operators):
         yield Occurrence(pattern, operators, boundary(graph, operators))
-        if operators[0].phase == "backward":
+        if repeats and operators[0].phase == "backward":
             for repeated, read, made, remade in Repeats(graph, reach, operators, pattern.kinds).variants():
                 yield Occurrence(pattern, operators, (read, made), repeated, remade)
 
