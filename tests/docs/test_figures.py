@@ -27,7 +27,8 @@ def figures(case: dict[str, Any]) -> list[str]:
     tuning, steps = "-", "-"
     if "--prepared" not in case["run"]["command"]:
         seconds = case["seconds"]["tuning"]
-        tuning, steps = f"{seconds:.0f}", f"{round(1e3 * seconds / (ms[peer] - ms[TUNED]), -3):,.0f}"
+        saved_ms = ms[peer] - ms[TUNED]
+        tuning, steps = f"{seconds:.0f}", f"{round(1e3 * seconds / saved_ms, -3):,.0f}" if saved_ms > 0 else "never"
     compiled = f"{ms[peer]:.1f}" + ("" if "captured" in peer else " *")
     return [
         f"{ms['eager']:.1f}", compiled, f"{ms[TUNED]:.1f}", f"{case['ratio']:.2f}",
