@@ -21,7 +21,7 @@ from autotuner.tuner.doubts import doubts_of, is_default_marked
 from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
-from autotuner.tuner.solving import seconds_until, solved, step_memory
+from autotuner.tuner.solving import leaner_that_runs, seconds_until, solved, step_memory
 from autotuner.tuner.steps import best_by_cover, steps_of
 
 
@@ -57,14 +57,17 @@ def build_configuration(
     """
     ends_at = None if left_s is None else monotonic() + max(left_s, policy.finishing_s)
     unpriced = formulate(space, saving=budget_bytes is not None)
-    problem, solution = solved(unpriced, known, solver, budget_bytes, ends_at)
+    problem, fastest = solved(unpriced, known, solver, budget_bytes, ends_at)
+    is_free = SOLVERS[solver].exact and budget_bytes is None
+    solution = leaner_that_runs(problem, fastest, ends_at) if is_free else fastest
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()
-    if SOLVERS[solver].exact and solution.gap == 0 and budget_bytes is None:
+    if is_free and fastest.gap == 0:
         limit_s = min(policy.explaining_s, seconds_until(ends_at))
-        explanation = explained(problem, solution, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
-        steps, overtaking = explanation.with_alternatives(steps), explanation.overtaking
+        explanation = explained(problem, fastest, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
+        alike = {name for choice in problem.alike(fastest, solution) for name in choice.cover.operators}
+        steps, overtaking = explanation.with_alternatives(steps, alike), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
     total = sum(step.predicted_us for step in steps)
     if lower_bound_us is None:

@@ -1,7 +1,7 @@
 """Explanation of a plan: for each operator the cost of the best other plan, and plans that could be faster yet."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 from time import monotonic
@@ -34,13 +34,19 @@ class Explanation:
     overtaking: tuple[Alternative, ...]
     overtaking_count: int
 
-    def with_alternatives(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    def with_alternatives(self, steps: tuple[Step, ...], alike: Collection[str]) -> tuple[Step, ...]:
         """Return steps with the best other way for the first operator of each, where there is one.
 
         Conversions have none, nor what backward repeats: that is told where it is computed first.
+
+        Args:
+            alike: operators that the steps compute as the plan does that was explained.
         """
         return tuple(
-            step if step.is_conversion or step.again else replace(step, alternative=self._of(step)) for step in steps
+            replace(step, alternative=self._of(step))
+            if not step.is_conversion and not step.again and step.operators[0] in alike
+            else step
+            for step in steps
         )
 
     def _of(self, step: Step) -> Alternative | None:

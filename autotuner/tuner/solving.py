@@ -16,6 +16,7 @@ from autotuner.solve.lagrangian_dual import lagrangian_dual
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
+from autotuner.solve.problem.ordering import CircleError, order_steps
 from autotuner.space import Space
 from autotuner.tuner.steps import steps_of
 
@@ -67,9 +68,8 @@ def solved(
     def solve(each: Formulation) -> Solution:
         if budget_bytes is not None:
             return within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
-        if solver == "exact":
-            limit_s = None if ends_at is None else seconds_until(ends_at)
-            return leaner(each.problem, exact(each.problem, time_limit_s=limit_s), ends_at)
+        if solver == "exact" and ends_at is not None:
+            return exact(each.problem, time_limit_s=seconds_until(ends_at))
         return SOLVERS[solver](each.problem)
 
     return solve_in_order(problem, solve)
@@ -155,6 +155,16 @@ def within_budget(
     if search.best is None:
         raise _too_small(budget_bytes, min(search.peaks))
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
+
+
+def leaner_that_runs(formulation: Formulation, fastest: Solution, ends_at: float | None) -> Solution:
+    """Return the solution that `leaner` finds, or the fastest where its covers depend on each other."""
+    found = leaner(formulation.problem, fastest, ends_at)
+    try:
+        order_steps(formulation.offered.graph, formulation.chosen(found))
+    except CircleError:
+        return fastest
+    return found
 
 
 def leaner(problem: Problem, fastest: Solution, ends_at: float | None = None) -> Solution:

@@ -2,10 +2,20 @@
 
 import pytest
 
-from autotuner.plan.configuration import OF_FASTEST
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import OF_FASTEST, Configuration
+from autotuner.plan.explanation import explain_operator, explain_plan
+from autotuner.plan.step import AGAIN
 from autotuner.solve import exact
 from autotuner.solve.problem import Factor, Problem
+from autotuner.space import build_space
+from autotuner.space.fusion import repeats
+from autotuner.tuner import build_configuration, solving
 from autotuner.tuner.solving import LEAN_BYTES, leaner
+from tests.made_up import CPU, HERE
+from tests.solve.problem.test_formulate import costs_of
+from tests.tuner.test_budget import of
 
 MIB = 1 << 20
 """Two tensors of 64 MiB: without one, a plan takes 0.6 us more than 100, without the other 3 us."""
@@ -55,3 +65,34 @@ def test_a_saving_is_found_whatever_a_byte_costs(share: float) -> None:
         (Factor("x", ("x",), {("held",): 1000.0, ("again",): 1000 * (1 + share)}, {("held",): 2 * LEAN_BYTES}),)
     )
     assert leaner(problem, exact(problem)).states == {"x": "again"}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "BYTES_MIN", 0)
+    monkeypatch.setattr(solving, "LEAN_BYTES", 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_configuration_that_leaves_less_tells_the_fastest_and_alternatives_to_it() -> None:
+    space = build_space(training_graph(of().graph()), CPU)
+    costs = costs_of(space, 5)
+    repeating = {choice.cover.operators for choice in space.choices if choice.cover.remade == ("active",)}
+    for choice in space.choices:
+        if choice.cover.operators in repeating:
+            costs[choice.call.key] = 1.5 if choice.cover.remade else 1.0
+    known = {key: Measurement("ok", median_us=cost) for key, cost in costs.items()}
+    found = build_configuration(of(), space, known, HERE, {})
+    (again,) = [step for step in found.steps if any(name.startswith(AGAIN) for name, _ in step.outputs)]
+    assert again.alternative is None
+    assert sum(step.alternative is not None for step in found.steps) > len(found.steps) / 2
+    told = found.certificate.statistics
+    fastest_us, most, held = (told[name] for name in OF_FASTEST)
+    assert found.certificate.predicted_us == pytest.approx(fastest_us + 0.5)
+    assert found.certificate.lower_bound_us == pytest.approx(fastest_us)
+    assert most - held == 6 * 12 * 4  # what GELU makes
+    sentences = " ".join(explain_plan(found).reasons)
+    assert "Kernels of backward make again, beside their own work, what is not held: active." in sentences
+    assert "this one leaves the fewest bytes for backward: 288 B less" in sentences
+    assert "leaves active for other kernels" in " ".join(explain_operator(found, again.operators[0]).words)
+    assert Configuration.from_json(found.to_json()) == found
