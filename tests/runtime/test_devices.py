@@ -1,5 +1,7 @@
 """The seam between the runtime and a device: configurations on a made-up device, through capture and replay."""
 
+import gc
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from autotuner.ir.device import has_graphs
 from autotuner.kernels import registry
 from autotuner.runtime import check
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime, CudaRuntime, device_runtime
+from autotuner.runtime.devices.cuda import without_collection
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.region import TunedRegion
 from tests.runtime.layers import assert_equal, batch, gradients, tuned, tuned_layer
@@ -111,3 +114,16 @@ def test_check_compares_a_replay(made_up: MadeUpDevice) -> None:
     assert check(configuration(model(p=WITH_DROPOUT))).ok
     assert made_up.captures == 2
     assert made_up.replays == 4
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_garbage_is_collected_while_something_is_captured(is_on: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError, match="in a capture"), without_collection():
+            assert not gc.isenabled()
+            raise RuntimeError("in a capture")
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if before else gc.disable)()

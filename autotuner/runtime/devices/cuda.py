@@ -4,6 +4,7 @@ Random kernels draw from torch's default generator, which torch registers with e
 the same as the calls one by one would.
 """
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Lock
@@ -21,6 +22,18 @@ _CAPTURES = Lock()
 """Of all threads: those that replay on one stream have one stream that captures, which captures one graph at a time."""
 HIGH, LOW = -1, 0
 """Priorities of streams. The steps on no branch go first where both have work for the device."""
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage: a graph that is destroyed while another is captured ends the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class CudaRuntime:
@@ -99,7 +112,7 @@ class CudaRuntime:
         """
         side = self._side()
         graph = torch.cuda.CUDAGraph()
-        with _CAPTURES:
+        with _CAPTURES, without_collection():
             return self._captured(run, pool, side, graph)
 
     def _captured(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> Run:
