@@ -118,12 +118,17 @@ def test_check_compares_a_replay(made_up: MadeUpDevice) -> None:
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_no_garbage_is_collected_while_something_is_captured(is_on: bool) -> None:
-    before = gc.isenabled()
+    before, found = gc.isenabled(), []
+
+    def capture() -> None:
+        with without_collection():
+            found.append(gc.isenabled())
+            raise RuntimeError("in a capture")
+
     (gc.enable if is_on else gc.disable)()
     try:
-        with pytest.raises(RuntimeError, match="in a capture"), without_collection():
-            assert not gc.isenabled()
-            raise RuntimeError("in a capture")
-        assert gc.isenabled() is is_on
+        with pytest.raises(RuntimeError, match="in a capture"):
+            capture()
+        assert [*found, gc.isenabled()] == [False, is_on]
     finally:
         (gc.enable if before else gc.disable)()
