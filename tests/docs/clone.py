@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,8 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "*.sqlite*"
 )
 HOSTS = f"127.0.0.1 localhost {gethostname()} db head.example tuning.example\n::1 localhost\n"
+HERE = ("TMPDIR", "CXX", "COMPILER_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables of this run: how it compiles, and where it keeps that; no document compiles what another one has."""
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 AS_ROOT = [[], ["--user", "--map-root-user"]]
 
@@ -43,7 +47,7 @@ class Clone:
             "COLUMNS": "100",
             "TERM": "dumb",
             "OMP_NUM_THREADS": "1",
-            **{name: os.environ[name] for name in ("TMPDIR", "CXX") if name in os.environ},
+            **{name: os.environ[name] for name in HERE if name in os.environ},
         }
 
 
@@ -61,20 +65,31 @@ def _set_up(made: Clone) -> None:
     environment = made.folder / ".venv"
     venv.create(environment, with_pip=False, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
-    dependencies = made.folder.parent / "dependencies"
-    dependencies.mkdir()
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(("autotuner", "__editable__", "__pycache__")) and path.suffix != ".pth":
-            (dependencies / path.name).symlink_to(path)
-        if path.name.startswith("autotuner-") and path.is_dir():
-            shutil.copytree(path, packages / path.name)  # so that torch finds the backend by its name
-    lines = [str(made.folder), str(dependencies), str(STAND_INS), "import autotuner_stand_ins"]
+    for path in Path(sysconfig.get_path("purelib")).glob("autotuner-*/"):
+        shutil.copytree(path, packages / path.name)  # so that torch finds the backend by its name
+    lines = [str(made.folder), str(_dependencies()), str(STAND_INS), "import autotuner_stand_ins"]
     (packages / "clone.pth").write_text("\n".join(lines) + "\n")
     program = environment / "bin" / "autotuner"
     program.write_text(f"#!{environment / 'bin' / 'python'}\nfrom autotuner.cli import main\n\nmain()\n")
     program.chmod(0o755)
     wanted = "{ pwd && python3 --version && cat pyproject.toml constraints.txt scripts/setup; } | sha256sum"
     subprocess.run(["bash", "-c", f"{wanted} >.venv/setup-stamp"], cwd=made.folder, env=made.environment(), check=True)
+
+
+def _dependencies() -> Path:
+    """Return a folder with what is installed here, but for this package.
+
+    All clones of a run have this one: what is compiled against torch is found again only where torch has the same path.
+    """
+    made = Path(os.environ["HOME"], "dependencies")
+    if not made.exists():
+        being_made = Path(tempfile.mkdtemp(dir=made.parent))
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            if not path.name.startswith(("autotuner", "__editable__", "__pycache__")) and path.suffix != ".pth":
+                (being_made / path.name).symlink_to(path)
+        with suppress(OSError):  # another worker was faster
+            being_made.rename(made)
+    return made
 
 
 @cache
