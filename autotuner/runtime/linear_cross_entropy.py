@@ -17,7 +17,7 @@ from torch import Tensor, library
 from torch.nn.functional import pad
 from torch.utils.flop_counter import register_flop_formula
 
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import CUDA, NVIDIA, vendor_of
 from autotuner.kernels.torch import cross_entropy
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.runtime.devices import device_runtime
@@ -126,7 +126,7 @@ class _Sum:
 
     def add_product(self, one: Tensor, other: Tensor) -> None:
         wide = CrossEntropy.wide(one.dtype)
-        if one.dtype is not wide and one.is_cuda and self._is_split:  # its products of 16 bits can add to float32
+        if one.dtype is not wide and self._is_split and _adds_wide(one.device):
             if self._sum is None:
                 self._sum = torch.mm(one, other, out_dtype=wide)
             else:
@@ -149,6 +149,11 @@ class _Sum:
         if not wanted:
             return own.new_empty(0)
         return torch.zeros_like(own) if self._sum is None else self._sum[: len(own)].to(own.dtype)
+
+
+def _adds_wide(device: torch.device) -> bool:
+    """Say whether a device's products of 16 bits can add to float32."""
+    return vendor_of(device.type, torch.version.hip) == NVIDIA
 
 
 def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool) -> Tensor:
