@@ -62,6 +62,8 @@ ENVIRONMENT = typed_dict_schema(
 """The least that a document says of an environment."""
 
 
+LEAN_SHARE = 0.01
+"""Of the fastest plan's time, that may be given for bytes which forward need not leave for backward."""
 OF_FASTEST = ("fastest_us", "fastest_held_bytes", "held_bytes")
 """Statistics of a plan that was taken instead of the fastest: that one's time and held bytes, and its own bytes."""
 

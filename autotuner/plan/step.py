@@ -90,6 +90,11 @@ class Step(Document):
         return not self.operators
 
     @property
+    def remade(self) -> tuple[str, ...]:
+        """Forward tensors that it makes again beside its own work, for others in backward."""
+        return () if self.again else tuple(tensor_of(name) for name, _ in self.outputs if name.startswith(AGAIN))
+
+    @property
     def label(self) -> str:
         """The step for people: its operators joined, or the conversion's tensor and forms."""
         if not self.is_conversion:

@@ -34,17 +34,15 @@ class Stages:
             lies.buffer: arena.elements(lies.buffer)
             for lies, _ in self._ports if self._plan.buffers[lies.buffer].role == "arena"
         }  # fmt: skip
-        self._outside: dict[int, Tensor] = {}
         self.in_place: set[Place] = set()
 
     def tensors(self) -> list[Tensor]:
         """Return the stage of each port that has one."""
-        bases = self._bases | self._outside
-        return [_viewed(bases[lies.buffer], lies) for lies, _ in self._ports if lies.buffer in bases]
+        return [_viewed(self._bases[lies.buffer], lies) for lies, _ in self._ports if lies.buffer in self._bases]
 
     def memory(self) -> Iterator[Tensor]:
         """Yield what was allocated here."""
-        yield from self._outside.values()
+        yield from (base for number, base in self._bases.items() if self._plan.buffers[number].role != "arena")
 
     def __len__(self) -> int:
         return len(self._ports)
@@ -64,8 +62,8 @@ class Stages:
                     self._plan.shape(place), self._plan.strides(place), tensor.storage_offset()
                 )
                 continue
-            if lies.buffer not in self._bases and lies.buffer not in self._outside:
-                made |= self._allocated(lies.buffer)
+            if lies.buffer not in self._bases:
+                made |= self._arena.views_of(lies.buffer, self._base(lies.buffer))
             stage = _viewed(self._base(lies.buffer), lies)
             if tensor is None:
                 stage.zero_()
@@ -79,19 +77,15 @@ class Stages:
         places, self.in_place = self.in_place, set()
         found: dict[Place, Tensor] = {}
         for number in {self._plan.buffer_of[place] for place in places}:
-            if number not in self._bases and number not in self._outside:
-                self._allocated(number)
             found |= self._arena.views_of(number, self._base(number))
         return {place: found[place] for place in places}
 
     def _base(self, number: int) -> Tensor:
-        return self._bases[number] if number in self._bases else self._outside[number]
-
-    def _allocated(self, number: int) -> dict[Place, Tensor]:
-        """Allocate the stage of a buffer outside of the arena, and return its views."""
-        with torch.inference_mode(False):
-            self._outside[number] = self._arena.allocate(number)
-        return self._arena.views_of(number, self._outside[number])
+        """Return the elements of a buffer, which are allocated now if it lies outside of the arena and has none."""
+        if number not in self._bases:
+            with torch.inference_mode(False):
+                self._bases[number] = self._arena.allocate(number)
+        return self._bases[number]
 
     def _lies_like(self, tensor: Tensor, lies: Geometry) -> bool:
         """Say whether kernels that were chosen for a stage can read a tensor in its place."""

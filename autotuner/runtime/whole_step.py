@@ -231,7 +231,7 @@ class WholeStep:
         before = _HostRandomness()
         replay, reason = None, ""
         try:
-            with self._rates.in_groups(), sharing(Scratch(is_of_one_step=True)):  # in the graph's own memory
+            with self._rates.in_groups(), sharing(Scratch()):  # in the graph's own memory, which outlives all else
                 replay = recorder.captured(run, self._pool)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -66,7 +66,8 @@ def build_configuration(
     if is_free and fastest.gap == 0:
         limit_s = min(policy.explaining_s, seconds_until(ends_at))
         explanation = explained(problem, fastest, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
-        alike = {name for choice in problem.alike(fastest, solution) for name in choice.cover.operators}
+        both = set(problem.chosen(fastest)) & set(problem.chosen(solution))
+        alike = {name for choice in both for name in choice.cover.operators}
         steps, overtaking = explanation.with_alternatives(steps, alike), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
     total = sum(step.predicted_us for step in steps)

@@ -8,7 +8,7 @@ from time import monotonic
 
 from autotuner.errors import BudgetError, InfeasibleError
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import OF_FASTEST
+from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST
 from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
 from autotuner.plan.step import Step
 from autotuner.solve import SOLVERS, budgeted, exact
@@ -26,8 +26,6 @@ SOLVE_LIMIT_S = 20.0
 # A plan that is proven to be so near to the fastest is good enough: proving the rest takes most of the time.
 EPSILON = 1e-3
 
-LEAN_SHARE = 0.01
-"""Of the fastest plan's time, that may be given for bytes which forward need not leave for backward."""
 LEAN_BYTES = 32 << 20
 """That a plan leaves, below which it is not worth looking for one that leaves less."""
 LEAN_LIMIT_S = 20.0

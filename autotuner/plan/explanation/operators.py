@@ -163,8 +163,7 @@ def _chosen_words(name: str, step: Step, graph: Graph) -> Iterator[str]:
     together = f", together with {some(others, shown=8)}" if others else ""
     yield f"{name} is computed in {step.phase} by {call_words(step.kernel, step.params)}{together}."
     if step.recomputed:
-        left = [tensor_of(name) for name, _ in step.outputs if name != tensor_of(name)]
-        for_others = f", and leaves {some(left)} for other kernels" if left else ""
+        for_others = f", and leaves {some(step.remade)} for other kernels" if step.remade else ""
         yield f"The kernel repeats {some(step.recomputed)} of forward inside{for_others}."
     for verb, operands in (("reads", step.inputs), ("writes", step.outputs)):
         if operands:

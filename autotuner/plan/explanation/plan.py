@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum
 
-from autotuner.plan.configuration import OF_FASTEST, Certificate, Configuration
+from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST, Certificate, Configuration
 from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_prices, weigh
 from autotuner.plan.phrases import TOLD, binary, counted, interval_us, some, us
-from autotuner.plan.step import tensor_of
 
 NOTHING = 1e-9
 OVERTAKING_MAX = 10
@@ -166,18 +165,15 @@ def _memory_words(configuration: Configuration) -> Iterator[str]:
 def _recomputed_words(configuration: Configuration) -> Iterator[str]:
     if configuration.recomputed:
         yield f"Backward computes again what is not held: {some(configuration.recomputed, shown=12)}."
-    beside = [
-        tensor_of(name) for step in configuration.steps if step.recomputed
-        for name, _ in step.outputs if name != tensor_of(name)
-    ]  # fmt: skip
+    beside = [name for step in configuration.steps if step.recomputed for name in step.remade]
     if beside:
         yield f"Kernels of backward make again, beside their own work, what is not held: {some(beside, shown=12)}."
     told = configuration.certificate.statistics
     if all(name in told for name in OF_FASTEST):
         fastest_us, most, held = (told[name] for name in OF_FASTEST)
         yield (
-            f"The fastest plan found takes {us(fastest_us)}; of those within 1 % of it, this one leaves the fewest "
-            f"bytes for backward: {binary(round(most - held))} less."
+            f"The fastest plan found takes {us(fastest_us)}; of those within {100 * LEAN_SHARE:.0f} % of it, this one "
+            f"leaves the fewest bytes for backward: {binary(round(most - held))} less."
         )
 
 

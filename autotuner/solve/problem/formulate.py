@@ -122,13 +122,6 @@ class Formulation:
         """Return the chosen cover of every operator, each cover once, in graph order of its first operator."""
         return tuple(self.choices[state] for state in dict.fromkeys(self._states(solution, "operator").values()))
 
-    def alike(self, one: Solution, other: Solution) -> tuple[Choice, ...]:
-        """Return the choices that two solutions have both."""
-        others = set(self._states(other, "operator").values())
-        return tuple(
-            self.choices[state] for state in dict.fromkeys(self._states(one, "operator").values()) if state in others
-        )
-
     def repeated(self, solution: Solution) -> Mapping[str, Choice]:
         """Return the forward operators that backward repeats, each with its choice."""
         states = self._states(solution, "repeated")

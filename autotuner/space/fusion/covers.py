@@ -103,8 +103,8 @@ def _connected(
     for operators in connected_sets(graph, reach, pattern, max_operators):
         yield Occurrence(pattern, operators, boundary(graph, operators))
         if repeats and operators[0].phase == "backward":
-            for repeated, read, made, remade in Repeats(graph, reach, operators, pattern.kinds).variants():
-                yield Occurrence(pattern, operators, (read, made), repeated, remade)
+            for each in Repeats(graph, reach, operators, pattern.kinds).variants():
+                yield Occurrence(pattern, operators, each.boundary, each.repeated, each.remade)
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:

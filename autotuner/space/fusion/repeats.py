@@ -5,16 +5,25 @@ for itself, or for products that read it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from autotuner.ir.cost import tensor_bytes
 from autotuner.ir.graph import Graph, Operator
 from autotuner.ir.kinds import KINDS, draws
-from autotuner.space.fusion.cover import Reach, boundary
+from autotuner.space.fusion.cover import Boundary, Reach, boundary
 
 BYTES_MIN = 1 << 20
 """Of a tensor that is worth making again."""
 STEPS = 3
 """Operators between what is read and what is made of it, at most."""
+
+
+class Variant(NamedTuple):
+    """A set with operators that it repeats: these, what the whole reads and leaves, and which of that forward made."""
+
+    repeated: tuple[Operator, ...]
+    boundary: Boundary
+    remade: tuple[str, ...]
 
 
 class Repeats:
@@ -32,8 +41,8 @@ class Repeats:
         self._read = dict.fromkeys(read)
         self._repeated: dict[str, Operator] = {}
 
-    def variants(self) -> Iterator[tuple[tuple[Operator, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
-        """Yield what is repeated, what is read and made then, and which of the latter forward has made before."""
+    def variants(self) -> Iterator[Variant]:
+        """Yield the set with what it repeats inside, and with what it makes again for products as well."""
         if not any(self._is_large(tensor) and self._maker(tensor) for tensor in self._graph.tensors):
             return
         self._repeat_inside()
@@ -87,7 +96,7 @@ class Repeats:
     def _ways(self, tensor: str, steps: int, inside: Collection[str]) -> dict[str, Operator]:
         """Return the operators that make a tensor of what is read here; none where they would read more."""
         if tensor in inside:
-            return {maker.name: maker for maker in (self._graph.producers[tensor],)}
+            return {(made := self._graph.producers[tensor]).name: made}
         maker = self._maker(tensor)
         if maker is None or steps == 0:
             return {}
@@ -116,14 +125,8 @@ class Repeats:
     def _is_large(self, tensor: str) -> bool:
         return tensor_bytes(self._graph, tensor) >= BYTES_MIN
 
-    def _told(
-        self, made: tuple[str, ...]
-    ) -> tuple[tuple[Operator, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    def _told(self, remade: tuple[str, ...]) -> Variant:
         order = self._reach.index
         repeated = tuple(sorted(self._repeated.values(), key=lambda operator: order[operator.name]))
-        inside = {tensor for operator in (*repeated, *self._operators) for tensor in operator.outputs}
-        read = dict.fromkeys(
-            tensor for operator in (*repeated, *self._operators) for tensor in operator.inputs
-            if tensor not in inside and not self._graph.tensors[tensor].optional
-        )  # fmt: skip
-        return repeated, tuple(read), (*self._left, *made), made
+        read, _ = boundary(self._graph, (*repeated, *self._operators))
+        return Variant(repeated, (read, (*self._left, *remade)), remade)

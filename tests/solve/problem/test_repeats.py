@@ -1,5 +1,7 @@
 """Kernels of backward that repeat forward operators: which are offered, what plans hold then, and in what order."""
 
+from collections.abc import Callable
+
 import pytest
 import yaml
 
@@ -67,7 +69,7 @@ def test_what_is_made_of_what_is_read_anyway_is_made_inside() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("graph", [feed_forward, encoder, llama])
-def test_covers_that_repeat_read_what_they_need_and_leave_what_they_say(graph) -> None:  # type: ignore[no-untyped-def]
+def test_covers_that_repeat_read_what_they_need_and_leave_what_they_say(graph: Callable[[], Graph]) -> None:
     made = graph()
     named = {operator.name: operator for operator in made.operators}
     found = repeating(made)
