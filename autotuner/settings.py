@@ -4,6 +4,7 @@ No other module reads an environment variable.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -171,6 +172,27 @@ class TuneKeywords(TypedDict, total=False):
     retry: bool
     remeasure: bool
     end_to_end: bool
+
+
+def parsed_bytes(given: int | str | None, name: str) -> int | None:
+    """Return bytes that are given as a number or as a text, with KiB, MiB or GiB for powers of 1024, KB, MB or GB for
+    powers of 1000; None for None.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parsed_bytes("512MiB", "--budget"), parsed_bytes("1.5 GB", "--budget")
+    (536870912, 1500000000)
+    """
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+        return given
+    match = None
+    if isinstance(given, str):
+        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", given.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"{name} {given!r}: write a number of bytes, or one with a unit, such as 512MiB")
+    number, unit = match[1], (match[2] or "").lower()
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1] or " "))
 
 
 def client_token(env: Mapping[str, str] | None = None) -> str | None:

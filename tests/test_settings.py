@@ -5,7 +5,16 @@ import pytest
 
 from autotuner.errors import InputError, SettingsError
 from autotuner.server.wire.requests import SubmittedJob
-from autotuner.settings import Limits, Settings, TuneKeywords, TuneOptions, database_url, package_version, server_url
+from autotuner.settings import (
+    Limits,
+    Settings,
+    TuneKeywords,
+    TuneOptions,
+    database_url,
+    package_version,
+    parsed_bytes,
+    server_url,
+)
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -130,3 +139,22 @@ def test_without_an_installation_the_version_is_unknown(monkeypatch: pytest.Monk
     assert package_version() == version("autotuner")
     monkeypatch.setattr("autotuner.settings.version", missing)
     assert package_version() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512", 512), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2kB", 2000), ("1G", 10**9), ("1TiB", 1 << 40),
+     ("64kib", 64 << 10), ("7B", 7)],
+)  # fmt: skip
+def test_a_number_of_bytes_is_read_with_its_unit(text: str, count: int) -> None:
+    assert parsed_bytes(text, "--budget") == count
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1PiB", "1 2", "0x10"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="write a number of bytes, or one with a unit, such as 512MiB"):
+        parsed_bytes(text, "--budget")
+
+
+def test_no_budget_is_none() -> None:
+    assert parsed_bytes(None, "--budget") is None

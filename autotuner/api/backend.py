@@ -26,6 +26,7 @@ from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.runtime.region_choice import RegionChoice
 from autotuner.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("capture", "compiler", "configurations", "database", "graphs", "inductor", "quiet", "server")
+OPTIONS = ("budget", "capture", "compiler", "configurations", "database", "graphs", "inductor", "quiet", "server")
 SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
 """Options that say where configurations are known, in words: one of them is given, or none."""
 COMPILERS = ("inductor", "aot_eager", "eager")
@@ -65,9 +66,9 @@ def compile_graph(
             of files: where configurations are known (by default `AUTOTUNER_SERVER` where it is set, or else
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
-            regions make no graphs of their own then, and read their inputs in place; "inductor": Inductor's own
-            options; "quiet": whether nothing is printed while kernels are built and the rest is compiled (false, or
-            `AUTOTUNER_QUIET`).
+            regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
+            steps have a memory budget, which decides how regions run; "inductor": Inductor's own options; "quiet":
+            whether nothing is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -79,12 +80,14 @@ def compile_graph(
     say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
-    in_place = given.get("capture") == "step"
+    in_place, budget = given.get("capture") == "step", bool(given.get("budget", False))
     eager = name == "eager"
 
     def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(COMPILED)
-        known = rewrite(graph, inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say)
+        known = rewrite(
+            graph, inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, budget=budget
+        )  # fmt: skip
         if len(known) <= len(regions):
             del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
             raise UntunedError
@@ -94,8 +97,9 @@ def compile_graph(
     by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
     note = "sizes are symbols in it; a shape that is known has a graph of its own" if places else ""
     regions = rewrite(
-        module, example_inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, note=note
-    )
+        module, example_inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, note=note,
+        budget=budget,
+    )  # fmt: skip
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
     compiled: Callable[..., Any] = compiler(module, example_inputs)
@@ -106,7 +110,7 @@ def compile_graph(
     return by_shape.beside(compiled)
 
 
-def _holding(regions: list[TunedRegion], compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _holding(regions: list[TunedRegion | RegionChoice], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Return compiled code that holds its regions: it knows them by number."""
 
     def run(*arguments: Any) -> Any:
@@ -174,12 +178,14 @@ def rewrite(
     eager: bool = False,
     say: Say | None = None,
     note: str = "",
-) -> list[TunedRegion]:
+    budget: bool = False,
+) -> list[TunedRegion | RegionChoice]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
 
     Args:
         eager: whether the graph runs as it is: gradients of its regions can be differentiated again then.
         note: goes before what is said of regions that are not known.
+        budget: whether regions get a choice of ways to run, for a step's budget to decide.
     """
     heads = tuple(map(str, joined(module)))
     captured = capture(module)
@@ -205,7 +211,7 @@ def rewrite(
         notes.append(str(error))
     if len(known) < max(1, len(kinds)) and _is_cut_by_ddp():
         notes.append(CUT_BY_DDP)
-    made: dict[Region, TunedRegion] = {}
+    made: dict[Region, TunedRegion | RegionChoice] = {}
     calls: dict[Region, Call] = {}
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
@@ -214,9 +220,14 @@ def rewrite(
                 ports = ports.of(region.model.graph(), known[region.key].model.graph())
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
-                tuned = TunedRegion(
-                    known[region.key], ports, graphs=graphs, in_place=in_place, repeats=eager, label=label, say=say
-                )
+                offered = [
+                    TunedRegion(
+                        plan, ports, graphs=graphs and not budget, in_place=in_place or budget, repeats=eager,
+                        label=label, say=say,
+                    )
+                    for plan in known[region.key].plans[: None if budget else 1]
+                ]  # fmt: skip
+                tuned = RegionChoice(offered) if budget else offered[0]
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
                 notes.append(f"{label} is left out: {error}")
                 continue
@@ -259,7 +270,7 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
         return str(error)
 
 
-def _writer(tuned: TunedRegion, region: Region, eager: bool) -> Call:
+def _writer(tuned: TunedRegion | RegionChoice, region: Region, eager: bool) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
         if eager:
             outputs = made = graph.call_function(tuned.call, (list(inputs), list(parameters)))

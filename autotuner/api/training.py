@@ -20,7 +20,7 @@ from autotuner.extras import needed_for
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.whole_step import Loss, WholeStep
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.fleet.tuning import Fleet
@@ -41,6 +41,7 @@ def training_step(
     max_norm: float | None = None,
     capture: bool = True,
     max_graphs: int = 4,
+    memory_budget: int | str | None = None,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -69,13 +70,18 @@ def training_step(
         max_norm: gradients are scaled down where the norm of all of them is larger.
         capture: whether steps become CUDA graphs.
         max_graphs: so many shapes (and modes, and hyperparameters) have a graph each; steps of further ones are plain.
+        memory_budget: what a step may need, in bytes or as in "16GiB": everything that torch has allocated on the
+            device, parameters, gradients and the optimizer's state among it. The first steps measure what is needed;
+            then the regions run as fast as that leaves room for. `print(step)` says how.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
-            compiler.
+            compiler; a budget that is no number of bytes.
+        BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
+    budget_bytes = parsed_bytes(memory_budget, "memory_budget")
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     trace_past_notes(model)
     objective = _objective(model, loss or partial(called, **without_cache(model)))
@@ -93,7 +99,9 @@ def training_step(
     def compiled(whole: bool) -> Loss:
         if is_compiled:
             return objective
-        given = {**options, "capture": "step"} if whole else options
+        given = {**options, "capture": "step"} if whole else dict(options)
+        if budget_bytes is not None:
+            given["budget"] = True
         made: Loss = torch.compile(objective, backend=compile_graph, options=given, dynamic=False)
         return made
 
@@ -101,7 +109,7 @@ def training_step(
     captures = capture and runtime.has_graphs
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
-        max_graphs=max_graphs, uncaptured=lambda: compiled(False),
+        max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,
     )  # fmt: skip
     STEPS.add(step)
     return step

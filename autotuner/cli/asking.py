@@ -16,7 +16,6 @@ from autotuner.cli.options import (
     Output,
     check_output,
     effort,
-    given_bytes,
     given_extents,
     given_options,
     repetition,
@@ -25,7 +24,7 @@ from autotuner.cli.options import (
 from autotuner.cli.printing import print_configuration
 from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.server.client import Client
@@ -233,7 +232,7 @@ def best(
     with client(server) as asked:
         found = asked.best(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
-            device_name=device_name, budget_bytes=given_bytes(budget),
+            device_name=device_name, budget_bytes=parsed_bytes(budget, "--budget"),
         )  # fmt: skip
     if as_json:
         emit(found.model_dump(mode="json"))

@@ -13,7 +13,7 @@ import typer
 
 from autotuner.errors import InputError, ModelError
 from autotuner.files import check_writable
-from autotuner.settings import Limits, TuneKeywords
+from autotuner.settings import Limits, TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.ir.models import Model
@@ -80,8 +80,8 @@ def effort(
 ) -> TuneKeywords:
     """Options of a tuning job: when it stops, and the memory that its plan may need."""
     return {
-        "gap": gap, "estimated_gap": estimated_gap, "budget_bytes": given_bytes(budget), "exhaustive": exhaustive,
-        "limits": Limits(max_seconds, max_measurements),
+        "gap": gap, "estimated_gap": estimated_gap, "budget_bytes": parsed_bytes(budget, "--budget"),
+        "exhaustive": exhaustive, "limits": Limits(max_seconds, max_measurements),
     }  # fmt: skip
 
 
@@ -138,24 +138,6 @@ def given_options(texts: Sequence[str] | None) -> "dict[str, Scalar]":
     from autotuner.ir.models import read_value
 
     return {name: read_value(text) for name, text in _pairs(texts, "--option", "activation=relu")}
-
-
-def given_bytes(text: str | None, flag: str = "--budget") -> int | None:
-    """Read `--budget 512MiB`: a number, with KiB, MiB or GiB for powers of 1024, KB, MB or GB for powers of 1000.
-
-    Raises:
-        InputError: it is something else.
-
-    >>> given_bytes("512MiB"), given_bytes("1.5 GB")
-    (536870912, 1500000000)
-    """
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise InputError(f"{flag} {text!r}: write a number of bytes, or one with a unit, such as 512MiB")
-    number, unit = match[1], (match[2] or "").lower()
-    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1] or " "))
 
 
 def _pairs(texts: Sequence[str] | None, flag: str, example: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from autotuner.cli.fleet import Address, FleetArguments, FleetMeasurerOption, FleetOption, Gpus, given_fleet
-from autotuner.cli.options import DatabaseOption, Threads, given_bytes
+from autotuner.cli.options import DatabaseOption, Threads
 from autotuner.errors import InputError
 from autotuner.extras import require
 
@@ -89,7 +89,7 @@ def serve(
 
     Where others than this machine could ask, the database must have a token: see `autotuner token create`.
     """
-    from autotuner.settings import Settings
+    from autotuner.settings import Settings, parsed_bytes
 
     settings = Settings.from_environment()
     form = _log_format(log_format, settings)
@@ -101,7 +101,7 @@ def serve(
     options = ServiceOptions(
         host=host or settings.host, port=port, allowed_hosts=allow_host or settings.allowed_hosts,
         allowed_origins=allow_origin or (), trusted_proxies=trusted_proxy or (),
-        quota=Quota(client_jobs, client_streams, given_bytes(client_bytes, "--client-bytes") or 0), log_format=form,
+        quota=Quota(client_jobs, client_streams, parsed_bytes(client_bytes, "--client-bytes") or 0), log_format=form,
     )  # fmt: skip
     url = database or settings.database_url
     if parent is not None:

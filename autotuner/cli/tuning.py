@@ -24,7 +24,6 @@ from autotuner.cli.options import (
     Threads,
     check_output,
     effort,
-    given_bytes,
     given_model,
     repetition,
     with_tuning,
@@ -42,7 +41,7 @@ from autotuner.cli.printing import (
 from autotuner.cli.progress import Shown
 from autotuner.errors import CheckError, InputError, ProblemError
 from autotuner.files import write
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,7 +218,7 @@ def solve(
         raise InputError(f"no solver {solver!r}; known: {', '.join(SOLVERS)}")
     if solver != "exact" and budget is not None:
         raise InputError(f"--solver {solver} with a budget: only exact solves this")
-    budget_bytes = given_bytes(budget)
+    budget_bytes = parsed_bytes(budget, "--budget")
     if model.endswith(".json"):
         _refuse_for_problem({"--output": output, "--problem": problem, "--extent": extent, "--option": option,
                              "--dtype": dtype, "--database": database, "--threads": threads})  # fmt: skip

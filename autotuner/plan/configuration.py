@@ -1,9 +1,9 @@
 """The answer: one candidate per operator and one form per tensor, with where it comes from and how good it is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -182,13 +182,29 @@ class Overlap:
     high_us: Number
 
 
+@dataclass(frozen=True)
+class LeanerPlan(Document):
+    """Another plan of the same graph, which takes longer and leaves fewer bytes for backward.
+
+    Args:
+        predicted_us: the sum of its steps' medians.
+        held_bytes, peak_bytes: as of `Memory`.
+    """
+
+    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
+    predicted_us: Us
+    held_bytes: Count
+    peak_bytes: Count
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configuration(Document):
     """A solution with provenance, ready to run.
 
     `overtaking` lists what could still be better than what was chosen, within the intervals of what was measured.
     `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
-    `overlap` says which steps run beside the others; None for one after the other.
+    `overlap` says which steps run beside the others; None for one after the other. `leaner` are other plans, each
+    slower than the one before and with fewer bytes left for backward: a whole step's memory budget mixes them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of all that is inside as well
@@ -213,6 +229,7 @@ class Configuration(Document):
     overtaking: tuple[Alternative, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     overlap: Annotated[Overlap | None, GetPydanticSchema(lambda _, schema: schema(Overlap))] = None
+    leaner: Annotated[tuple[LeanerPlan, ...], Field(json_schema_extra={"default": None})] = ()
     schema: Literal[2] = SCHEMA
 
     def graph(self) -> Graph:
@@ -240,6 +257,20 @@ class Configuration(Document):
         steps = [(s.operators, s.inputs, s.outputs, s.kernel, s.params) for s in self.steps]
         return digest([self.graph_key, steps, *([self.overlap.branches] if self.overlap else [])])
 
+    @cached_property
+    def plans(self) -> "tuple[Configuration, ...]":
+        """Itself, and the same with each leaner plan in turn."""
+        return (
+            self,
+            *(
+                replace(
+                    self, steps=plan.steps, memory=Memory(None, plan.held_bytes, plan.peak_bytes), measured=None,
+                    certificate=replace(self.certificate, predicted_us=plan.predicted_us), overlap=None, leaner=(),
+                )
+                for plan in self.leaner
+            ),
+        )  # fmt: skip
+
     def with_measured(self, measured: Measured) -> "Configuration":
         """Return it with an end-to-end timing, and a doubt where that is far from what was predicted."""
         doubts = tuple(doubt for doubt in self.doubts if doubt.reason != "end_to_end")
@@ -264,6 +295,7 @@ class Configuration(Document):
             "overtaking": [asdict(each) for each in self.overtaking],
             **({"doubts": [asdict(doubt) for doubt in self.doubts]} if self.doubts else {}),
             **({"overlap": asdict(self.overlap)} if self.overlap else {}),
+            **({"leaner": [asdict(plan) for plan in self.leaner]} if self.leaner else {}),
         }
         normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return normal
@@ -290,15 +322,26 @@ class Configuration(Document):
             raise ConfigurationError(
                 f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}"
             )
-        covered = [name for step in found.steps if not step.again for name in step.operators]
-        if sorted(covered) != sorted(operator.name for operator in graph.operators):
-            odd = set(covered) ^ {operator.name for operator in graph.operators}
-            raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
-        for number, step in enumerate(found.steps):
-            reason = impossible(step, graph)
-            if reason is not None:
-                raise ConfigurationError(f"{origin}: $.steps[{number}]: {reason}")
+        _check_steps(found.steps, graph, origin, "$.steps")
+        for number, plan in enumerate(found.leaner):
+            _check_steps(plan.steps, graph, origin, f"$.leaner[{number}].steps")
         return found
+
+
+def _check_steps(steps: Sequence[Step], graph: Graph, origin: str, place: str) -> None:
+    """Check that steps compute a graph.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    covered = [name for step in steps if not step.again for name in step.operators]
+    if sorted(covered) != sorted(operator.name for operator in graph.operators):
+        odd = set(covered) ^ {operator.name for operator in graph.operators}
+        raise ConfigurationError(f"{origin}: its steps do not compute each operator once; see {sorted(odd)[:5]}")
+    for number, step in enumerate(steps):
+        reason = impossible(step, graph)
+        if reason is not None:
+            raise ConfigurationError(f"{origin}: {place}[{number}]: {reason}")
 
 
 def _only_if_true(value: dict[str, Any], name: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autotuner.runtime.step_budget import StaticBytes
+
 
 class ModelMemory:
     """Addresses of a model's tensors, noted once and compared before each step.
@@ -46,6 +48,17 @@ class ModelMemory:
             or any(len(own) != size for own, size in self._sizes)
             or any(own.get(name) is not value for own, name, value in self._others)
             or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
+        )
+
+    def static_bytes(self) -> StaticBytes:
+        """Return the bytes of what is there between steps, and of all gradients."""
+        state = [value for own in self._optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        own = {tensor.data_ptr(): tensor for _, _, tensor, _ in self._tensors}
+        return StaticBytes(
+            sum(tensor.nbytes for tensor in own.values()),
+            sum(tensor.nbytes for tensor in {id(each): each for each in trained}.values()),
+            sum(tensor.nbytes for tensor in state),
         )
 
     def put_back(self) -> None:

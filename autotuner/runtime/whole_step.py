@@ -7,6 +7,7 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 
 import random
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import finalize
@@ -23,6 +24,7 @@ from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.scratch import Scratch, sharing
+from autotuner.runtime.step_budget import StepBudget, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
 
 Loss = Callable[[Any], Tensor]
@@ -41,10 +43,12 @@ class Recorded:
 
     Args:
         tuned_us: what tuned regions take in a step.
+        budget: of its memory, where there is one.
     """
 
     runs: int = 0
     tuned_us: float = 0.0
+    budget: StepBudget | None = None
     replay: Run | None = None
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
@@ -70,6 +74,7 @@ class WholeStep:
         recorder: DeviceRuntime | None = None,
         max_graphs: int = 4,
         uncaptured: Callable[[], Loss] | None = None,
+        budget_bytes: int | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -81,11 +86,13 @@ class WholeStep:
             recorder: the device, which captures steps; None for no graphs.
             max_graphs: so many combinations are captured; steps of any other run operator by operator.
             uncaptured: makes the loss anew for steps that turn out not to be captured.
+            budget_bytes: that a step may need, everything in it; regions that were compiled with a choice keep to it.
         """
         self._model, self._optimizer, self._loss, self._max_norm = model, optimizer, loss, max_norm
         self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
+        self._budget_bytes = budget_bytes
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
@@ -121,7 +128,8 @@ class WholeStep:
             self._give_up(str(error))
             return self._run_plainly(batches)
         if self._recorder is None:
-            return self._run_plainly(self._moved(structure, tensors))
+            recorded = None if self._budget_bytes is None else self._recorded((structure, self._memory.modes()))
+            return self._run_plainly(self._moved(structure, tensors), recorded)
         return self._run_captured(self._recorder, structure, tensors)
 
     def __str__(self) -> str:
@@ -129,7 +137,14 @@ class WholeStep:
         said = f"{self.replays:,} of {self.replays + self.plain:,} steps were replayed, from {captured} CUDA graphs"
         share = self.share
         timed = f"; {share}" if share is not None and share.tuned_us else ""
-        return f"{said}; {self.note}{timed}" if self.note else said + timed
+        needs = "".join(f"; {each}" for each in self.needs)
+        return (f"{said}; {self.note}{timed}" if self.note else said + timed) + needs
+
+    @property
+    def needs(self) -> list[StepNeeds]:
+        """What steps need under a memory budget, a value for each shape and mode that there was."""
+        budgets = [each.budget for each in self._known.values() if each.budget is not None]
+        return [budget.needs for budget in budgets if budget.needs is not None]
 
     @property
     def share(self) -> StepShare | None:
@@ -149,7 +164,7 @@ class WholeStep:
             self._memory.note()
         key = (structure, self._decided())
         recorded = self._recorded(key)
-        if recorded.replay is None and recorded.runs >= WARM_UP and self._is_free():
+        if recorded.replay is None and self._is_warm(recorded) and self._is_free():
             self._capture(recorder, recorded, structure, tensors)
         if recorded.replay is None:
             return self._run_aside(recorded, self._moved(structure, tensors))
@@ -169,20 +184,29 @@ class WholeStep:
     def _run_aside(self, recorded: Recorded, batches: Sequence[Any]) -> Tensor:
         """Run a step on the stream that captures: torch's advice for what comes before a capture."""
         if self._recorder is None:
-            return self._run_plainly(batches)
-        is_before_capture, recorded.runs = recorded.runs < WARM_UP, recorded.runs + 1
+            return self._run_plainly(batches, recorded)
+        is_before_capture, recorded.runs = not self._is_warm(recorded), recorded.runs + 1
         # What such a step keeps would lie beside the graph's own memory.
         scratch = Scratch(is_of_one_step=True) if is_before_capture else self._scratch
-        with self._recorder.aside(), self._rates.in_groups(), sharing(scratch):
+        within = sharing(scratch) if recorded.budget is None else recorded.budget.step()
+        with self._recorder.aside(), self._rates.in_groups(), within:
             loss, self.gradient_norm = self._run(batches)
         self._memory.note()
         self.plain += 1
         return loss.clone()
 
-    def _run_plainly(self, batches: Sequence[Any]) -> Tensor:
+    def _run_plainly(self, batches: Sequence[Any], recorded: Recorded | None = None) -> Tensor:
         self.plain += 1
-        loss, self.gradient_norm = self._run(batches)
+        budget = None if recorded is None else recorded.budget
+        with nullcontext() if budget is None else budget.step():
+            loss, self.gradient_norm = self._run(batches)
+        if budget is not None:
+            self._memory.note()
         return loss
+
+    def _is_warm(self, recorded: Recorded) -> bool:
+        """Say whether what a step of this combination runs is compiled, and decided."""
+        return recorded.runs >= WARM_UP if recorded.budget is None else recorded.budget.is_settled
 
     def _run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step operator by operator, take its time, and return loss and norm."""
@@ -220,9 +244,13 @@ class WholeStep:
         inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
         batches = batch_of(structure, iter(inputs))
 
+        budget = recorded.budget
+
         def run() -> None:
             before_us = TALLY.region_us
-            recorded.results[:] = self._made(batches)
+            # Scratch lies in the graph's own memory, which outlives all else.
+            with sharing(Scratch()) if budget is None else budget.step(captured=True):
+                recorded.results[:] = self._made(batches)
             recorded.tuned_us = TALLY.region_us - before_us
 
         if self._pool is None:
@@ -230,13 +258,15 @@ class WholeStep:
         torch.clear_autocast_cache()
         before = _HostRandomness()
         replay, reason = None, ""
+        meter = None if budget is None else recorder.meter()
         try:
-            with self._rates.in_groups(), sharing(Scratch()):  # in the graph's own memory, which outlives all else
-                replay = recorder.captured(run, self._pool)
+            with self._rates.in_groups():
+                replay = recorder.captured(run, self._pool, 0 if budget is None else budget.repeats)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             reason = f"the step could not be captured ({words})"
         self._clear_gradients()
+        is_too_large = meter is not None and budget is not None and budget.exceeded(meter.stop()[1])
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
         if self._memory.has_moved():
@@ -244,6 +274,9 @@ class WholeStep:
             reason = reason or "the model replaces a parameter or a buffer in each step"
         if reason:
             self._give_up(reason)
+        elif is_too_large:
+            del replay
+            self._pool = None if len(self._known) == 1 else self._pool
         else:
             recorded.replay, recorded.inputs = replay, inputs
 
@@ -252,7 +285,11 @@ class WholeStep:
         if key not in self._known and len(self._known) >= COMBINATIONS:
             self._tell_of_changes()
             self._known = {known: each for known, each in self._known.items() if each.replay is not None}
-        return self._known.setdefault(key, Recorded())
+        if key not in self._known:
+            made = self._known[key] = Recorded()
+            if self._budget_bytes is not None:
+                made.budget = StepBudget(self._budget_bytes, device_runtime(self._device), self._memory.static_bytes)
+        return self._known[key]
 
     def _tell_of_changes(self) -> None:
         if not self._told_of_changes:

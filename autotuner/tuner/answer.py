@@ -9,7 +9,7 @@ from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import fused_bytes, moved_bytes
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
-from autotuner.plan.configuration import Certificate, Configuration, Fusion, Memory
+from autotuner.plan.configuration import Certificate, Configuration, Fusion, LeanerPlan, Memory
 from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.settings import package_version
 from autotuner.solve import SOLVERS
@@ -21,7 +21,7 @@ from autotuner.tuner.doubts import doubts_of, is_default_marked
 from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
-from autotuner.tuner.solving import leaner_that_runs, seconds_until, solved, step_memory
+from autotuner.tuner.solving import leaner, leaner_that_run, seconds_until, solved, spread, step_memory
 from autotuner.tuner.steps import best_by_cover, steps_of
 
 
@@ -59,7 +59,8 @@ def build_configuration(
     unpriced = formulate(space, saving=budget_bytes is not None)
     problem, fastest = solved(unpriced, known, solver, budget_bytes, ends_at)
     is_free = SOLVERS[solver].exact and budget_bytes is None
-    solution = leaner_that_runs(problem, fastest, ends_at) if is_free else fastest
+    plans = leaner_that_run(problem, fastest, ends_at) if is_free else [fastest]
+    solution = leaner(plans)
     costs = problem.costs_us
     steps = steps_of(problem, solution, known)
     overtaking: tuple[Alternative, ...] = ()
@@ -113,7 +114,13 @@ def build_configuration(
             fresh=fresh,
         ),
         memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),
+        leaner=tuple(_leaner_plan(space, steps_of(problem, plan, known), known) for plan in spread(plans, solution)),
     )
+
+
+def _leaner_plan(space: Space, steps: tuple[Step, ...], known: Mapping[str, Measurement]) -> LeanerPlan:
+    needs = step_memory(space, steps, known)
+    return LeanerPlan(steps, sum(step.predicted_us for step in steps), needs.held_bytes, needs.peak_bytes)
 
 
 def _proven_us(space: Space, known: Mapping[str, Measurement], solution: Solution) -> float:

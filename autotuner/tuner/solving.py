@@ -12,7 +12,7 @@ from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST
 from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
 from autotuner.plan.step import Step
 from autotuner.solve import SOLVERS, budgeted, exact
-from autotuner.solve.lagrangian_dual import lagrangian_dual
+from autotuner.solve.lagrangian_dual import BudgetPlan, lagrangian_dual
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
@@ -31,10 +31,16 @@ LEAN_BYTES = 32 << 20
 LEAN_LIMIT_S = 20.0
 NEAR_SHARE = 0.02
 """Of the bytes that the fastest plan leaves: what is saved is found to within so much."""
-PRICES = 7
-"""Prices of a byte that are tried, each between the ones that were too low and too high."""
-DEAREST = 64.0
-"""Price at which what is held costs so many times the fastest plan's time."""
+GRID = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Prices of a byte that are tried: at 1, what the fastest plan leaves would cost as much as its time. From about 0.3
+on, a region's forward is better run again."""
+STEPS = 2.5
+PRICES = 4
+"""Further prices that are tried, each between the ones that were too low and too high."""
+APART_SHARE = 0.03
+"""Of the bytes that the fastest plan leaves: a leaner plan that is kept saves so much more than the one before."""
+LEANER_MAX = 5
+"""Plans that are kept beside the one that is taken."""
 
 
 def solved(
@@ -155,62 +161,109 @@ def within_budget(
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
 
 
-def leaner_that_runs(formulation: Formulation, fastest: Solution, ends_at: float | None) -> Solution:
-    """Return the solution that `leaner` finds, or the fastest where its covers depend on each other."""
-    found = leaner(formulation.problem, fastest, ends_at)
-    try:
-        order_steps(formulation.offered.graph, formulation.chosen(found))
-    except CircleError:
+def leaner_that_run(formulation: Formulation, fastest: Solution, ends_at: float | None) -> list[Solution]:
+    """Return the plans of `leaner_plans`, without those whose covers depend on each other."""
+
+    def runs(solution: Solution) -> bool:
+        try:
+            order_steps(formulation.offered.graph, formulation.chosen(solution))
+        except CircleError:
+            return False
+        return True
+
+    first, *others = leaner_plans(formulation.problem, fastest, ends_at)
+    return [first, *filter(runs, others)]
+
+
+def leaner(plans: Sequence[Solution]) -> Solution:
+    """Return the plan that leaves the fewest bytes for backward, of those as fast as the first within a share."""
+    fastest = plans[0]
+    found = [plan for plan in plans if plan.total_us <= fastest.total_us * (1 + LEAN_SHARE)][-1]
+    if found is fastest:
         return fastest
-    return found
+    told = dict(zip(OF_FASTEST, (fastest.total_us, fastest.held_bytes, found.held_bytes), strict=True))
+    return replace(found, statistics={**fastest.statistics, **told})
 
 
-def leaner(problem: Problem, fastest: Solution, ends_at: float | None = None) -> Solution:
-    """Return the plan found that leaves the fewest bytes for backward, of those as fast as the fastest within a share.
+def leaner_plans(problem: Problem, fastest: Solution, ends_at: float | None = None) -> list[Solution]:
+    """Return the fastest plan, and plans found that leave fewer bytes for backward: each slower than the one before.
 
-    Plans that are cheapest at some price of a byte are looked at first, then those of least time within budgets between
-    the leanest of these that is fast enough and the next one. Where none saves anything, it is the fastest itself.
+    Plans that are cheapest at some price of a byte are looked at first. Between the leanest of these that is as fast as
+    the fastest within a share and the next one, those of least time within budgets are looked at as well. Where nothing
+    can be saved, or not much, the fastest is alone.
 
     Args:
-        fastest: a solution; its bound stays the answer's.
-        ends_at: when to take the best plan found, by `time.monotonic`; None for after some seconds.
+        fastest: a solution; its bound stays that of each.
+        ends_at: when to take what is found, by `time.monotonic`; None for after some seconds.
     """
     fastest_bytes = problem.held_bytes(fastest.states)
+    fastest = replace(fastest, held_bytes=fastest_bytes)
     seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
     if fastest_bytes < LEAN_BYTES or not seconds:
-        return fastest
+        return [fastest]
     most_us = fastest.total_us * (1 + LEAN_SHARE)
     limits = SolverLimits(ends_at=monotonic() + seconds)
     dual = lagrangian_dual(problem, limits)
-    states, total_us, held_bytes = fastest.states, fastest.total_us, fastest_bytes
-    too_few = 0
-    low, high = 1 / DEAREST, DEAREST
-    for _ in range(PRICES):
+    found = [fastest]
+
+    def priced(times: float) -> BudgetPlan:
+        plan, _ = dual.at(dual.given, times * fastest.total_us / fastest_bytes)
+        found.append(replace(fastest, states=plan.states, total_us=plan.time_us, held_bytes=plan.held_bytes))
+        return plan
+
+    held_bytes, too_few, low, high = fastest_bytes, 0, 0.0, inf
+    for times in GRID:
         if limits.over:
             break
+        plan = priced(times)
+        if plan.time_us > most_us:
+            high, too_few = min(high, times), max(too_few, plan.held_bytes)
+        else:
+            low, held_bytes = max(low, times), min(held_bytes, plan.held_bytes)
+    low = low or GRID[0] / STEPS
+    for _ in range(PRICES if high < inf else 0):
+        if limits.over or held_bytes - too_few <= NEAR_SHARE * fastest_bytes:
+            break
         times = sqrt(low * high)
-        plan, _ = dual.at(dual.given, times * fastest.total_us / fastest_bytes)
+        plan = priced(times)
         if plan.time_us > most_us:
             high, too_few = times, max(too_few, plan.held_bytes)
         else:
-            low = times
-            if plan.held_bytes < held_bytes:
-                states, total_us, held_bytes = plan.states, plan.time_us, plan.held_bytes
+            low, held_bytes = times, min(held_bytes, plan.held_bytes)
     while held_bytes - too_few > NEAR_SHARE * fastest_bytes and not limits.over:
         between = (held_bytes + too_few) // 2
         try:
-            found = budgeted(problem, between, time_limit_s=seconds_until(limits.ends_at) / 2, epsilon=EPSILON)
+            within = budgeted(problem, between, time_limit_s=seconds_until(limits.ends_at) / 2, epsilon=EPSILON)
         except BudgetError:
-            found = None
-        if found is None or found.total_us > most_us:
+            too_few = between
+            continue
+        found.append(replace(fastest, states=within.states, total_us=within.total_us, held_bytes=within.held_bytes))
+        if within.total_us > most_us:
             too_few = between
         else:
-            states, total_us, held_bytes = found.states, found.total_us, found.held_bytes
-    if held_bytes == fastest_bytes:
-        return fastest
-    told = dict(zip(OF_FASTEST, (fastest.total_us, fastest_bytes, held_bytes), strict=True))
-    statistics = {**fastest.statistics, **told}
-    return replace(fastest, states=states, total_us=total_us, statistics=statistics, held_bytes=held_bytes)
+            held_bytes = within.held_bytes
+    return _worth_having(found)
+
+
+def _worth_having(found: Sequence[Solution]) -> list[Solution]:
+    """Return plans from the fastest to the leanest, without those that another one beats."""
+    kept: list[Solution] = []
+    for plan in sorted(found, key=lambda plan: (plan.total_us, plan.held_bytes)):
+        if not kept or plan.held_bytes < kept[-1].held_bytes:
+            kept.append(plan)
+    return kept
+
+
+def spread(plans: Sequence[Solution], behind: Solution) -> list[Solution]:
+    """Return of plans that are leaner than one of them a few, each of which leaves clearly less than the one before."""
+    first_bytes = plans[0].held_bytes
+    chosen: list[Solution] = []
+    last_bytes = behind.held_bytes
+    for plan in plans:
+        if plan.total_us > behind.total_us and last_bytes - plan.held_bytes >= APART_SHARE * first_bytes:
+            chosen.append(plan)
+            last_bytes = plan.held_bytes
+    return chosen[:LEANER_MAX]
 
 
 class _BudgetSearch:

@@ -86,7 +86,7 @@ class MadeUpDevice(CpuRuntime):
     def pool(self) -> str:
         return MEMORY
 
-    def captured(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
+    def captured(self, run: Callable[[], Any], pool: Any, repeats: int = 0) -> Callable[[], Any]:  # noqa: ARG002
         assert pool == MEMORY
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing\nmore lines")

@@ -12,7 +12,7 @@ from autotuner.solve.problem import Factor, Problem
 from autotuner.space import build_space
 from autotuner.space.fusion import repeats
 from autotuner.tuner import build_configuration, solving
-from autotuner.tuner.solving import LEAN_BYTES, leaner
+from autotuner.tuner.solving import LEAN_BYTES, leaner, leaner_plans, spread
 from tests.made_up import CPU, HERE
 from tests.solve.problem.test_formulate import costs_of
 from tests.tuner.test_budget import of
@@ -30,7 +30,7 @@ PROBLEM = Problem(
 
 def test_bytes_are_saved_where_that_takes_less_than_the_share() -> None:
     fastest = exact(PROBLEM)
-    found = leaner(PROBLEM, fastest)
+    found = leaner(leaner_plans(PROBLEM, fastest))
     assert found.states == {"step": "only", "cheap": "again", "dear": "held"}
     assert (found.total_us, found.held_bytes, found.lower_bound_us) == (100.6, 64 * MIB, 100.0)
     assert [found.statistics[name] for name in OF_FASTEST] == [100.0, 128 * MIB, 64 * MIB]
@@ -47,16 +47,16 @@ def test_what_no_price_of_a_byte_shows_is_found_by_a_budget() -> None:
             ),
         )
     )
-    assert leaner(problem, exact(problem)).states == {"step": "only", "small": "again", "large": "held"}
+    assert leaner(leaner_plans(problem, exact(problem))).states == {"step": "only", "small": "again", "large": "held"}
 
 
 def test_what_holds_little_or_saves_nothing_stays_the_fastest() -> None:
     small = Problem((Factor("x", ("x",), {("held",): 1.0, ("again",): 1.001}, {("held",): LEAN_BYTES - 1}),))
     fastest = exact(small)
-    assert leaner(small, fastest) is fastest
+    assert [plan.states for plan in leaner_plans(small, fastest)] == [fastest.states]
     alike = Problem((Factor("x", ("x",), {("held",): 1.0, ("again",): 1.1}, {("held",): 4 * LEAN_BYTES}),))
     fastest = exact(alike)
-    assert leaner(alike, fastest) is fastest
+    assert leaner(leaner_plans(alike, fastest)).states == fastest.states
 
 
 @pytest.mark.parametrize("share", [0.001, 0.009])
@@ -64,7 +64,15 @@ def test_a_saving_is_found_whatever_a_byte_costs(share: float) -> None:
     problem = Problem(
         (Factor("x", ("x",), {("held",): 1000.0, ("again",): 1000 * (1 + share)}, {("held",): 2 * LEAN_BYTES}),)
     )
-    assert leaner(problem, exact(problem)).states == {"x": "again"}
+    assert leaner(leaner_plans(problem, exact(problem))).states == {"x": "again"}
+
+
+def test_plans_that_are_slower_and_leave_less_are_found_as_well_and_those_that_are_alike_told_once() -> None:
+    fastest = exact(PROBLEM)
+    plans = leaner_plans(PROBLEM, fastest)
+    assert [(plan.total_us, plan.held_bytes // MIB) for plan in plans] == [(100.0, 128), (100.6, 64), (103.6, 0)]
+    assert [plan.held_bytes for plan in spread(plans, leaner(plans))] == [0]
+    assert {plan.lower_bound_us for plan in plans} == {100.0}
 
 
 @pytest.fixture
@@ -96,3 +104,8 @@ def test_a_configuration_that_leaves_less_tells_the_fastest_and_alternatives_to_
     assert "this one leaves the fewest bytes for backward: 288 B less" in sentences
     assert "leaves active for other kernels" in " ".join(explain_operator(found, again.operators[0]).words)
     assert Configuration.from_json(found.to_json()) == found
+    assert [plan.predicted_us for plan in found.leaner] == sorted(plan.predicted_us for plan in found.leaner)
+    assert {plan.graph_key for plan in found.plans} == {found.graph_key}
+    assert [plan.memory.held_bytes for plan in found.plans if plan.memory] == sorted(
+        {plan.memory.held_bytes for plan in found.plans if plan.memory}, reverse=True
+    )

@@ -9,6 +9,7 @@ from time import perf_counter_ns, sleep
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.autograd.profiler import record_function
 
 from autotuner.measure.policy import CpuPolicy
 from autotuner.measure.timer import Run, Sweep
@@ -25,6 +26,7 @@ WAIT_SHARE = 0.05
 CALLS_MAX = 20_000
 NEIGHBOUR_ROWS = 128
 ALLOCATION = "memory_alloc"
+LAP = "autotuner: a lap of counting memory"
 BRIEF_SHARE = 0.1
 """A brief sample is so much shorter: of the least of several, short ones are the more optimistic."""
 SWEEP = Sweep(bytes_max=1 << 27, extents=(16, 25, 40, 64, 102, 161, 256, 406, 645, 1024))
@@ -154,25 +156,49 @@ def core_wait_us() -> float:
 
 
 def allocated_bytes(run: Callable[[], object]) -> int:
-    """Return the most bytes that are allocated at any time while a function runs, beyond what was before it.
-
-    Counted is what the calling thread takes from torch's CPU allocator and gives back, in the sizes that it asks for; a
-    library's own memory (oneDNN's scratch) is not. Torch's older profiler reports these events at 2 us a recording,
-    the one in `torch.profiler` at 400 us, where each kernel that is measured has one.
-    """
-    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-    _enable_profiler_legacy(config)
+    """Return the most bytes that are allocated at any time while a function runs, as `AllocationCount` has them."""
+    count = AllocationCount()
     try:
         run()
     finally:
-        events = _disable_profiler_legacy()
-    now = most = 0
-    for thread in events:
-        for event in thread:
-            if event.kind() == ALLOCATION:  # type: ignore[comparison-overlap]  # torch's stub calls a name a number
-                now += event.cpu_memory_usage()
-                most = max(most, now)
+        (most,), _ = count.stop()
     return most
+
+
+class AllocationCount:
+    """Counts bytes that are allocated, beyond what was there when it began, lap by lap.
+
+    Counted is what the thread that began takes from torch's CPU allocator and gives back, in the sizes that it asks
+    for; a library's own memory (oneDNN's scratch) is not. Torch's older profiler reports these events at 2 us a
+    recording, the one in `torch.profiler` at 400 us, where each kernel that is measured has one.
+    """
+
+    counts_all = False
+
+    def __init__(self) -> None:
+        config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+        _enable_profiler_legacy(config)
+
+    def lap(self) -> None:
+        """End a lap, and begin the next one."""
+        with record_function(LAP):
+            pass
+
+    def stop(self) -> tuple[list[int], int]:
+        """Count no more.
+
+        Returns:
+            The most bytes of each lap, the last one among them; and 0, since nothing that is freed is kept.
+        """
+        now, laps = 0, [0]
+        for thread in _disable_profiler_legacy():
+            for event in thread:
+                if event.kind() == "push" and event.name() == LAP:  # type: ignore[comparison-overlap]
+                    laps.append(now)
+                elif event.kind() == ALLOCATION:  # type: ignore[comparison-overlap]  # a name, to the stub a number
+                    now += event.cpu_memory_usage()
+                    laps[-1] = max(laps[-1], now)
+        return laps, 0
 
 
 class CpuTimer:

@@ -1,7 +1,7 @@
 """The CPU at run time: one stream, on which a call is over when it returns, and no graphs."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import vendor_of
+from autotuner.measure.devices.cpu_sampling import AllocationCount
 from autotuner.runtime.devices.protocol import Run
 
 
@@ -54,7 +55,7 @@ class CpuRuntime:
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def captured(self, run: Run, pool: Any) -> Run:  # noqa: ARG002
+    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:  # noqa: ARG002
         raise RuntimeError(f"calls on {self.device} cannot be captured")
 
     def synchronize(self) -> None:
@@ -68,3 +69,19 @@ class CpuRuntime:
 
     def forked_random(self) -> AbstractContextManager[Any]:
         return torch.random.fork_rng([])
+
+    @contextmanager
+    def noted_draws(self) -> Iterator[Tensor]:
+        yield torch.get_rng_state()
+
+    @contextmanager
+    def draws_again(self, noted: Tensor) -> Iterator[None]:
+        before = torch.get_rng_state()
+        torch.set_rng_state(noted)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+
+    def meter(self) -> AllocationCount:
+        return AllocationCount()

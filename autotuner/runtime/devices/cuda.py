@@ -20,6 +20,10 @@ _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
 _LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
 _CAPTURES = Lock()
 """Of all threads: those that replay on one stream have one stream that captures, which captures one graph at a time."""
+_NOTES: dict[int, list[tuple[torch.Generator, torch.Generator]]] = {}
+"""By device: states for numbers that are drawn twice, in the graph that is captured."""
+APART = 40
+"""Bits of the offsets between such states, so that none of them reaches the next."""
 HIGH, LOW = -1, 0
 """Priorities of streams. The steps on no branch go first where both have work for the device."""
 
@@ -104,16 +108,35 @@ class CudaRuntime:
             yield
         current.wait_stream(side)
 
-    def captured(self, run: Run, pool: Any) -> Run:
+    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:
         """Return the replay of what a function queues.
 
         Captured is on a stream of its own, one for each stream that graphs are replayed on: a library keeps scratch
         memory per stream, which two graphs that run at the same time must not share.
+
+        Numbers that are drawn twice come from states of the generator that the graph advances beside the usual one,
+        two for each note, which begin at the same place.
         """
         side = self._side()
         graph = torch.cuda.CUDAGraph()
         with _CAPTURES, without_collection():
-            return self._captured(run, pool, side, graph)
+            notes = _NOTES[self.index] = [self._states(graph, number) for number in range(repeats)]
+            try:
+                return self._captured(run, pool, side, graph)
+            finally:
+                notes.clear()
+
+    def _states(self, graph: torch.cuda.CUDAGraph, number: int) -> tuple[torch.Generator, torch.Generator]:
+        """Return two equal states of the generator, which a graph advances; those of other numbers draw others."""
+        generator = self._generator()
+        made = generator.clone_state(), generator.clone_state()
+        for state in made:
+            state.set_offset(generator.get_offset() + (number + 1 << APART))
+            graph.register_generator_state(state)
+        return made
+
+    def _generator(self) -> torch.Generator:
+        return torch.cuda.default_generators[self.index]
 
     def _captured(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> Run:
         try:
@@ -156,3 +179,60 @@ class CudaRuntime:
 
     def forked_random(self) -> AbstractContextManager[Any]:
         return torch.random.fork_rng([self.index], device_type=CUDA)
+
+    @contextmanager
+    def noted_draws(self) -> Iterator[Any]:
+        if not self.is_capturing():
+            yield self._generator().get_state()
+            return
+        first, second = _NOTES[self.index].pop()
+        with self._drawing(first):
+            yield second
+
+    @contextmanager
+    def draws_again(self, noted: Any) -> Iterator[None]:
+        if isinstance(noted, torch.Generator):
+            with self._drawing(noted):
+                yield
+            return
+        before = self._generator().get_state()
+        self._generator().set_state(noted)
+        try:
+            yield
+        finally:
+            self._generator().set_state(before)
+
+    @contextmanager
+    def _drawing(self, state: torch.Generator) -> Iterator[None]:
+        """Draw from a state that the graph which is captured advances."""
+        generator = self._generator()
+        before = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(state)
+        try:
+            yield
+        finally:
+            generator.graphsafe_set_state(before)
+
+    def meter(self) -> "CudaMeter":
+        return CudaMeter(self.index)
+
+
+class CudaMeter:
+    """Counts what torch's allocator gives out; see `MemoryMeter`."""
+
+    counts_all = True
+
+    def __init__(self, index: int) -> None:
+        self._index, self._reserved = index, 0
+        self._laps: list[int] = []
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(index)
+
+    def lap(self) -> None:
+        self._laps.append(torch.cuda.max_memory_allocated(self._index))
+        self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(self._index))
+        torch.cuda.reset_peak_memory_stats(self._index)
+
+    def stop(self) -> tuple[list[int], int]:
+        self.lap()
+        return self._laps, self._reserved

@@ -11,6 +11,27 @@ Run = Callable[[], Any]
 """A call without arguments."""
 
 
+class MemoryMeter(Protocol):
+    """Counts what torch's allocator gives out, lap by lap.
+
+    Attributes:
+        counts_all: whether that is all that is allocated, or only what comes from when it began.
+    """
+
+    counts_all: bool
+
+    def lap(self) -> None:
+        """End a lap, and begin the next one."""
+
+    def stop(self) -> tuple[list[int], int]:
+        """Count no more.
+
+        Returns:
+            The most bytes that were allocated at any time of each lap, the last one among them; and the most that the
+            allocator has held, free ones among them, or 0 where it keeps nothing that is freed.
+        """
+
+
 class DeviceRuntime(Protocol):
     """All that the runtime asks of a device. What a stream, an event or a pool is, only the device knows.
 
@@ -62,8 +83,11 @@ class DeviceRuntime(Protocol):
     def aside(self) -> AbstractContextManager[None]:
         """Queue work on the stream that captures, in order with what is queued on the current one before and after."""
 
-    def captured(self, run: Run, pool: Any) -> Run:
+    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:
         """Return the replay of what a function queues; it ran before, so that nothing is set up meanwhile.
+
+        Args:
+            repeats: so often, at most, it draws the same numbers twice, by `noted_draws` and `draws_again`.
 
         Raises:
             Exception: whatever the function or the device says; generator and current stream are as before.
@@ -80,3 +104,15 @@ class DeviceRuntime(Protocol):
 
     def forked_random(self) -> AbstractContextManager[Any]:
         """Put the states of the generators of CPU and device back at the end."""
+
+    def noted_draws(self) -> AbstractContextManager[Any]:
+        """Note which random numbers the device draws inside, for `draws_again`."""
+
+    def draws_again(self, noted: Any) -> AbstractContextManager[None]:
+        """Draw the same numbers once more inside, and go on as before behind it; each note serves once in a graph."""
+
+    def meter(self) -> MemoryMeter:
+        """Begin to count what is allocated: in all, or on the CPU what comes from now on.
+
+        Memory that nothing is in is given back to the device first, and torch's own figures of the most are set back.
+        """

@@ -95,7 +95,8 @@ class Compilation:
         return COMPILED[self._begun :]
 
     def _compile(self, module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self.regions += rewrite(module, inputs, self._knowledge, in_place=self._in_place)
+        made = rewrite(module, inputs, self._knowledge, in_place=self._in_place)
+        self.regions += [each for each in made if isinstance(each, TunedRegion)]
         found: Callable[..., Any] = self._compiler(module, inputs)
         return found
 

@@ -1,0 +1,191 @@
+"""A region that can run in several ways: as plans that leave more or less for backward, or with its forward repeated.
+
+Compiled code names the place, as it names a `TunedRegion`. Which way it goes is decided call by call, by the budget of
+the training step that calls it; see `autotuner.runtime.step_budget`. A region whose forward is repeated leaves nothing
+but its inputs, which other tensors of the model mostly are anyway: its backward runs the forward once more, with the
+same random numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.ir.kinds import draws
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.pool import Lease
+from autotuner.runtime.region import TunedRegion
+from autotuner.runtime.region_operator import number_of, tuned_region
+from autotuner.runtime.scratch import shared_scratch, sharing
+from autotuner.runtime.step_budget import StepBudget, current_budget
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True, eq=False)
+class RegionWay:
+    """A way to run a region.
+
+    Args:
+        region: by its plan.
+        repeats: whether backward runs the forward again, so that this leaves nothing.
+    """
+
+    region: TunedRegion
+    repeats: bool
+
+    @property
+    def time_us(self) -> float:
+        """What its kernels take in a training step."""
+        us = self.region.plan.us
+        return us[FORWARD] * (1 + self.repeats) + us[BACKWARD]
+
+    @property
+    def own_bytes(self) -> int:
+        """What it holds while forward or backward run, beside inputs, outputs and gradients."""
+        return self.region.plan.kept_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What its forward leaves for backward, beside its inputs."""
+        return 0 if self.repeats else self.own_bytes
+
+
+class RegionChoice:
+    """A tuned region at one place of a compiled model, with several ways to run; see `TunedRegion`.
+
+    Attributes:
+        ways: all of them.
+        fastest: runs outside of any budget.
+        leanest: leaves the least for backward, and needs the least beside.
+        draws: whether it draws random numbers.
+        number, label: as of a `TunedRegion`.
+    """
+
+    operator = staticmethod(torch.ops.autotuner.tuned_region.default)
+
+    def __init__(self, regions: Sequence[TunedRegion]) -> None:
+        """Offer the plans of regions at one place, those that hand out the same as the first, each in both ways.
+
+        Args:
+            regions: made with `in_place`.
+        """
+        first = regions[0]
+        alike = [region for region in regions if _handed(region) == _handed(first)]
+        self.ways = tuple(RegionWay(region, repeats) for repeats in (False, True) for region in alike)
+        self.fastest = min(self.ways, key=lambda way: way.time_us)
+        self.leanest = min(self.ways, key=lambda way: (way.held_bytes, way.own_bytes, way.time_us))
+        self.scratch_bytes = max(way.region.plan.scratch_bytes for way in self.ways)
+        self.draws = any(draws(operator.kind) for operator in first.plan.configuration.model.graph().operators)
+        self.number, self.label = number_of(self), first.label
+        self._results = replace(first.plan.results, in_place=True, state_bytes=None).text()
+
+    @property
+    def plan(self) -> Any:
+        """The plan of the fastest way."""
+        return self.fastest.region.plan
+
+    def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
+        return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results, None
+
+    def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run the region, and return the outputs. It has a backward."""
+        made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
+        return made[0]
+
+    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], "HeldCall"]:
+        """Run forward, and return the outputs and what it holds for its backward.
+
+        Raises:
+            RuntimeError: the region was tuned for other inputs or parameters.
+        """
+        budget = current_budget()
+        way = self.fastest if budget is None else budget.way_of(self)
+        device = (*inputs, *parameters)[0].device
+        with nullcontext() if budget is None else budget.inside(self, FORWARD):
+            if not way.repeats:
+                outputs, lease = way.region.forward(inputs, parameters)
+                held = HeldCall(self, way, budget, lease=lease)
+            else:
+                noting: AbstractContextManager[Any] = nullcontext()
+                if self.draws:
+                    noting = device_runtime(device).noted_draws()
+                with noting as noted:
+                    outputs, lease = way.region.forward(inputs, parameters)
+                held = HeldCall(self, way, budget, inputs=inputs, noted=noted)
+            del lease
+        return outputs, held
+
+    def restored(self, *_: Any) -> Lease:
+        raise AssertionError("what its forward leaves is a ticket")
+
+    def going_back(self) -> AbstractContextManager[None]:
+        """Return what a backward runs in: nothing, since `HeldCall` sees to it."""
+        return nullcontext()
+
+    def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run forward by plain operators on inputs and parameters, and return the outputs; torch records how."""
+        return self.fastest.region.repeated(tensors)
+
+
+class HeldCall:
+    """What a forward holds for its backward: a workspace, or what it takes to run once more."""
+
+    __slots__ = ("__weakref__", "_budget", "_choice", "_inputs", "_lease", "_noted", "_scratch", "_way")
+
+    def __init__(
+        self,
+        choice: RegionChoice,
+        way: RegionWay,
+        budget: StepBudget | None,
+        *,
+        lease: Lease | None = None,
+        inputs: Sequence[Tensor] = (),
+        noted: Any = None,
+    ) -> None:
+        self._choice, self._way, self._budget = choice, way, budget
+        self._lease, self._inputs, self._noted, self._scratch = lease, list(inputs), noted, shared_scratch()
+        if budget is not None:
+            budget.began(self, choice)
+
+    @property
+    def backward(self) -> Callable[..., list[Tensor | None]]:
+        """A function as `Workspace.backward`."""
+        return self._backward
+
+    def _backward(
+        self,
+        given: Sequence[Tensor | None],
+        wanted: tuple[bool, ...],
+        keeps: bool = False,
+        current: Sequence[Tensor] = (),
+        in_place: bool = False,  # noqa: ARG002
+    ) -> list[Tensor | None]:
+        budget, region = self._budget, self._way.region
+        with nullcontext() if budget is None else budget.inside(self._choice, BACKWARD), region.going_back():
+            lease = self._again(current) if self._lease is None else self._lease
+            keeps = keeps and self._lease is not None
+            found = lease.backward(given, wanted, keeps, current, lease.workspace.gives_back)
+            del lease
+        if budget is not None and not keeps:
+            budget.ended(self)
+        return found
+
+    def _again(self, parameters: Sequence[Tensor]) -> Lease:
+        device = (*self._inputs, *parameters)[0].device
+        drawing: AbstractContextManager[None] = nullcontext()
+        if self._choice.draws:
+            drawing = device_runtime(device).draws_again(self._noted)
+        # On a GPU, backward runs in a thread of its own.
+        with nullcontext() if self._scratch is None else sharing(self._scratch), drawing:
+            _, lease = self._way.region.forward(self._inputs, parameters)
+        return lease
+
+
+def _handed(region: TunedRegion) -> Any:
+    results = region.plan.results
+    return results.outputs, results.gradients

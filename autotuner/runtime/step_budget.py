@@ -1,0 +1,356 @@
+"""Budget of a whole training step: each region's way of running, found in the first steps by what these need.
+
+The first step compiles, and makes the optimizer's state; each region runs the leanest way it has. The second one does
+so again, and at each beginning and end of a region's forward and backward it is noted how much was allocated at most
+since the last one. What a step needs beside its regions is measured like this, moment by moment, and nothing of it is
+guessed. Then the fastest ways are taken that leave room for it at each moment, and a third step is measured in which
+they run. Where that needs more than it should, faster ways are given up, and the next step is measured.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from autotuner.errors import BudgetError
+from autotuner.plan.phrases import binary
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.scratch import Scratch, sharing
+from autotuner.solve.step_knapsack import Room, Way, fastest_ways
+
+if TYPE_CHECKING:
+    from autotuner.runtime.region_choice import RegionChoice, RegionWay
+
+TRIES = 4
+"""Choices that are measured before the leanest way of each region is taken for good."""
+MARGIN = 1 / 256
+"""Of the budget, which is given up beyond what a measured step was above it."""
+OUTSIDE = "outside of all regions"
+
+
+class _Stage(Enum):
+    FIRST = "compiles"
+    LEAN = "is measured, all regions as lean as they can"
+    CHOSEN = "is measured, all regions as chosen"
+    SETTLED = "is as it stays"
+
+
+class _Current(threading.local):
+    budget: "StepBudget | None" = None
+
+
+_CURRENT = _Current()
+
+
+def current_budget() -> "StepBudget | None":
+    """Return the budget of the training step that this thread runs, None for none."""
+    return _CURRENT.budget
+
+
+@dataclass(frozen=True)
+class Lap:
+    """The time between two marks of a step.
+
+    Args:
+        peak_bytes: the most that was allocated in it.
+        region: whose forward or backward it is; None outside of all.
+        phase: "forward" or "backward", or `OUTSIDE`.
+        under_way: regions whose forward has run and whose backward has not, with how often.
+    """
+
+    peak_bytes: int
+    region: "RegionChoice | None"
+    phase: str
+    under_way: Mapping["RegionChoice", int]
+
+
+@dataclass(frozen=True)
+class StepNeeds:
+    """What a training step needs, in bytes of the device's memory, its parameters and the optimizer's state among it.
+
+    Args:
+        budget_bytes: what it may need.
+        least_bytes: what it needs with each region as lean as it can be.
+        predicted_bytes, measured_bytes: at its peak, as it runs now; `measured_bytes` is 0 before it did.
+        reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
+        regions, repeating: how many regions there are, and how many of them run their forward again in backward.
+        least_us, time_us: what all regions take at their fastest, and as they run now.
+    """
+
+    budget_bytes: int
+    least_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    reserved_bytes: int
+    regions: int
+    repeating: int
+    least_us: float
+    time_us: float
+
+    def __str__(self) -> str:
+        slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
+        most = max(self.measured_bytes, self.reserved_bytes)
+        told = f"{binary(most)} measured" if most else f"{binary(self.predicted_bytes)} predicted"
+        return (
+            f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
+            f"regions run their forward again in backward{slower}"
+        )
+
+
+@dataclass
+class StaticBytes:
+    """Bytes of what is there between steps, and of gradients at the end of backward."""
+
+    parameters: int
+    gradients: int
+    state: int
+
+    @property
+    def kept(self) -> int:
+        return self.parameters + self.state
+
+
+@dataclass
+class _Log:
+    """Marks of one step."""
+
+    laps: list[Lap] = field(default_factory=list)
+    order: dict["RegionChoice", int] = field(default_factory=dict)
+    most: Counter["RegionChoice"] = field(default_factory=Counter)
+    repeats: int = 0
+
+    def note(self, region: "RegionChoice | None", phase: str, begun: Mapping[Any, "RegionChoice"]) -> None:
+        """Note a lap that ends now; how much was allocated in it is known at the end of the step."""
+        self.laps.append(Lap(0, region, phase, Counter(begun.values())))
+
+
+class StepBudget:
+    """Ways of the regions in training steps of one shape, under a budget.
+
+    Attributes:
+        budget_bytes: that a step may need, everything in it.
+        is_settled: whether the ways stay as they are.
+        needs: what a step needs, once that is known.
+    """
+
+    def __init__(self, budget_bytes: int, runtime: DeviceRuntime, static: Callable[[], StaticBytes]) -> None:
+        """Decide nothing yet.
+
+        Args:
+            budget_bytes: for the peak of the device's memory.
+            runtime: of the device.
+            static: says what is there between steps.
+        """
+        self.budget_bytes = budget_bytes
+        self._runtime, self._static = runtime, static
+        self._stage = _Stage.FIRST
+        self._limit = float(budget_bytes)
+        self._ways: dict[RegionChoice, RegionWay] = {}
+        self._log: _Log | None = None
+        self._meter: Any = None
+        self._lean: tuple[_Log, int] | None = None
+        self._begun: WeakKeyDictionary[Any, RegionChoice] = WeakKeyDictionary()
+        self._scratch_bytes = self._base_bytes = 0
+        self._repeats = 0
+        self._tries = 0
+        self.needs: StepNeeds | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self._stage is _Stage.SETTLED
+
+    @property
+    def repeats(self) -> int:
+        """How often a step draws the same numbers twice."""
+        return self._repeats
+
+    def way_of(self, region: "RegionChoice") -> "RegionWay":
+        """Return the way that a region runs in the step that is under way."""
+        return self._ways.get(region, region.leanest)
+
+    @contextmanager
+    def step(self, *, captured: bool = False) -> Iterator[None]:
+        """Run a step's forward, backward and update inside; behind it, the ways of the next one are known.
+
+        Args:
+            captured: whether it is captured, and decides nothing.
+
+        Raises:
+            BudgetError: no way of each region leaves enough room.
+        """
+        before, _CURRENT.budget = _CURRENT.budget, self
+        self._log, self._repeats = _Log(), 0
+        measured = self._stage in (_Stage.LEAN, _Stage.CHOSEN) and not captured
+        self._meter = self._runtime.meter() if measured else None
+        scratch = Scratch(is_of_one_step=not captured)
+        peak_bytes = reserved_bytes = 0
+        try:
+            with sharing(scratch):
+                if self._scratch_bytes:
+                    scratch.memory(self._scratch_bytes, self._runtime.device)
+                yield
+        finally:
+            _CURRENT.budget = before
+            log, self._log = self._log, None
+            if self._meter is not None:
+                log.note(None, OUTSIDE, self._begun)
+                base = 0 if self._meter.counts_all else self._base_bytes
+                peaks, reserved_bytes = self._meter.stop()
+                log.laps = [replace(lap, peak_bytes=base + peak) for lap, peak in zip(log.laps, peaks, strict=True)]
+                peak_bytes, self._meter = base + max(peaks), None
+            self._begun.clear()
+        if not captured:
+            self._go_on(log, peak_bytes, reserved_bytes)
+
+    @contextmanager
+    def inside(self, region: "RegionChoice", phase: str) -> Iterator[None]:
+        """Run a region's forward or backward inside."""
+        log = self._log
+        if log is None:
+            yield
+            return
+        log.order.setdefault(region, len(log.order))
+        if self._meter is not None:
+            log.note(None, OUTSIDE, self._begun)
+            self._meter.lap()
+        yield
+        if self._meter is not None:
+            log.note(region, phase, self._begun)
+            self._meter.lap()
+
+    def began(self, held: Any, region: "RegionChoice") -> None:
+        """Note that a forward has run, and holds something for its backward."""
+        self._begun[held] = region
+        if self._log is not None:
+            self._log.most[region] = max(self._log.most[region], sum(each is region for each in self._begun.values()))
+            self._log.repeats += region.draws and self.way_of(region).repeats
+            self._repeats = self._log.repeats
+
+    def ended(self, held: Any) -> None:
+        """Note that its backward has run."""
+        self._begun.pop(held, None)
+
+    def exceeded(self, reserved_bytes: int) -> bool:
+        """Take what a captured step has reserved; where that is too much, choose again, and say that it was."""
+        assert self.needs is not None
+        self._told(self.needs.predicted_bytes, self.needs.measured_bytes, reserved_bytes)
+        if reserved_bytes <= self.budget_bytes or self._tries >= TRIES:
+            return False
+        self._tighten(reserved_bytes)
+        return True
+
+    def _go_on(self, log: _Log, peak_bytes: int, reserved_bytes: int) -> None:
+        self._scratch_bytes = max([self._scratch_bytes, *(region.scratch_bytes for region in log.order)])
+        self._base_bytes = self._static().kept
+        if self._stage is _Stage.FIRST:
+            self._stage = _Stage.LEAN
+        elif self._stage is _Stage.LEAN:
+            self._lean = log, peak_bytes
+            self._limit -= max(0, reserved_bytes - peak_bytes)  # what the allocator holds beside what it has given out
+            self._choose()
+        elif self._stage is _Stage.CHOSEN:
+            assert self.needs is not None
+            self._told(self.needs.predicted_bytes, peak_bytes, reserved_bytes)
+            most = max(peak_bytes, reserved_bytes)
+            if most > self.budget_bytes and self._tries < TRIES:
+                self._tighten(most)
+            else:
+                self._stage = _Stage.SETTLED
+
+    def _tighten(self, most_bytes: int) -> None:
+        """Choose again, with as much less room as a step was above the budget."""
+        self._limit -= most_bytes - self.budget_bytes + MARGIN * self.budget_bytes
+        try:
+            self._choose()
+        except BudgetError:
+            self._tries = TRIES
+            self._ways = {}
+            self._told(self.needs.least_bytes if self.needs else 0, 0, 0)
+            self._stage = _Stage.CHOSEN
+
+    def _choose(self) -> None:
+        """Take the fastest ways that leave enough room."""
+        assert self._lean is not None
+        log, peak_bytes = self._lean
+        regions = list(log.order)
+        options = [[_way(way, log.most[region]) for way in region.ways] for region in regions]
+        room, lean = self._room(log, regions), {region: region.leanest for region in regions}
+        if peak_bytes > self._limit:
+            raise BudgetError(self._too_small(log, peak_bytes), peak_bytes)
+        try:
+            places = fastest_ways(options, room)
+        except BudgetError:  # by the room of moments that were counted to the safe side
+            places = [region.ways.index(region.leanest) for region in regions]
+        self._ways = {region: region.ways[place] for region, place in zip(regions, places, strict=True)}
+        self._tries += 1
+        predicted = max(
+            lap.peak_bytes + _used(lap, self._ways) - _used(lap, lean) for lap in log.laps
+        )  # fmt: skip
+        self._told(predicted, 0, 0)
+        self._stage = _Stage.CHOSEN
+
+    def _room(self, log: _Log, regions: Sequence["RegionChoice"]) -> Room:
+        """Return what each moment leaves to the regions: the budget, less what was there beside them."""
+        count = len(regions)
+        room: dict[str, list[float]] = {name: [inf] * count for name in ("forward", "backward", OUTSIDE)}
+        lean = {region: region.leanest for region in regions}
+        for lap in log.laps:
+            left = self._limit - (lap.peak_bytes - _used(lap, lean))
+            last = max((log.order[region] for region in lap.under_way), default=-1)
+            if lap.region is None:
+                if last >= 0:
+                    room[OUTSIDE][last] = min(room[OUTSIDE][last], left)
+                continue
+            own = log.order[lap.region]
+            if last < own or (last == own and lap.under_way[lap.region] == log.most[lap.region]):
+                room[lap.phase][own] = min(room[lap.phase][own], left)
+            else:  # it runs while a later one is under way
+                left -= max(way.own_bytes for way in lap.region.ways)
+                room[OUTSIDE][last] = min(room[OUTSIDE][last], left)
+        return Room(room["forward"], room["backward"], room[OUTSIDE])
+
+    def _told(self, predicted_bytes: int, measured_bytes: int, reserved_bytes: int) -> None:
+        assert self._lean is not None
+        log, least_bytes = self._lean
+        ways = [self.way_of(region) for region in log.order]
+        self.needs = StepNeeds(
+            self.budget_bytes, least_bytes, predicted_bytes, measured_bytes, reserved_bytes, len(ways),
+            sum(way.repeats for way in ways), sum(region.fastest.time_us for region in log.order),
+            sum(way.time_us for way in ways),
+        )  # fmt: skip
+
+    def _too_small(self, log: _Log, peak_bytes: int) -> str:
+        static, lap = self._static(), max(log.laps, key=lambda lap: lap.peak_bytes)
+        rest = max(0, peak_bytes - static.kept - static.gradients)
+        beside = max(0, self.budget_bytes - int(self._limit))
+        kept = f", {binary(beside)} that the allocator holds beside" if beside else ""
+        where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
+        return (
+            f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(peak_bytes + beside)} at "
+            f"least, with every region's forward repeated in backward: {binary(static.parameters)} of parameters and "
+            f"buffers, {binary(static.state)} of the optimizer's state, {binary(static.gradients)} of gradients, "
+            f"{binary(rest)} of all else{kept}. It needs most {where}: give it more memory, or a smaller batch"
+        )
+
+
+def _way(way: "RegionWay", calls: int) -> Way:
+    """Return a way as the solver reads it; of a region with several calls under way, one of them runs."""
+    calls = max(1, calls)
+    rest = (calls - 1) * way.held_bytes
+    return Way(way.time_us, calls * way.held_bytes, rest + way.own_bytes, rest + way.own_bytes)
+
+
+def _used(lap: Lap, ways: Mapping["RegionChoice", "RegionWay"]) -> int:
+    """Return what regions hold in a lap, if each runs so."""
+    held = sum(count * ways[region].held_bytes for region, count in lap.under_way.items() if region in ways)
+    if lap.region is None or lap.region not in ways:
+        return held
+    # At the end of its forward and in its backward, a region's own call is under way as well.
+    way = ways[lap.region]
+    own = way.own_bytes - (way.held_bytes if lap.region in lap.under_way else 0)
+    return held + own
