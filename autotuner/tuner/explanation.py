@@ -12,7 +12,7 @@ from autotuner.ir.records import Measurement
 from autotuner.plan.step import Alternative, Step
 from autotuner.solve import Alternatives, alternatives
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation, order_steps
+from autotuner.solve.problem.formulate import Formulation
 from autotuner.solve.problem.ordering import CircleError
 from autotuner.tuner.policy import DEFAULT_POLICY
 from autotuner.tuner.steps import interval_us
@@ -91,7 +91,7 @@ def _circle(formulation: Formulation, found: Alternatives) -> tuple[tuple[str, .
         for plan in plans.values():
             checkpoint()
             try:
-                order_steps(formulation.offered.graph, formulation.chosen(plan))
+                formulation.in_order(plan)
             except CircleError as error:
                 return error.covers
     return None

@@ -16,7 +16,7 @@ from autotuner.solve.lagrangian_dual import BudgetPlan, lagrangian_dual
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
-from autotuner.solve.problem.ordering import CircleError, order_steps
+from autotuner.solve.problem.ordering import CircleError
 from autotuner.space import Space
 from autotuner.tuner.steps import steps_of
 
@@ -166,7 +166,7 @@ def leaner_that_run(formulation: Formulation, fastest: Solution, ends_at: float 
 
     def runs(solution: Solution) -> bool:
         try:
-            order_steps(formulation.offered.graph, formulation.chosen(solution))
+            formulation.in_order(solution)
         except CircleError:
             return False
         return True

@@ -9,7 +9,7 @@ from autotuner.ir.graph import Graph
 from autotuner.ir.records import Candidate, Measurement
 from autotuner.plan.step import AGAIN, Step
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation, order_steps
+from autotuner.solve.problem.formulate import Formulation
 from autotuner.space import Choice, Conversion, Space
 
 Operand = tuple[str, str]
@@ -32,7 +32,7 @@ class _StepBuilder:
     def __init__(self, formulation: Formulation, solution: Solution, known: Mapping[str, Measurement]) -> None:
         self._formulation, self._known = formulation, known
         self._graph: Graph = formulation.offered.graph
-        self._chosen = order_steps(self._graph, formulation.chosen(solution))
+        self._chosen = formulation.in_order(solution)
         self._repeated = dict(formulation.repeated(solution))
         self._lies, self._held = formulation.lies(solution), formulation.held(solution)
         self._best_us = best_by_cover(formulation.offered.space, formulation.costs_us)

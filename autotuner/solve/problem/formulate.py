@@ -122,6 +122,14 @@ class Formulation:
         """Return the chosen cover of every operator, each cover once, in graph order of its first operator."""
         return tuple(self.choices[state] for state in dict.fromkeys(self._states(solution, "operator").values()))
 
+    def in_order(self, solution: Solution) -> tuple[Choice, ...]:
+        """Return the chosen covers in an order in which they can run.
+
+        Raises:
+            CircleError: as `order_steps`.
+        """
+        return order_steps(self.offered.graph, self.chosen(solution), self.repeated(solution))
+
     def repeated(self, solution: Solution) -> Mapping[str, Choice]:
         """Return the forward operators that backward repeats, each with its choice."""
         states = self._states(solution, "repeated")
@@ -229,9 +237,9 @@ def formulate(space: Space, *, saving: bool = False) -> SpaceProblem:
 def solve_in_order(formulation: Formulation, solve: Callable[[Formulation], Solution]) -> tuple[Formulation, Solution]:
     """Solve, and again without the covers that were chosen, where these depend on each other in a circle."""
     while True:
-        solution = solve(formulation)
         try:
-            order_steps(formulation.offered.graph, formulation.chosen(solution))
+            solution = solve(formulation)
+            formulation.in_order(solution)
         except CircleError as error:
             formulation = formulation.without(error.covers)
         else:

@@ -1,6 +1,6 @@
 """In which order things run: chosen covers, and the forward chain that the paper's strategy follows."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import InfeasibleError
@@ -21,8 +21,13 @@ class CircleError(InfeasibleError):
         super().__init__(f"these covers depend on each other: {', '.join('+'.join(names) for names in self.covers)}")
 
 
-def order_steps(graph: Graph, chosen: Iterable[Choice]) -> tuple[Choice, ...]:
+def order_steps(
+    graph: Graph, chosen: Iterable[Choice], repeated: Mapping[str, Choice] | None = None
+) -> tuple[Choice, ...]:
     """Return chosen covers in an order in which they can run, forward ones first.
+
+    Args:
+        repeated: what backward runs again by itself, by operator; each right before the first cover that reads it.
 
     Raises:
         CircleError: covers depend on each other, and it names those; or on what none of them makes.
@@ -30,46 +35,61 @@ def order_steps(graph: Graph, chosen: Iterable[Choice]) -> tuple[Choice, ...]:
     place = {operator.name: number for number, operator in enumerate(graph.operators)}
     backward = {operator.name for operator in graph.operators if operator.phase == "backward"}
     left = sorted(chosen, key=lambda choice: place[choice.cover.operators[0]])
+    again = _Again(repeated or {})
     missing = set(graph.producers)
     ordered: list[Choice] = []
     while left:
         checkpoint()
-        late = _late(left)
-        ready = next(
-            (
-                choice for choice in left
-                if missing.isdisjoint(choice.cover.inputs) and late.isdisjoint(_late_inputs(choice, backward))
-            ),
-            None,
-        )  # fmt: skip
+        late = {name for choice in left for name in choice.cover.remade}
+        ready = next((choice for choice in left if not _lacks(choice, backward, missing, late, again)), None)
         if ready is None:
-            raise CircleError(choice.cover.operators for choice in _circle(left, backward))
+            raise CircleError(choice.cover.operators for choice in _circle(left, backward, again))
         left.remove(ready)
         ordered.append(ready)
         missing.difference_update(ready.cover.outputs)
     return tuple(ordered)
 
 
-def _late(left: Iterable[Choice]) -> set[str]:
-    """Return the tensors of forward that covers of backward are still to make again."""
-    return {name for choice in left for name in choice.cover.remade}
+class _Again:
+    """What backward runs again by itself."""
+
+    def __init__(self, repeated: Mapping[str, Choice]) -> None:
+        self._read = {name: choice.cover.inputs for choice in repeated.values() for name in choice.cover.outputs}
+
+    def needs(self, names: Iterable[str]) -> set[str]:
+        """Return what has to be there for backward to have tensors: themselves, or what they are made of again."""
+        found, ahead = set[str](), list(names)
+        while ahead:
+            name = ahead.pop()
+            ahead += self._read.get(name, ())
+            if name not in self._read:
+                found.add(name)
+        return found
 
 
-def _late_inputs(choice: Choice, backward: Collection[str]) -> set[str]:
-    """Return what a cover of backward reads and does not make again itself."""
-    cover = choice.cover
-    return set(cover.inputs) - set(cover.remade) if cover.operators[0] in backward else set()
+def _lacks(
+    choice: Choice, backward: Collection[str], missing: Collection[str], late: Collection[str], again: _Again
+) -> bool:
+    """Say whether something that a choice reads is not there yet."""
+    if choice.cover.operators[0] not in backward:
+        return not set(choice.cover.inputs).isdisjoint(missing)
+    needs = again.needs(choice.cover.inputs)
+    return not needs.isdisjoint(missing) or not (needs - set(choice.cover.remade)).isdisjoint(late)
 
 
-def _circle(left: Collection[Choice], backward: Collection[str]) -> list[Choice]:
+def _circle(left: Collection[Choice], backward: Collection[str], again: _Again) -> list[Choice]:
     """Return choices of which each waits for the one before it, the first for the last; or one that waits in vain."""
     makers = {name: choice for choice in left for name in choice.cover.outputs if name not in choice.cover.remade}
-    again = {name: choice for choice in left for name in choice.cover.remade}
+    remakers = {name: choice for choice in left for name in choice.cover.remade}
     path = [next(iter(left))]
     while True:
-        late = _late_inputs(path[-1], backward)
-        before = next((again[name] for name in late if name in again), None) or next(
-            (makers[name] for name in path[-1].cover.inputs if name in makers), None
+        cover = path[-1].cover
+        needs, late = set(cover.inputs), set[str]()
+        if cover.operators[0] in backward:
+            needs = again.needs(cover.inputs)
+            late = needs - set(cover.remade)
+        before = next((remakers[name] for name in sorted(late) if name in remakers), None) or next(
+            (makers[name] for name in sorted(needs) if name in makers), None
         )
         if before is None:
             return path[-1:]
