@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
+from autotuner.api.survey import region_calls
 from autotuner.errors import BudgetError, InputError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
@@ -162,6 +163,18 @@ def test_plans_that_leave_less_are_taken_before_forwards_are_repeated() -> None:
 
 
 @pytest.mark.slow
+def test_a_region_whose_backward_repeats_operators_that_fused_kernels_keep_inside_is_put_in_order() -> None:
+    (region,) = region_calls(Layers(), [(batch(),)]).models.values()
+    space, whole = build_space(training_graph(region.graph()), FEW, saving=True), planned(region)
+    assert whole.memory is not None
+    with pytest.raises(BudgetError, match=r"no plan fits into .* bytes: the smallest that was found needs"):
+        build_configuration(
+            region, space, times(space.calls), HERE, {}, policy=UNEXPLAINED,
+            budget_bytes=int(0.9 * whole.memory.peak_bytes),
+        )  # fmt: skip
+
+
+@pytest.mark.slow
 def test_what_is_predicted_is_what_is_measured_whatever_each_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all combinations of the layers' ways, the fastest is taken of those that fit as predicted."""
     _, step = trained(Layers(), "1GiB")
@@ -208,11 +221,12 @@ def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
     assert re.fullmatch(
         r"memory_budget is 1.00 MiB, and a training step needs [\d.]+ MiB at least, with every region's forward "
         r"repeated in backward: [\d.]+ [KM]iB of parameters and buffers, [\d.]+ [KM]iB of the optimizer's state, "
-        r"[\d.]+ [KM]iB of gradients, [\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller batch",
+        r"[\d.]+ [KM]iB of gradients, [\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller "
+        r"batch",
         str(raised.value),
     )
     for wrong in ("sixteen", "16 XB", -1, 1.5, True):
-        with pytest.raises(InputError, match="memory_budget .*: write a number of bytes, or one with a unit"):
+        with pytest.raises(InputError, match=r"memory_budget .*: write a number of bytes, or one with a unit"):
             trained(Layers(), wrong)  # type: ignore[arg-type]
 
 
