@@ -104,7 +104,7 @@ class RegionChoice:
             RuntimeError: the region was tuned for other inputs or parameters.
         """
         budget = current_budget()
-        way = self.fastest if budget is None else budget.way_of(self)
+        way = self.fastest if budget is None else self._chosen(budget)
         device = (*inputs, *parameters)[0].device
         with nullcontext() if budget is None else budget.inside(self, FORWARD):
             if not way.repeats:
@@ -119,6 +119,11 @@ class RegionChoice:
                 held = HeldCall(self, way, budget, inputs=inputs, noted=noted)
             del lease
         return outputs, held
+
+    def _chosen(self, budget: StepBudget) -> RegionWay:
+        way = budget.way_of(self)
+        assert isinstance(way, RegionWay)
+        return way
 
     def restored(self, *_: Any) -> Lease:
         raise AssertionError("what its forward leaves is a ticket")

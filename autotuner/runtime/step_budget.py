@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from autotuner.errors import BudgetError
@@ -23,14 +23,39 @@ from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.solve.step_knapsack import Room, Way, fastest_ways
 
-if TYPE_CHECKING:
-    from autotuner.runtime.region_choice import RegionChoice, RegionWay
-
 TRIES = 4
 """Choices that are measured before the leanest way of each region is taken for good."""
 MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
 OUTSIDE = "outside of all regions"
+
+
+class RunsSo(Protocol):
+    """A way to run a region, as `RegionWay` has it."""
+
+    @property
+    def repeats(self) -> bool: ...
+    @property
+    def time_us(self) -> float: ...
+    @property
+    def own_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+
+
+class HasWays(Protocol):
+    """A region with several ways, as `RegionChoice` has them."""
+
+    label: str
+    draws: bool
+    scratch_bytes: int
+
+    @property
+    def ways(self) -> Sequence[RunsSo]: ...
+    @property
+    def fastest(self) -> RunsSo: ...
+    @property
+    def leanest(self) -> RunsSo: ...
 
 
 class _Stage(Enum):
@@ -64,9 +89,9 @@ class Lap:
     """
 
     peak_bytes: int
-    region: "RegionChoice | None"
+    region: HasWays | None
     phase: str
-    under_way: Mapping["RegionChoice", int]
+    under_way: Mapping[HasWays, int]
 
 
 @dataclass(frozen=True)
@@ -120,11 +145,11 @@ class _Log:
     """Marks of one step."""
 
     laps: list[Lap] = field(default_factory=list)
-    order: dict["RegionChoice", int] = field(default_factory=dict)
-    most: Counter["RegionChoice"] = field(default_factory=Counter)
+    order: dict[HasWays, int] = field(default_factory=dict)
+    most: Counter[HasWays] = field(default_factory=Counter)
     repeats: int = 0
 
-    def note(self, region: "RegionChoice | None", phase: str, begun: Mapping[Any, "RegionChoice"]) -> None:
+    def note(self, region: HasWays | None, phase: str, begun: Mapping[Any, HasWays]) -> None:
         """Note a lap that ends now; how much was allocated in it is known at the end of the step."""
         self.laps.append(Lap(0, region, phase, Counter(begun.values())))
 
@@ -150,11 +175,11 @@ class StepBudget:
         self._runtime, self._static = runtime, static
         self._stage = _Stage.FIRST
         self._limit = float(budget_bytes)
-        self._ways: dict[RegionChoice, RegionWay] = {}
+        self._ways: dict[HasWays, RunsSo] = {}
         self._log: _Log | None = None
         self._meter: Any = None
         self._lean: tuple[_Log, int] | None = None
-        self._begun: WeakKeyDictionary[Any, RegionChoice] = WeakKeyDictionary()
+        self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
         self._scratch_bytes = self._base_bytes = 0
         self._repeats = 0
         self._tries = 0
@@ -169,7 +194,7 @@ class StepBudget:
         """How often a step draws the same numbers twice."""
         return self._repeats
 
-    def way_of(self, region: "RegionChoice") -> "RegionWay":
+    def way_of(self, region: HasWays) -> RunsSo:
         """Return the way that a region runs in the step that is under way."""
         return self._ways.get(region, region.leanest)
 
@@ -208,7 +233,7 @@ class StepBudget:
             self._go_on(log, peak_bytes, reserved_bytes)
 
     @contextmanager
-    def inside(self, region: "RegionChoice", phase: str) -> Iterator[None]:
+    def inside(self, region: HasWays, phase: str) -> Iterator[None]:
         """Run a region's forward or backward inside."""
         log = self._log
         if log is None:
@@ -223,7 +248,7 @@ class StepBudget:
             log.note(region, phase, self._begun)
             self._meter.lap()
 
-    def began(self, held: Any, region: "RegionChoice") -> None:
+    def began(self, held: Any, region: HasWays) -> None:
         """Note that a forward has run, and holds something for its backward."""
         self._begun[held] = region
         if self._log is not None:
@@ -294,7 +319,7 @@ class StepBudget:
         self._told(predicted, 0, 0)
         self._stage = _Stage.CHOSEN
 
-    def _room(self, log: _Log, regions: Sequence["RegionChoice"]) -> Room:
+    def _room(self, log: _Log, regions: Sequence[HasWays]) -> Room:
         """Return what each moment leaves to the regions: the budget, less what was there beside them."""
         count = len(regions)
         room: dict[str, list[float]] = {name: [inf] * count for name in ("forward", "backward", OUTSIDE)}
@@ -338,14 +363,14 @@ class StepBudget:
         )
 
 
-def _way(way: "RegionWay", calls: int) -> Way:
+def _way(way: RunsSo, calls: int) -> Way:
     """Return a way as the solver reads it; of a region with several calls under way, one of them runs."""
     calls = max(1, calls)
     rest = (calls - 1) * way.held_bytes
     return Way(way.time_us, calls * way.held_bytes, rest + way.own_bytes, rest + way.own_bytes)
 
 
-def _used(lap: Lap, ways: Mapping["RegionChoice", "RegionWay"]) -> int:
+def _used(lap: Lap, ways: Mapping[HasWays, RunsSo]) -> int:
     """Return what regions hold in a lap, if each runs so."""
     held = sum(count * ways[region].held_bytes for region, count in lap.under_way.items() if region in ways)
     if lap.region is None or lap.region not in ways:

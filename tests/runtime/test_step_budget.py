@@ -88,7 +88,8 @@ def batch(seed: int = 0, rows: int = 8) -> Tensor:
 
 
 def loss_of(model: Any, x: Tensor) -> Tensor:
-    return model(x).square().mean()
+    loss: Tensor = model(x).square().mean()
+    return loss
 
 
 def trained(

@@ -53,7 +53,8 @@ def tuned(regions: list[TunedRegion], objective: Callable[[Any], Tensor]) -> Cal
     """Compile a function so that its regions run tuned, and the rest as it is."""
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        regions.extend(rewrite(module, inputs, Known(), graphs=False))
+        made = rewrite(module, inputs, Known(), graphs=False)
+        regions.extend(each for each in made if isinstance(each, TunedRegion))
         return module.forward
 
     torch._dynamo.reset()
