@@ -139,12 +139,12 @@ class RegionPlan:
 
     @property
     def kept_bytes(self) -> int:
-        """What forward leaves for backward, beside inputs, where regions share a scratch."""
+        """Bytes that forward leaves for backward, beside inputs, where regions share a scratch."""
         return StateMemory.of(self.memory, self.device_type).held_bytes + self.memory.kept_bytes
 
     @property
     def scratch_bytes(self) -> int:
-        """What one phase makes and reads itself, which regions can share."""
+        """Bytes of what one phase makes and reads itself, which regions can share."""
         return self.memory.arena_bytes - self.memory.kept_bytes
 
     def check(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], label: str, device: torch.device) -> None:

@@ -39,18 +39,18 @@ class RegionWay:
 
     @property
     def time_us(self) -> float:
-        """What its kernels take in a training step."""
+        """Time of its kernels in a training step."""
         us = self.region.plan.us
         return us[FORWARD] * (1 + self.repeats) + us[BACKWARD]
 
     @property
     def own_bytes(self) -> int:
-        """What it holds while forward or backward run, beside inputs, outputs and gradients."""
+        """Bytes that it holds while forward or backward run, beside inputs, outputs and gradients."""
         return self.region.plan.kept_bytes
 
     @property
     def held_bytes(self) -> int:
-        """What its forward leaves for backward, beside its inputs."""
+        """Bytes that its forward leaves for backward, beside its inputs."""
         return 0 if self.repeats else self.own_bytes
 
 
@@ -138,7 +138,7 @@ class RegionChoice:
 
 
 class HeldCall:
-    """What a forward holds for its backward: a workspace, or what it takes to run once more."""
+    """Hold of a forward for its backward: a workspace, or all that it takes to run once more."""
 
     __slots__ = ("__weakref__", "_budget", "_choice", "_inputs", "_lease", "_noted", "_scratch", "_way")
 

@@ -21,7 +21,7 @@ from autotuner.errors import BudgetError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.scratch import Scratch, sharing
-from autotuner.solve.step_knapsack import Room, Way, fastest_ways
+from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
 TRIES = 4
 """Choices that are measured before the leanest way of each region is taken for good."""
@@ -96,7 +96,7 @@ class Lap:
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What a training step needs, in bytes of the device's memory, its parameters and the optimizer's state among it.
+    """Needs of a training step, in bytes of the device's memory, its parameters and the optimizer's state among them.
 
     Args:
         budget_bytes: what it may need.
@@ -191,7 +191,7 @@ class StepBudget:
 
     @property
     def repeats(self) -> int:
-        """How often a step draws the same numbers twice."""
+        """Number of times that a step draws the same numbers twice."""
         return self._repeats
 
     def way_of(self, region: HasWays) -> RunsSo:

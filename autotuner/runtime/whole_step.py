@@ -142,7 +142,7 @@ class WholeStep:
 
     @property
     def needs(self) -> list[StepNeeds]:
-        """What steps need under a memory budget, a value for each shape and mode that there was."""
+        """Needs of steps under a memory budget, a value for each shape and mode that there was."""
         budgets = [each.budget for each in self._known.values() if each.budget is not None]
         return [budget.needs for budget in budgets if budget.needs is not None]
 

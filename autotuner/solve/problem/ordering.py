@@ -51,7 +51,7 @@ def order_steps(
 
 
 class _Again:
-    """What backward runs again by itself."""
+    """Tensors of forward that operators make which backward runs again by themselves."""
 
     def __init__(self, repeated: Mapping[str, Choice]) -> None:
         self._read = {name: choice.cover.inputs for choice in repeated.values() for name in choice.cover.outputs}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotuner.errors import BudgetError
-from autotuner.solve import step_knapsack
-from autotuner.solve.step_knapsack import Room, Way, fastest_ways
+from autotuner.runtime import step_knapsack
+from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
 
 def fits(ways: list[list[Way]], places: tuple[int, ...], room: Room) -> bool:
