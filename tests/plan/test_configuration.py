@@ -102,7 +102,9 @@ def test_what_is_written_is_what_the_schema_says(found: Configuration) -> None:
     timed = found.with_measured(Measured(100.0, 10.0, {"eager": 150.0}, 30))
     jsonschema.validate(timed.to_json(), schema)
     assert schema["properties"]["schema"]["const"] == SCHEMA
-    assert set(schema["required"]) == set(schema["properties"]) - {"doubts", "leaner", "overlap"} == set(found.to_json())
+    assert (
+        set(schema["required"]) == set(schema["properties"]) - {"doubts", "leaner", "overlap"} == set(found.to_json())
+    )
 
 
 def test_the_key_depends_on_what_runs_and_not_on_dates_and_timings(found: Configuration) -> None:
