@@ -77,7 +77,7 @@ def training_step(
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
-            compiler; a budget that is no number of bytes.
+            compiler; a budget that is no number of bytes, or is for a model that is compiled already.
         BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
@@ -87,6 +87,11 @@ def training_step(
     objective = _objective(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
+    if is_compiled and budget_bytes is not None:
+        raise InputError(
+            "memory_budget decides how a model is compiled, and this one is compiled already: give training_step the "
+            "model that torch.compile was given"
+        )
     if example_inputs is not None:
         batch = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
         batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)

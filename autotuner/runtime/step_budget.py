@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from autotuner.errors import BudgetError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
@@ -303,6 +304,11 @@ class StepBudget:
         assert self._lean is not None
         log, peak_bytes = self._lean
         regions = list(log.order)
+        if not regions:
+            warn(
+                f"memory_budget decides nothing: no region of this model runs tuned, and a step needs "
+                f"{binary(peak_bytes)}; autotuner.summary(model) says why"
+            )
         options = [[_way(way, log.most[region]) for way in region.ways] for region in regions]
         room, lean = self._room(log, regions), {region: region.leanest for region in regions}
         if peak_bytes > self._limit:
@@ -357,7 +363,7 @@ class StepBudget:
         where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
         return (
             f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(peak_bytes + beside)} at "
-            f"least, with every region's forward repeated in backward: {binary(static.parameters)} of parameters and "
+            f"least, with the forward of all {len(log.order)} tuned regions repeated in backward: {binary(static.parameters)} of parameters and "
             f"buffers, {binary(static.state)} of the optimizer's state, {binary(static.gradients)} of gradients, "
             f"{binary(rest)} of all else{kept}. It needs most {where}: give it more memory, or a smaller batch"
         )

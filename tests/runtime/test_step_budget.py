@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autotuner
 from autotuner.api.survey import region_calls
-from autotuner.errors import BudgetError, InputError
+from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import canonical_json
@@ -220,8 +220,8 @@ def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
         trained(Layers(), "1MiB")
     assert raised.value.least_bytes == least
     assert re.fullmatch(
-        r"memory_budget is 1.00 MiB, and a training step needs [\d.]+ MiB at least, with every region's forward "
-        r"repeated in backward: [\d.]+ [KM]iB of parameters and buffers, [\d.]+ [KM]iB of the optimizer's state, "
+        r"memory_budget is 1.00 MiB, and a training step needs [\d.]+ MiB at least, with the forward of all 3 "
+        r"tuned regions repeated in backward: [\d.]+ [KM]iB of parameters and buffers, [\d.]+ [KM]iB of the optimizer's state, "
         r"[\d.]+ [KM]iB of gradients, [\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller "
         r"batch",
         str(raised.value),
@@ -262,3 +262,15 @@ def test_a_captured_step_that_takes_more_than_the_budget_is_captured_anew_with_l
     assert needs.measured_bytes < most - (1 << 19)
     assert needs.reserved_bytes == most
     assert losses == pytest.approx(trained(Layers(), None, steps=6)[0], rel=1e-8)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_already_is_refused_and_one_without_tuned_regions_is_warned_of() -> None:
+    model = Layers()
+    optimizer = torch.optim.SGD(model.parameters())
+    compiled: Any = torch.compile(model, backend="autotuner")
+    with pytest.raises(InputError, match="this one is compiled already: give training_step the model that"):
+        autotuner.training_step(compiled, optimizer, loss_of, memory_budget="1GiB")
+    plain = nn.Linear(32, 32)
+    with pytest.warns(TunedWarning, match=r"memory_budget decides nothing: no region of this model runs tuned, and a"):
+        trained(plain, "1GiB")
