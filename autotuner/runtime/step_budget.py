@@ -363,9 +363,10 @@ class StepBudget:
         where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
         return (
             f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(peak_bytes + beside)} at "
-            f"least, with the forward of all {len(log.order)} tuned regions repeated in backward: {binary(static.parameters)} of parameters and "
-            f"buffers, {binary(static.state)} of the optimizer's state, {binary(static.gradients)} of gradients, "
-            f"{binary(rest)} of all else{kept}. It needs most {where}: give it more memory, or a smaller batch"
+            f"least, with the forward of all {len(log.order)} tuned regions repeated in backward: "
+            f"{binary(static.parameters)} of parameters and buffers, {binary(static.state)} of the optimizer's state, "
+            f"{binary(static.gradients)} of gradients, {binary(rest)} of all else{kept}. It needs most {where}: give "
+            "it more memory, or a smaller batch"
         )
 
 
