@@ -222,8 +222,8 @@ def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
     assert re.fullmatch(
         r"memory_budget is 1.00 MiB, and a training step needs [\d.]+ MiB at least, with the forward of all 3 "
         r"tuned regions repeated in backward: [\d.]+ [KM]iB of parameters and buffers, "
-        r"[\d.]+ [KM]iB of the optimizer's state, [\d.]+ [KM]iB of gradients, [\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller "
-        r"batch",
+        r"[\d.]+ [KM]iB of the optimizer's state, [\d.]+ [KM]iB of gradients, "
+        r"[\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller batch",
         str(raised.value),
     )
     for wrong in ("sixteen", "16 XB", -1, 1.5, True):
