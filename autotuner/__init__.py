@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autotuner.api import restore as restore
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
+    from autotuner.api.comparing import compare_batches as compare_batches
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
     from autotuner.api.tuning import tune as tune
@@ -45,6 +46,7 @@ _PLACES = {
     "TunedWarning": "errors",
     "apply": "api",
     "check": "api",
+    "compare_batches": "api.comparing",
     "load_configuration": "api",
     "module": "api",
     "optimize": "api",

@@ -65,6 +65,10 @@ class StepTimes:
         if self._steps > FIRST:
             self._kept.append((began, self.now(), tuned_us))
 
+    def forget(self) -> None:
+        """Leave out the steps so far, which did more than steps do."""
+        self._kept.clear()
+
     def share(self) -> StepShare | None:
         """Return the time of a step, and what of it is tuned; None before there was one that can be timed.
 

@@ -151,6 +151,14 @@ class WholeStep:
         """The time of a step, and the part of it that tuned regions take; None before the third step."""
         return self._times.share()
 
+    @property
+    def is_settled(self) -> bool:
+        """True where steps of all shapes and modes so far run as they will from now on: decided, and captured."""
+        return all(
+            each.replay is not None or (self._recorder is None and self._is_warm(each))
+            for each in self._known.values()
+        )  # fmt: skip
+
     def trains(self, model: nn.Module) -> bool:
         """Say whether it is a step of a model, or of one that holds or wraps it."""
         return any(part is self._model for part in model.modules()) or any(
@@ -191,6 +199,8 @@ class WholeStep:
         within = sharing(scratch) if recorded.budget is None else recorded.budget.step()
         with self._recorder.aside(), self._rates.in_groups(), within:
             loss, self.gradient_norm = self._run(batches)
+        if is_before_capture:
+            self._times.forget()
         self._memory.note()
         self.plain += 1
         return loss.clone()
@@ -202,6 +212,8 @@ class WholeStep:
             loss, self.gradient_norm = self._run(batches)
         if budget is not None:
             self._memory.note()
+            if not budget.is_settled:
+                self._times.forget()
         return loss
 
     def _is_warm(self, recorded: Recorded) -> bool:

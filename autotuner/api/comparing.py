@@ -1,0 +1,201 @@
+"""Batches of several sizes compared by training steps that run: time, memory, tokens a second."""
+
+import copy
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from autotuner.api.training import training_step
+from autotuner.errors import BudgetError, InputError
+from autotuner.plan.phrases import binary
+from autotuner.runtime.batches import UnknownBatchError, structure_of
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.step_budget import StepNeeds
+from autotuner.runtime.whole_step import WholeStep
+from autotuner.settings import parsed_bytes
+
+STEPS_MAX = 12
+"""Steps in which a budget settles, and a step is captured, at most."""
+TIMED = 10
+"""Steps that are timed then."""
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A batch, and what a training step with it takes.
+
+    Args:
+        shape: of its first tensor.
+        samples: the extent of that along its first axis.
+        tokens: elements of its first tensor of whole numbers with two axes or more, such as token ids; None for none.
+        step_ms: the median of some steps; None where it cannot run.
+        needs: memory of the step.
+        note: why it cannot run; "" where it can.
+    """
+
+    shape: tuple[int, ...]
+    samples: int
+    tokens: int | None
+    step_ms: float | None
+    needs: StepNeeds | None
+    note: str = ""
+
+    @property
+    def per_second(self) -> float:
+        """Tokens a second, or samples where it has none; 0 where it cannot run."""
+        return 0.0 if self.step_ms is None else 1e3 * (self.tokens or self.samples) / self.step_ms
+
+
+@dataclass(frozen=True)
+class BatchComparison:
+    """Batches under a budget, in the order in which they were given; `str` gives a table.
+
+    Args:
+        budget_bytes: of a whole step.
+        rows: a row for each batch.
+    """
+
+    budget_bytes: int
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def best(self) -> BatchRow | None:
+        """The batch of most tokens, or samples, a second; None where none can run."""
+        ran = [row for row in self.rows if row.step_ms is not None]
+        return max(ran, key=lambda row: row.per_second, default=None)
+
+    def __str__(self) -> str:
+        best = self.best
+        lines = [f"within {binary(self.budget_bytes)} of memory:"]
+        for row in self.rows:
+            shape = " x ".join(map(str, row.shape))
+            if row.step_ms is None or row.needs is None:
+                lines.append(f"  {shape}: {row.note}")
+                continue
+            unit = "samples" if row.tokens is None else "tokens"
+            most = max(row.needs.measured_bytes, row.needs.reserved_bytes)
+            again = f"{row.needs.repeating} of {row.needs.regions} regions run their forward again"
+            mark = ", the most" if row is best else ""
+            lines.append(
+                f"  {shape}: {row.per_second:,.0f} {unit} a second{mark}; a step takes {row.step_ms:,.1f} ms and "
+                f"{binary(most)}, {again}"
+            )
+        return "\n".join(lines)
+
+
+def compare_batches(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    memory_budget: int | str,
+    **options: Any,
+) -> BatchComparison:
+    """Run training steps with batches of several sizes within a memory budget, and return what each takes.
+
+    Each batch is tuned, unless the database knows it, or configurations or a service are given. Then it is trained with
+    as `training_step` does it: each part of its model runs as fast as leaves room. Behind it, parameters, buffers and
+    the optimizer's state are what they were.
+
+    Args:
+        model, optimizer, loss: as of `training_step`.
+        batches: one of each size that is worth comparing, such as 8, 16 and 32 sequences.
+        memory_budget: of a whole step, as of `training_step`.
+        options: further ones of `training_step`, such as `database` and `max_norm`.
+
+    Returns:
+        A row for each batch; one that does not fit says what it would need.
+
+    Raises:
+        InputError: no batch, one that is no container of tensors, or what `training_step` refuses.
+    """
+    budget_bytes = parsed_bytes(memory_budget, "memory_budget")
+    if budget_bytes is None:
+        raise InputError('memory_budget is None: write a number of bytes, or one with a unit, such as "16GiB"')
+    sizes = [(batch, _first(batch)) for batch in batches]
+    if not sizes:
+        raise InputError("there are no batches to compare: give one of each size")
+    rows = []
+    for batch, tensors in sizes:
+        with _as_before(model, optimizer):
+            step_ms, needs, note = _tried(model, optimizer, batch, loss, budget_bytes, options)
+        tokens = next((each.numel() for each in tensors if not each.is_floating_point() and each.dim() > 1), None)
+        shape = tuple(tensors[0].shape)
+        rows.append(BatchRow(shape, shape[0] if shape else 1, tokens, step_ms, needs, note))
+    return BatchComparison(budget_bytes, tuple(rows))
+
+
+def _first(batch: Any) -> Sequence[Tensor]:
+    """Return the tensors of a batch, one at least."""
+    tensors: list[Tensor] = []
+    try:
+        structure_of(batch, tensors)
+    except UnknownBatchError as error:
+        raise InputError(f"{error}: give batches of tensors, in mappings, lists or tuples") from None
+    if not tensors:
+        raise InputError(f"{batch!r} is a batch without tensors")
+    return tensors
+
+
+def _tried(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None,
+    budget_bytes: int,
+    options: Mapping[str, Any],
+) -> tuple[float | None, StepNeeds | None, str]:
+    """Return the time of a step, its memory, and a note where it cannot run."""
+    step: WholeStep | None = None
+    try:
+        is_known = options.get("server") is not None or options.get("configurations") is not None
+        examples = None if is_known else batch
+        step = training_step(
+            model, optimizer, loss, memory_budget=budget_bytes, **{"example_inputs": examples, **options}
+        )  # fmt: skip
+        for _ in range(STEPS_MAX):
+            step(batch)
+            if step.is_settled:
+                break
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        runtime, times = device_runtime(device), []
+        for _ in range(TIMED):
+            began = runtime.mark()
+            step(batch)
+            times.append((began, runtime.mark()))
+        (needs,) = step.needs
+        return median(runtime.elapsed_us(*each) for each in times) / 1e3, needs, ""
+    except BudgetError as error:
+        return None, None, f"it needs {binary(error.least_bytes)} at least"
+    except torch.OutOfMemoryError:
+        return None, None, "it does not fit on the device"
+    finally:
+        del step
+        gc.collect()
+
+
+@contextmanager
+def _as_before(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Put back parameters, buffers, the optimizer's state and the states of generators; copies wait on the host."""
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    state = tree_map_only(Tensor, lambda tensor: tensor.to("cpu", copy=True), copy.copy(optimizer.state_dict()))
+    device = tensors[0].device if tensors else torch.device("cpu")
+    with device_runtime(device).forked_random():
+        try:
+            yield
+        finally:
+            for parameter in model.parameters():
+                parameter.grad = None
+            with torch.no_grad():
+                for tensor, kept in zip(tensors, copies, strict=True):
+                    tensor.copy_(kept)
+            optimizer.load_state_dict(state)
