@@ -370,7 +370,10 @@ def test_the_backend_is_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compilr": "eager"}, "the backend has no option 'compilr'; it has budget, capture, compiler, configurations, data"),
+        (
+            {"compilr": "eager"},
+            "the backend has no option 'compilr'; it has budget, capture, compiler, configurations, data",
+        ),
         ({"capture": "forward"}, "capture is 'forward': write \"step\", or leave it out"),
         ({"compiler": "nvcc"}, "compiler is 'nvcc': write one of inductor, aot_eager, eager"),
         ({"server": "http://127.0.0.1:1", "database": "x"}, "a server and a database"),
