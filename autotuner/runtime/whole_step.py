@@ -287,6 +287,7 @@ class WholeStep:
         if reason:
             self._give_up(reason)
         elif is_too_large:
+            recorded.results.clear()  # they lie in the graph's memory, which goes with it
             del replay
             self._pool = None if len(self._known) == 1 else self._pool
         else:
