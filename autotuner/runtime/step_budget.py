@@ -25,7 +25,7 @@ from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
 TRIES = 4
-"""Choices that are measured before the leanest way of each region is taken for good."""
+"""Choices that are measured before each region runs the leanest way that it has."""
 MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
 OUTSIDE = "outside of all regions"
@@ -265,10 +265,7 @@ class StepBudget:
         """Take what a captured step has reserved; where that is too much, choose again, and say that it was."""
         assert self.needs is not None
         self._told(self.needs.predicted_bytes, self.needs.measured_bytes, reserved_bytes)
-        if reserved_bytes <= self.budget_bytes or self._tries >= TRIES:
-            return False
-        self._tighten(reserved_bytes)
-        return True
+        return self._is_tightened(reserved_bytes)
 
     def _go_on(self, log: _Log, peak_bytes: int, reserved_bytes: int) -> None:
         self._scratch_bytes = max([self._scratch_bytes, *(region.scratch_bytes for region in log.order)])
@@ -277,27 +274,40 @@ class StepBudget:
             self._stage = _Stage.LEAN
         elif self._stage is _Stage.LEAN:
             self._lean = log, peak_bytes
-            self._limit -= max(0, reserved_bytes - peak_bytes)  # what the allocator holds beside what it has given out
+            # What the allocator holds beside what it has given out is no room.
+            self._limit = float(self.budget_bytes - max(0, reserved_bytes - peak_bytes))
             self._choose()
         elif self._stage is _Stage.CHOSEN:
             assert self.needs is not None
             self._told(self.needs.predicted_bytes, peak_bytes, reserved_bytes)
-            most = max(peak_bytes, reserved_bytes)
-            if most > self.budget_bytes and self._tries < TRIES:
-                self._tighten(most)
-            else:
+            if not self._is_tightened(max(peak_bytes, reserved_bytes)):
                 self._stage = _Stage.SETTLED
 
-    def _tighten(self, most_bytes: int) -> None:
-        """Choose again, with as much less room as a step was above the budget."""
+    def _is_tightened(self, most_bytes: int) -> bool:
+        """Choose again, with as much less room as a step was above the budget; say whether it was above and that helps.
+
+        After some tries, each region runs the leanest way that it has. Where that is above the budget too, it stays so,
+        and a warning says it.
+        """
+        assert self.needs is not None
+        if most_bytes <= self.budget_bytes:
+            return False
+        if not self._ways:
+            warn(
+                f"a training step needs {binary(most_bytes)}, and memory_budget is {binary(self.budget_bytes)}: each "
+                "region runs as lean as it can; give it more memory, or a smaller batch"
+            )
+            return False
         self._limit -= most_bytes - self.budget_bytes + MARGIN * self.budget_bytes
         try:
+            if self._tries >= TRIES:
+                raise BudgetError("it was tried often enough", most_bytes)
             self._choose()
         except BudgetError:
-            self._tries = TRIES
             self._ways = {}
-            self._told(self.needs.least_bytes if self.needs else 0, 0, 0)
+            self._told(self.needs.least_bytes, 0, 0)
             self._stage = _Stage.CHOSEN
+        return True
 
     def _choose(self) -> None:
         """Take the fastest ways that leave enough room."""

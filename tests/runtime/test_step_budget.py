@@ -274,3 +274,18 @@ def test_a_model_that_is_compiled_already_is_refused_and_one_without_tuned_regio
     plain = nn.Linear(32, 32)
     with pytest.warns(TunedWarning, match=r"memory_budget decides nothing: no region of this model runs tuned, and a"):
         trained(plain, "1GiB")
+
+
+@pytest.mark.slow
+def test_where_each_choice_needs_more_than_was_predicted_the_leanest_ways_run_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, step = trained(Layers(), "1GiB")
+    most = needs_of(step)
+    budget = (most.least_bytes + most.measured_bytes) // 2
+    monkeypatch.setattr("autotuner.runtime.step_budget.fastest_ways", lambda options, _: [0] * len(options))
+    _, step = trained(Layers(), budget, steps=9)
+    needs = needs_of(step)
+    assert step.is_settled
+    assert needs.repeating == LAYERS
+    assert needs.measured_bytes == pytest.approx(most.least_bytes, rel=0.01)
