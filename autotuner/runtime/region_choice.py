@@ -20,9 +20,7 @@ from autotuner.runtime.pool import Lease
 from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.region_operator import number_of, tuned_region
 from autotuner.runtime.scratch import shared_scratch, sharing
-from autotuner.runtime.step_budget import StepBudget, current_budget
-
-FORWARD, BACKWARD = "forward", "backward"
+from autotuner.runtime.step_budget import BACKWARD, FORWARD, StepBudget, current_budget
 
 
 @dataclass(frozen=True, eq=False)

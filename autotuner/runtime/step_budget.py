@@ -28,7 +28,8 @@ TRIES = 4
 """Choices that are measured before each region runs the leanest way that it has."""
 MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
-OUTSIDE = "outside of all regions"
+FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside of all regions"
+"""Parts of a step."""
 
 
 class RunsSo(Protocol):
@@ -149,6 +150,11 @@ class _Log:
     order: dict[HasWays, int] = field(default_factory=dict)
     most: Counter[HasWays] = field(default_factory=Counter)
     repeats: int = 0
+
+    def held(self, region: HasWays) -> int:
+        """Return how many calls of a region held something behind their forward: none where no backward follows."""
+        behind = (lap for lap in self.laps if lap.region is not region or lap.phase == BACKWARD)
+        return max((lap.under_way.get(region, 0) for lap in behind), default=0)
 
     def note(self, region: HasWays | None, phase: str, begun: Mapping[Any, HasWays]) -> None:
         """Note a lap that ends now; how much was allocated in it is known at the end of the step."""
@@ -319,7 +325,7 @@ class StepBudget:
                 f"memory_budget decides nothing: no region of this model runs tuned, and a step needs "
                 f"{binary(peak_bytes)}; autotuner.summary(model) says why"
             )
-        options = [[_way(way, log.most[region]) for way in region.ways] for region in regions]
+        options = [[_way(way, log.held(region)) for way in region.ways] for region in regions]
         room, lean = self._room(log, regions), {region: region.leanest for region in regions}
         if peak_bytes > self._limit:
             raise BudgetError(self._too_small(log, peak_bytes), peak_bytes)
@@ -338,7 +344,7 @@ class StepBudget:
     def _room(self, log: _Log, regions: Sequence[HasWays]) -> Room:
         """Return what each moment leaves to the regions: the budget, less what was there beside them."""
         count = len(regions)
-        room: dict[str, list[float]] = {name: [inf] * count for name in ("forward", "backward", OUTSIDE)}
+        room: dict[str, list[float]] = {name: [inf] * count for name in (FORWARD, BACKWARD, OUTSIDE)}
         lean = {region: region.leanest for region in regions}
         for lap in log.laps:
             left = self._limit - (lap.peak_bytes - _used(lap, lean))
@@ -353,7 +359,7 @@ class StepBudget:
             else:  # it runs while a later one is under way
                 left -= max(way.own_bytes for way in lap.region.ways)
                 room[OUTSIDE][last] = min(room[OUTSIDE][last], left)
-        return Room(room["forward"], room["backward"], room[OUTSIDE])
+        return Room(room[FORWARD], room[BACKWARD], room[OUTSIDE])
 
     def _told(self, predicted_bytes: int, measured_bytes: int, reserved_bytes: int) -> None:
         assert self._lean is not None
@@ -382,8 +388,7 @@ class StepBudget:
 
 def _way(way: RunsSo, calls: int) -> Way:
     """Return a way as the solver reads it; of a region with several calls under way, one of them runs."""
-    calls = max(1, calls)
-    rest = (calls - 1) * way.held_bytes
+    rest = max(0, calls - 1) * way.held_bytes
     return Way(way.time_us, calls * way.held_bytes, rest + way.own_bytes, rest + way.own_bytes)
 
 

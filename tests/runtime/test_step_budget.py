@@ -289,3 +289,20 @@ def test_where_each_choice_needs_more_than_was_predicted_the_leanest_ways_run_in
     assert step.is_settled
     assert needs.repeating == LAYERS
     assert needs.measured_bytes == pytest.approx(most.least_bytes, rel=0.01)
+
+
+@pytest.mark.slow
+def test_layers_that_are_frozen_hold_nothing_and_are_left_as_fast_as_they_are() -> None:
+    def frozen() -> nn.Module:
+        model = Layers()
+        model.layers[:2].requires_grad_(False)
+        return model
+
+    _, step = trained(frozen(), "1GiB")
+    most = needs_of(step)
+    _, step = trained(frozen(), most.measured_bytes)
+    assert needs_of(step).repeating == 0
+    _, step = trained(frozen(), most.measured_bytes - 1)
+    needs = needs_of(step)
+    assert needs.measured_bytes < most.measured_bytes
+    assert needs.time_us < 1.2 * needs.least_us
