@@ -4,7 +4,9 @@ import logging
 import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -220,14 +222,13 @@ def rewrite(
                 ports = ports.of(region.model.graph(), known[region.key].model.graph())
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
-                offered = [
-                    TunedRegion(
-                        plan, ports, graphs=graphs and not budget, in_place=in_place or budget, repeats=eager,
-                        label=label, say=say,
-                    )
-                    for plan in known[region.key].plans[: None if budget else 1]
-                ]  # fmt: skip
-                tuned = RegionChoice(offered) if budget else offered[0]
+                made_so = partial(
+                    TunedRegion, ports=ports, graphs=graphs and not budget, in_place=in_place or budget, repeats=eager,
+                    label=label, say=say,
+                )  # fmt: skip
+                first, *leaner = known[region.key].plans
+                fastest = made_so(first)
+                tuned = RegionChoice([fastest, *_made_of(made_so, leaner)]) if budget else fastest
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
                 notes.append(f"{label} is left out: {error}")
                 continue
@@ -245,6 +246,13 @@ def rewrite(
     told = "; ".join(each for each in notes if each)
     _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us, selective, heads))
     return [tuned for region, tuned in made.items() if region in placed]
+
+
+def _made_of(make: Callable[[Configuration], TunedRegion], plans: Sequence[Configuration]) -> Iterator[TunedRegion]:
+    """Yield regions of plans, without those that keep to themselves what is handed out here."""
+    for plan in plans:
+        with suppress(ConfigurationError):
+            yield make(plan)
 
 
 def _note(compiled: CompiledGraph) -> None:

@@ -182,7 +182,17 @@ class HeldCall:
         device = (*self._inputs, *parameters)[0].device
         drawing: AbstractContextManager[None] = nullcontext()
         if self._choice.draws:
-            drawing = device_runtime(device).draws_again(self._noted)
+            runtime = device_runtime(device)
+            if runtime.is_capturing():
+                if self._noted is None:
+                    raise RuntimeError(
+                        f"{self._choice.label}: a second backward of one forward, in a graph, under a memory budget: "
+                        "its random numbers can be drawn again once"
+                    )
+                noted, self._noted = self._noted, None
+            else:
+                noted = self._noted
+            drawing = runtime.draws_again(noted)
         # On a GPU, backward runs in a thread of its own.
         with nullcontext() if self._scratch is None else sharing(self._scratch), drawing:
             _, lease = self._way.region.forward(self._inputs, parameters)

@@ -215,10 +215,10 @@ class StepBudget:
         Raises:
             BudgetError: no way of each region leaves enough room.
         """
-        before, _CURRENT.budget = _CURRENT.budget, self
-        self._log, self._repeats = _Log(), 0
         measured = self._stage in (_Stage.LEAN, _Stage.CHOSEN) and not captured
         self._meter = self._runtime.meter() if measured else None
+        before, _CURRENT.budget = _CURRENT.budget, self
+        self._log, self._repeats = _Log(), 0
         scratch = Scratch(is_of_one_step=not captured)
         peak_bytes = reserved_bytes = 0
         try:
@@ -328,7 +328,8 @@ class StepBudget:
         options = [[_way(way, log.held(region)) for way in region.ways] for region in regions]
         room, lean = self._room(log, regions), {region: region.leanest for region in regions}
         if peak_bytes > self._limit:
-            raise BudgetError(self._too_small(log, peak_bytes), peak_bytes)
+            beside = self.budget_bytes - int(self._limit)
+            raise BudgetError(self._too_small(log, peak_bytes), peak_bytes + max(0, beside))
         try:
             places = fastest_ways(options, room)
         except BudgetError:  # by the room of moments that were counted to the safe side

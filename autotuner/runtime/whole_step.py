@@ -125,6 +125,10 @@ class WholeStep:
         try:
             structure = structure_of(batches, tensors)
         except UnknownBatchError as error:
+            if self._budget_bytes is not None:
+                raise InputError(
+                    f"memory_budget goes with batches of tensors, in mappings, lists or tuples, and {error}"
+                ) from None
             self._give_up(str(error))
             return self._run_plainly(batches)
         if self._recorder is None:
@@ -278,7 +282,8 @@ class WholeStep:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             reason = f"the step could not be captured ({words})"
         self._clear_gradients()
-        is_too_large = meter is not None and budget is not None and budget.exceeded(meter.stop()[1])
+        reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes
+        is_too_large = replay is not None and budget is not None and budget.exceeded(reserved_bytes)
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
         if self._memory.has_moved():
@@ -289,7 +294,8 @@ class WholeStep:
         elif is_too_large:
             recorded.results.clear()  # they lie in the graph's memory, which goes with it
             del replay
-            self._pool = None if len(self._known) == 1 else self._pool
+            if all(each.replay is None for each in self._known.values()):
+                self._pool = None  # memory whose graphs are all gone cannot be captured into again
         else:
             recorded.replay, recorded.inputs = replay, inputs
 

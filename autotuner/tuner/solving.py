@@ -242,14 +242,14 @@ def leaner_plans(problem: Problem, fastest: Solution, ends_at: float | None = No
             too_few = between
         else:
             held_bytes = within.held_bytes
-    return _worth_having(found)
+    return _worth_having(fastest, found)
 
 
-def _worth_having(found: Sequence[Solution]) -> list[Solution]:
-    """Return plans from the fastest to the leanest, without those that another one beats."""
-    kept: list[Solution] = []
+def _worth_having(fastest: Solution, found: Sequence[Solution]) -> list[Solution]:
+    """Return the fastest plan and others up to the leanest, without those that another one beats."""
+    kept = [fastest]
     for plan in sorted(found, key=lambda plan: (plan.total_us, plan.held_bytes)):
-        if not kept or plan.held_bytes < kept[-1].held_bytes:
+        if plan.held_bytes < kept[-1].held_bytes:
             kept.append(plan)
     return kept
 
@@ -263,7 +263,7 @@ def spread(plans: Sequence[Solution], behind: Solution) -> list[Solution]:
         if plan.total_us > behind.total_us and last_bytes - plan.held_bytes >= APART_SHARE * first_bytes:
             chosen.append(plan)
             last_bytes = plan.held_bytes
-    return chosen[:LEANER_MAX]
+    return chosen if len(chosen) <= LEANER_MAX else [*chosen[: LEANER_MAX - 1], chosen[-1]]
 
 
 class _BudgetSearch:

@@ -174,6 +174,7 @@ class AllocationCount:
     """
 
     counts_all = False
+    others_bytes = 0
 
     def __init__(self) -> None:
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())

@@ -119,7 +119,7 @@ class CudaRuntime:
         """
         side = self._side()
         graph = torch.cuda.CUDAGraph()
-        with _CAPTURES, without_collection():
+        with _CAPTURES, without_collection(), self.guard():
             notes = _NOTES[self.index] = [self._states(graph, number) for number in range(repeats)]
             try:
                 return self._captured(run, pool, side, graph)
@@ -226,6 +226,8 @@ class CudaMeter:
         self._index, self._reserved = index, 0
         self._laps: list[int] = []
         torch.cuda.empty_cache()
+        # What is still held and not allocated belongs to graphs, whose replays write there.
+        self.others_bytes = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
         torch.cuda.reset_peak_memory_stats(index)
 
     def lap(self) -> None:
@@ -235,4 +237,4 @@ class CudaMeter:
 
     def stop(self) -> tuple[list[int], int]:
         self.lap()
-        return self._laps, self._reserved
+        return self._laps, self._reserved - self.others_bytes

@@ -15,10 +15,12 @@ class MemoryMeter(Protocol):
     """Counts what torch's allocator gives out, lap by lap.
 
     Attributes:
+        others_bytes: what the allocator holds for graphs that are there already, which is not counted as held.
         counts_all: whether that is all that is allocated, or only what comes from when it began.
     """
 
     counts_all: bool
+    others_bytes: int
 
     def lap(self) -> None:
         """End a lap, and begin the next one."""

@@ -58,9 +58,12 @@ class _Again:
 
     def needs(self, names: Iterable[str]) -> set[str]:
         """Return what has to be there for backward to have tensors: themselves, or what they are made of again."""
-        found, ahead = set[str](), list(names)
+        found, seen, ahead = set[str](), set[str](), list(names)
         while ahead:
             name = ahead.pop()
+            if name in seen:
+                continue
+            seen.add(name)
             ahead += self._read.get(name, ())
             if name not in self._read:
                 found.add(name)
