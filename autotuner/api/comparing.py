@@ -1,6 +1,5 @@
 """Batches of several sizes compared by training steps that run: time, memory, tokens a second."""
 
-import copy
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -171,6 +170,12 @@ def _tried(
             began = runtime.mark()
             step(batch)
             times.append((began, runtime.mark()))
+        if not step.is_settled:
+            return (
+                None,
+                None,
+                f"how it runs was not settled within {STEPS_MAX} steps",
+            )
         (needs,) = step.needs
         return median(runtime.elapsed_us(*each) for each in times) / 1e3, needs, ""
     except BudgetError as error:
@@ -187,7 +192,7 @@ def _as_before(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[N
     """Put back parameters, buffers, the optimizer's state and the states of generators; copies wait on the host."""
     tensors = [*model.parameters(), *model.buffers()]
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    state = tree_map_only(Tensor, lambda tensor: tensor.to("cpu", copy=True), copy.copy(optimizer.state_dict()))
+    state = tree_map_only(Tensor, lambda tensor: tensor.to("cpu", copy=True), optimizer.state_dict())
     device = tensors[0].device if tensors else torch.device("cpu")
     with device_runtime(device).forked_random():
         try:

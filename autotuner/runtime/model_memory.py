@@ -1,12 +1,24 @@
 """Memory that a captured training step reads and writes: parameters, buffers and the optimizer's state."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotuner.runtime.step_budget import StaticBytes
+
+@dataclass(frozen=True)
+class StaticBytes:
+    """Bytes of what is there between steps, and of gradients at the end of backward."""
+
+    parameters: int
+    gradients: int
+    state: int
+
+    @property
+    def kept(self) -> int:
+        return self.parameters + self.state
 
 
 class ModelMemory:

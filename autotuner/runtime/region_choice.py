@@ -20,7 +20,8 @@ from autotuner.runtime.pool import Lease
 from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.region_operator import number_of, tuned_region
 from autotuner.runtime.scratch import shared_scratch, sharing
-from autotuner.runtime.step_budget import BACKWARD, FORWARD, StepBudget, current_budget
+from autotuner.runtime.step_budget import StepBudget, current_budget
+from autotuner.runtime.step_laps import BACKWARD, FORWARD
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,7 @@ class RegionChoice:
             regions: made with `in_place`.
         """
         first = regions[0]
+        results = replace(first.plan.results, in_place=True, state_bytes=None, repeats=False)
         alike = [region for region in regions if _handed(region) == _handed(first)]
         self.ways = tuple(RegionWay(region, repeats) for repeats in (False, True) for region in alike)
         self.fastest = min(self.ways, key=lambda way: way.time_us)
@@ -79,7 +81,7 @@ class RegionChoice:
         self.scratch_bytes = max(way.region.plan.scratch_bytes for way in self.ways)
         self.draws = any(draws(operator.kind) for operator in first.plan.configuration.model.graph().operators)
         self.number, self.label = number_of(self), first.label
-        self._results = replace(first.plan.results, in_place=True, state_bytes=None).text()
+        self._results = results.text()
 
     @property
     def plan(self) -> Any:
@@ -130,9 +132,8 @@ class RegionChoice:
         """Return what a backward runs in: nothing, since `HeldCall` sees to it."""
         return nullcontext()
 
-    def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run forward by plain operators on inputs and parameters, and return the outputs; torch records how."""
-        return self.fastest.region.repeated(tensors)
+    def repeated(self, *_: Any) -> list[Tensor]:
+        raise AssertionError("its gradients are not differentiated again: its results say so")
 
 
 class HeldCall:

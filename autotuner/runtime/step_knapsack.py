@@ -6,10 +6,7 @@ is there until its own backward, and in the meantime some moment needs more besi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from math import inf
-
-from autotuner.errors import BudgetError
 
 MOST_LABELS = 20_000
 """Of combinations that are kept behind a region; where there are more, some that are nearly alike are dropped."""
@@ -49,13 +46,10 @@ class Room:
     behind: Sequence[float]
 
 
-def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int]:
-    """Return a way of each region, by number: the fastest that fit.
+def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int] | None:
+    """Return a way of each region, by number: the fastest that fit, None where none do.
 
     Of combinations that take the same time, it is the one that holds the least at the end.
-
-    Raises:
-        BudgetError: none fits; `least_bytes` is by how much the room has to grow for one that does, at most.
 
     Cost:
         Of all combinations of the regions before, those are kept that no other one beats in time and bytes. Up to
@@ -73,7 +67,7 @@ def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int]:
             and held + way.held_bytes <= room.behind[number]
         ]
         if not found:
-            raise BudgetError("no way of each region fits", _lacking(ways, room))
+            return None
         labels = _best(found)
         if len(labels) > MOST_LABELS:
             labels = _thinned(labels)
@@ -101,15 +95,3 @@ def _thinned(labels: list[tuple[int, float, tuple[int, ...]]]) -> list[tuple[int
         for label, before, own, behind in zip(labels, [-1, *parts], parts, ends, strict=False)
         if own != before or own != behind
     ]
-
-
-def _lacking(ways: Sequence[Sequence[Way]], room: Room) -> int:
-    """Return by how much the room has to grow at most: for the ways that hold the least."""
-    held, lacking = 0, 0.0
-    for number, options in zip(count(), ways):
-        way = min(options, key=lambda way: (way.held_bytes, way.backward_bytes))
-        lacking = max(lacking, held + way.forward_bytes - room.forward[number])
-        lacking = max(lacking, held + way.backward_bytes - room.backward[number])
-        held += way.held_bytes
-        lacking = max(lacking, held - room.behind[number])
-    return int(lacking)

@@ -132,7 +132,7 @@ class WholeStep:
             self._give_up(str(error))
             return self._run_plainly(batches)
         if self._recorder is None:
-            recorded = None if self._budget_bytes is None else self._recorded((structure, self._memory.modes()))
+            recorded = None if self._budget_bytes is None else self._recorded((structure, self._modes()))
             return self._run_plainly(self._moved(structure, tensors), recorded)
         return self._run_captured(self._recorder, structure, tensors)
 
@@ -300,10 +300,14 @@ class WholeStep:
             recorded.replay, recorded.inputs = replay, inputs
 
     def _recorded(self, key: Hashable) -> Recorded:
-        """Return what is known of a combination. Of many, only those with a graph are remembered."""
+        """Return what is known of a combination. Of many, only those that are captured, or settled, are remembered."""
         if key not in self._known and len(self._known) >= COMBINATIONS:
-            self._tell_of_changes()
-            self._known = {known: each for known, each in self._known.items() if each.replay is not None}
+            if self._recorder is not None:
+                self._tell_of_changes()
+            self._known = {
+                known: each for known, each in self._known.items()
+                if each.replay is not None or (each.budget is not None and each.budget.is_settled)
+            }  # fmt: skip
         if key not in self._known:
             made = self._known[key] = Recorded()
             if self._budget_bytes is not None:
@@ -358,12 +362,12 @@ class WholeStep:
 
     def _decided(self) -> Hashable:
         """Return what Python decides in a step, beside what the batch says."""
+        return hyperparameters(self._optimizer), self._modes()
+
+    def _modes(self) -> Hashable:
+        """Return how the model computes: autocast, and the modes of its modules and parameters."""
         kind = self._device.type
-        return (
-            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
-            hyperparameters(self._optimizer),
-            self._memory.modes(),
-        )
+        return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), self._memory.modes()
 
 
 class _HostRandomness:

@@ -34,7 +34,8 @@ NEAR_SHARE = 0.02
 GRID = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Prices of a byte that are tried: at 1, what the fastest plan leaves would cost as much as its time. From about 0.3
 on, a region's forward is better run again."""
-STEPS = 2.5
+CHEAPER = 2.5
+"""The least price of the grid, divided by this, saves nothing that is dearer than the share."""
 PRICES = 4
 """Further prices that are tried, each between the ones that were too low and too high."""
 APART_SHARE = 0.03
@@ -220,7 +221,7 @@ def leaner_plans(problem: Problem, fastest: Solution, ends_at: float | None = No
             high, too_few = min(high, times), max(too_few, plan.held_bytes)
         else:
             low, held_bytes = max(low, times), min(held_bytes, plan.held_bytes)
-    low = low or GRID[0] / STEPS
+    low = low or GRID[0] / CHEAPER
     for _ in range(PRICES if high < inf else 0):
         if limits.over or held_bytes - too_few <= NEAR_SHARE * fastest_bytes:
             break

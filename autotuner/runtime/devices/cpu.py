@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autotuner.ir.device import vendor_of
 from autotuner.measure.devices.cpu_sampling import AllocationCount
-from autotuner.runtime.devices.protocol import Run
+from autotuner.runtime.devices.protocol import Run, in_state
 
 
 class CpuRuntime:
@@ -74,14 +74,8 @@ class CpuRuntime:
     def noted_draws(self) -> Iterator[Tensor]:
         yield torch.get_rng_state()
 
-    @contextmanager
-    def draws_again(self, noted: Tensor) -> Iterator[None]:
-        before = torch.get_rng_state()
-        torch.set_rng_state(noted)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(before)
+    def draws_again(self, noted: Tensor) -> AbstractContextManager[None]:
+        return in_state(torch.default_generator, noted)
 
     def meter(self) -> AllocationCount:
         return AllocationCount()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import CUDA, vendor_of
-from autotuner.runtime.devices.protocol import Run
+from autotuner.runtime.devices.protocol import Run, in_state
 
 _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
 _LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
@@ -189,18 +189,8 @@ class CudaRuntime:
         with self._drawing(first):
             yield second
 
-    @contextmanager
-    def draws_again(self, noted: Any) -> Iterator[None]:
-        if isinstance(noted, torch.Generator):
-            with self._drawing(noted):
-                yield
-            return
-        before = self._generator().get_state()
-        self._generator().set_state(noted)
-        try:
-            yield
-        finally:
-            self._generator().set_state(before)
+    def draws_again(self, noted: Any) -> AbstractContextManager[None]:
+        return self._drawing(noted) if isinstance(noted, torch.Generator) else in_state(self._generator(), noted)
 
     @contextmanager
     def _drawing(self, state: torch.Generator) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Protocol of a device at run time: streams, events, graphs with their memory, and random numbers."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -118,3 +118,14 @@ class DeviceRuntime(Protocol):
 
         Memory that nothing is in is given back to the device first, and torch's own figures of the most are set back.
         """
+
+
+@contextmanager
+def in_state(generator: torch.Generator, state: Tensor) -> Iterator[None]:
+    """Have a generator draw from a state inside, and go on from its own behind it."""
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
