@@ -15,7 +15,7 @@ H200_L2_BYTES = 60 << 20
 def test_the_cpus_facts_are_those_that_databases_hold() -> None:
     assert CpuPolicy(4096).facts() == {
         "name": "cpu-rotate", "rotate_bytes": 4096, "sets": 16, "sample_us": 200.0, "single_us": 20_000.0,
-        "apart_us": 1_000.0, "samples_min": 3, "samples_max": 10, "race_s": 5.0,
+        "apart_us": 1_000.0, "half_rows": 32, "samples_min": 3, "samples_max": 10, "race_s": 5.0,
     }  # fmt: skip
 
 

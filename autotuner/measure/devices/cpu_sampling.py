@@ -120,13 +120,17 @@ class CpuSampler:
 
 
 class Neighbours:
-    """Small operators of several kinds, run between timed calls as other operators are in a step."""
+    """Small operators of several kinds, run between timed calls as other operators are in a step.
 
-    def __init__(self) -> None:
+    Args:
+        half_rows: of the product in bfloat16.
+    """
+
+    def __init__(self, half_rows: int) -> None:
         self._x, self._y = torch.randn(2, NEIGHBOUR_ROWS, NEIGHBOUR_ROWS)
         self._vector = torch.randn(NEIGHBOUR_ROWS)
         self._out, self._sum = torch.empty_like(self._x), torch.empty_like(self._vector)
-        self._halves = [torch.randn(NEIGHBOUR_ROWS, NEIGHBOUR_ROWS).bfloat16() for _ in range(3)]
+        self._halves = [torch.randn(half_rows, half_rows).bfloat16() for _ in range(3)]
 
     def run(self) -> None:
         x, y, out = self._x, self._y, self._out
@@ -211,7 +215,7 @@ class CpuTimer:
 
     def __init__(self, policy: CpuPolicy, neighbours: Neighbours | None = None) -> None:
         self.policy = policy
-        self.neighbours = neighbours or Neighbours()
+        self.neighbours = neighbours or Neighbours(policy.half_rows)
 
     def sampler(self, runs: Sequence[Run]) -> CpuSampler:
         return CpuSampler(runs, self.policy, self.neighbours.run)
