@@ -19,6 +19,7 @@ from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
+from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import Loss, WholeStep
 from autotuner.settings import TuneKeywords, parsed_bytes
 
@@ -42,6 +43,7 @@ def training_step(
     capture: bool = True,
     max_graphs: int = 4,
     memory_budget: int | str | None = None,
+    optimizer_in_backward: bool = False,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -73,15 +75,25 @@ def training_step(
         memory_budget: what a step may need, in bytes or as in "16GiB": everything that torch has allocated on the
             device, parameters, gradients and the optimizer's state among it. The first steps measure what is needed;
             then the regions run as fast as that leaves room for. `print(step)` says how.
+        optimizer_in_backward: whether parameters are updated during backward, as soon as 64 MiB of gradients are there,
+            and these gradients go: so not all of them are there at once. Losses and parameters are the same bit by bit.
+            For one process, with an optimizer of torch, and without `max_norm`, which needs all gradients first.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
-            compiler; a budget that is no number of bytes, or is for a model that is compiled already.
+            compiler; a budget that is no number of bytes, or is for a model that is compiled already;
+            `optimizer_in_backward` with `max_norm`, or with an optimizer that cannot be stepped in parts.
         BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
+    if optimizer_in_backward and max_norm is not None:
+        raise InputError(
+            f"max_norm={max_norm:g} needs the norm of all gradients before the first update, and optimizer_in_backward "
+            "updates before all are there: give one of the two"
+        )
+    in_backward = UpdatesInBackward(optimizer) if optimizer_in_backward else None
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     trace_past_notes(model)
     objective = _objective(model, loss or partial(called, **without_cache(model)))
@@ -115,6 +127,7 @@ def training_step(
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,
+        in_backward=in_backward,
     )  # fmt: skip
     STEPS.add(step)
     return step

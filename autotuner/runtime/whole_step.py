@@ -26,6 +26,7 @@ from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_budget import StepBudget, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
+from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
 Loss = Callable[[Any], Tensor]
 """Computes the loss of a batch, a tensor of one element."""
@@ -75,6 +76,7 @@ class WholeStep:
         max_graphs: int = 4,
         uncaptured: Callable[[], Loss] | None = None,
         budget_bytes: int | None = None,
+        in_backward: UpdatesInBackward | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -87,12 +89,13 @@ class WholeStep:
             max_graphs: so many combinations are captured; steps of any other run operator by operator.
             uncaptured: makes the loss anew for steps that turn out not to be captured.
             budget_bytes: that a step may need, everything in it; regions that were compiled with a choice keep to it.
+            in_backward: updates parameters as soon as their gradients are there. Not with `max_norm`, which needs all.
         """
         self._model, self._optimizer, self._loss, self._max_norm = model, optimizer, loss, max_norm
         self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
-        self._budget_bytes = budget_bytes
+        self._budget_bytes, self._in_backward = budget_bytes, in_backward
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
@@ -236,14 +239,16 @@ class WholeStep:
         self._clear_gradients()
         total: Tensor | None = None
         with torch.enable_grad():
-            for batch in batches:
+            for number, batch in enumerate(batches, 1):
                 loss = self._loss(batch)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
                     raise InputError(f"the loss is {given}: return a tensor of one element")
                 if len(batches) > 1:
                     loss = loss / len(batches)
-                torch.autograd.backward(loss)
+                is_last = number == len(batches)
+                with self._in_backward.within() if self._in_backward and is_last else nullcontext():
+                    torch.autograd.backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()
         norm = None
         if self._max_norm is not None:

@@ -93,12 +93,14 @@ def loss_of(model: Any, x: Tensor) -> Tensor:
 
 
 def trained(
-    model: nn.Module, budget: int | str | None, *, steps: int = STEPS, parts: int = 1, rows: int = 8
+    model: nn.Module, budget: int | str | None, *, steps: int = STEPS, parts: int = 1, rows: int = 8, **options: Any
 ) -> tuple[list[float], WholeStep]:
     """Return the losses of some steps, and the function that ran them."""
     torch._dynamo.reset()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    step = autotuner.training_step(model, optimizer, loss_of, compiler="eager", memory_budget=budget, watch=None)
+    step = autotuner.training_step(
+        model, optimizer, loss_of, compiler="eager", memory_budget=budget, watch=None, **options
+    )  # fmt: skip
     torch.manual_seed(1)
     return [
         float(step(*(batch(parts * number + part, rows) for part in range(parts)))) for number in range(steps)
@@ -133,6 +135,26 @@ def test_steps_compute_the_same_under_any_budget_and_need_what_is_predicted_and_
     assert times == sorted(times)
     assert 1.15 * times[0] < times[-1] < 1.6 * times[0]
     assert most.least_bytes < 0.6 * most.measured_bytes
+
+
+@pytest.mark.slow
+def test_updates_in_backward_go_with_a_budget_and_lower_what_a_step_needs_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotuner.runtime.updates_in_backward.PART_BYTES", 1)
+    wanted, _ = trained(Layers(), None)
+    needs = []
+    for in_backward in (False, True):
+        _, roomy = trained(Layers(), "1GiB", rows=1, optimizer_in_backward=in_backward)
+        needs.append(needs_of(roomy))
+        losses, step = trained(Layers(), "1GiB", optimizer_in_backward=in_backward)
+        most = needs_of(step)
+        budget = most.least_bytes + (most.measured_bytes - most.least_bytes) // 2
+        under, _ = trained(Layers(), budget, optimizer_in_backward=in_backward)
+        assert losses == pytest.approx(wanted, rel=1e-8)
+        assert under == pytest.approx(wanted, rel=1e-8)
+    gradients = sum(parameter.nbytes for parameter in Layers().parameters())
+    assert needs[1].least_bytes < needs[0].least_bytes - 0.5 * gradients  # of one layer's, all are there
 
 
 @pytest.mark.slow
