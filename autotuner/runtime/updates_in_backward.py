@@ -72,7 +72,7 @@ class UpdatesInBackward:
                 "model: load it again, and leave optimizer_in_backward out, or checkpoint with use_reentrant=False"
             )
         self._pending[id(parameter)] = parameter
-        if sum(p.grad.nbytes for p in self._pending.values() if p.grad is not None) >= self._part_bytes:
+        if sum(each.nbytes for each in self._pending.values()) >= self._part_bytes:
             self._update()
 
     def _update(self) -> None:

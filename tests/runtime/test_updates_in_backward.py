@@ -98,6 +98,16 @@ def test_of_micro_batches_only_the_last_one_updates_and_gradients_of_all_count()
         assert torch.equal(one, other)
 
 
+def test_gradients_may_be_sparse() -> None:
+    models = [nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model, is_ours in zip(models, (True, False), strict=True):
+        own = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective = partial(lambda model, ids: model(ids).square().mean(), model)
+        WholeStep(model, own, objective, in_backward=UpdatesInBackward(own, 1) if is_ours else None)(torch.arange(5))
+    assert all(torch.equal(*pair) for pair in zip(*(each.parameters() for each in models), strict=True))
+
+
 def test_parameters_without_a_gradient_stay_and_shared_ones_are_updated_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
