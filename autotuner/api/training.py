@@ -19,8 +19,9 @@ from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
+from autotuner.runtime.plain_step import Loss
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
-from autotuner.runtime.whole_step import Loss, WholeStep
+from autotuner.runtime.whole_step import WholeStep
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ def training_step(
             device, parameters, gradients and the optimizer's state among it. The first steps measure what is needed;
             then the regions run as fast as that leaves room for. `print(step)` says how.
         optimizer_in_backward: whether parameters are updated during backward, as soon as 64 MiB of gradients are there,
-            and these gradients go: so not all of them are there at once. Losses and parameters are the same bit by bit.
-            For one process, with an optimizer of torch, and without `max_norm`, which needs all gradients first.
+            and these gradients go: so not all of them are there at once, where the step is captured or has a budget.
+            Losses and parameters are the same bit by bit. For one process, with an optimizer of torch, and without
+            `max_norm`, which needs all gradients first.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:

@@ -18,9 +18,14 @@ def refusal(optimizer: Optimizer) -> str | None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, SGD) and not all("capturable" in group for group in optimizer.param_groups):
         return f"{name} has no option capturable, so its state may be kept on the host: use AdamW(..., fused=True), say"
-    if any(getattr(optimizer, f"_optimizer_step_{when}_hooks", ()) for when in ("pre", "post")):
+    if has_hooks(optimizer):
         return f"hooks of {name} run Python in each step"
     return None
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer has hooks on its steps."""
+    return any(getattr(optimizer, f"_optimizer_step_{when}_hooks", ()) for when in ("pre", "post"))
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class StaticBytes:
-    """Bytes of what is there between steps, and of gradients at the end of backward."""
+    """Bytes of what is there between steps, and of gradients at the end of backward; 0 where they go on the way."""
 
     parameters: int
     gradients: int
@@ -62,14 +62,18 @@ class ModelMemory:
             or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
         )
 
-    def static_bytes(self) -> StaticBytes:
-        """Return the bytes of what is there between steps, and of all gradients."""
+    def static_bytes(self, *, frees_gradients: bool = False) -> StaticBytes:
+        """Return the bytes of what is there between steps, and of all gradients.
+
+        Args:
+            frees_gradients: backward lets gradients go before all are there.
+        """
         state = [value for own in self._optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         own = {tensor.data_ptr(): tensor for _, _, tensor, _ in self._tensors}
         return StaticBytes(
             sum(tensor.nbytes for tensor in own.values()),
-            sum(tensor.nbytes for tensor in {id(each): each for each in trained}.values()),
+            0 if frees_gradients else sum(tensor.nbytes for tensor in {id(each): each for each in trained}.values()),
             sum(tensor.nbytes for tensor in state),
         )
 

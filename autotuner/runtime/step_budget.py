@@ -270,12 +270,16 @@ class StepBudget:
         static, lap = self._static(), log.highest
         rest = max(0, log.peak_bytes - static.kept - static.gradients)
         beside = self._least_bytes() - log.peak_bytes
+        gradients = (
+            f"{binary(static.gradients)} of gradients, {binary(rest)} of all else"
+            if static.gradients
+            else f"{binary(rest)} of all else, gradients among it"
+        )
         kept = f", {binary(beside)} that the allocator holds beside" if beside else ""
         where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
         return (
             f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(self._least_bytes())} at "
             f"least, with the forward of all {len(log.order)} tuned regions repeated in backward: "
             f"{binary(static.parameters)} of parameters and buffers, {binary(static.state)} of the optimizer's state, "
-            f"{binary(static.gradients)} of gradients, {binary(rest)} of all else{kept}. It needs most {where}: give "
-            "it more memory, or a smaller batch"
+            f"{gradients}{kept}. It needs most {where}: give it more memory, or a smaller batch"
         )

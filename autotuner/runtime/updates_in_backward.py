@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from autotuner.errors import InputError
+from autotuner.runtime.capturable import has_hooks
+from autotuner.runtime.processes import are_several
 
 PART_BYTES = 64 << 20
 """Gradients that are collected before their parameters are updated together: few enough to save memory, and enough for
@@ -43,12 +45,11 @@ class UpdatesInBackward:
         Raises:
             InputError: several processes train one model.
         """
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if are_several():
             raise InputError(
                 "optimizer_in_backward updates a parameter before several processes have exchanged its gradient: "
                 "leave it out where they train one model"
             )
-        self._pending.clear()
         self._updated.clear()
         parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._collect) for parameter in parameters]
@@ -96,6 +97,6 @@ def _refusal(optimizer: Optimizer) -> str | None:
     name = type(optimizer).__name__
     if not f"{type(optimizer).__module__}.".startswith("torch.optim.") or isinstance(optimizer, LBFGS):
         return f"{name} may do more in a step than that: take one of torch's, such as AdamW, or leave it out"
-    if any(getattr(optimizer, f"_optimizer_step_{when}_hooks", ()) for when in ("pre", "post")):
+    if has_hooks(optimizer):
         return f"hooks of {name} would run for each part: remove them, or leave it out"
     return None

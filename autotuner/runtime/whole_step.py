@@ -5,16 +5,15 @@ of modules, frozen parameters, hyperparameters, autocast. Each combination has a
 buffers or the optimizer's state have moved to other memory, all graphs are made anew.
 """
 
-import random
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import finalize
 
-import numpy as np
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotuner.errors import InputError
@@ -22,14 +21,15 @@ from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
 from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
+from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
+from autotuner.runtime.plain_step import Loss, PlainStep
+from autotuner.runtime.processes import are_several
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_budget import StepBudget, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
-Loss = Callable[[Any], Tensor]
-"""Computes the loss of a batch, a tensor of one element."""
 WARM_UP = 2
 """Steps that run before a graph is captured: they compile the model and make the optimizer's state."""
 
@@ -89,13 +89,14 @@ class WholeStep:
             max_graphs: so many combinations are captured; steps of any other run operator by operator.
             uncaptured: makes the loss anew for steps that turn out not to be captured.
             budget_bytes: that a step may need, everything in it; regions that were compiled with a choice keep to it.
-            in_backward: updates parameters as soon as their gradients are there. Not with `max_norm`, which needs all.
+            in_backward: updates parameters as soon as their gradients are there; not with `max_norm`.
         """
-        self._model, self._optimizer, self._loss, self._max_norm = model, optimizer, loss, max_norm
+        self._model, self._optimizer = model, optimizer
+        self._plain = PlainStep(model, optimizer, loss, max_norm, in_backward)
         self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
-        self._budget_bytes, self._in_backward = budget_bytes, in_backward
+        self._budget_bytes = budget_bytes
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
@@ -108,7 +109,7 @@ class WholeStep:
         self.gradient_norm: Tensor | None = None
         self._recorder = recorder
         if recorder is not None:
-            reason = _not_captured() or refusal(optimizer)
+            reason = "several processes train one model" if are_several() else refusal(optimizer)
             if reason is not None:
                 self._give_up(reason)
 
@@ -230,34 +231,9 @@ class WholeStep:
     def _run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step operator by operator, take its time, and return loss and norm."""
         began, before_us = self._times.now(), TALLY.region_us
-        found = self._made(batches)
+        found = self._plain.run(batches)
         self._times.keep(began, TALLY.region_us - before_us)
         return found
-
-    def _made(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-        """Run a step operator by operator, and return loss and norm."""
-        self._clear_gradients()
-        total: Tensor | None = None
-        with torch.enable_grad():
-            for number, batch in enumerate(batches, 1):
-                loss = self._loss(batch)
-                if not isinstance(loss, Tensor) or loss.numel() != 1:
-                    given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-                    raise InputError(f"the loss is {given}: return a tensor of one element")
-                if len(batches) > 1:
-                    loss = loss / len(batches)
-                is_last = number == len(batches)
-                with self._in_backward.within() if self._in_backward and is_last else nullcontext():
-                    torch.autograd.backward(loss)
-                total = loss.detach() if total is None else total + loss.detach()
-        norm = None
-        if self._max_norm is not None:
-            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
-            norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
-        self._optimizer.step()
-        self._clear_gradients()
-        assert total is not None
-        return total, norm
 
     def _capture(
         self, recorder: DeviceRuntime, recorded: Recorded, structure: Hashable, tensors: Sequence[Tensor]
@@ -271,13 +247,13 @@ class WholeStep:
             before_us = TALLY.region_us
             # Scratch lies in the graph's own memory, which outlives all else.
             with sharing(Scratch()) if budget is None else budget.step(captured=True):
-                recorded.results[:] = self._made(batches)
+                recorded.results[:] = self._plain.run(batches)
             recorded.tuned_us = TALLY.region_us - before_us
 
         if self._pool is None:
             self._pool = recorder.pool()
         torch.clear_autocast_cache()
-        before = _HostRandomness()
+        before = HostRandomness()
         replay, reason = None, ""
         meter = None if budget is None else recorder.meter()
         try:
@@ -286,7 +262,7 @@ class WholeStep:
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             reason = f"the step could not be captured ({words})"
-        self._clear_gradients()
+        self._plain.clear_gradients()
         reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes
         is_too_large = replay is not None and budget is not None and budget.exceeded(reserved_bytes)
         if before.restore():
@@ -316,7 +292,10 @@ class WholeStep:
         if key not in self._known:
             made = self._known[key] = Recorded()
             if self._budget_bytes is not None:
-                made.budget = StepBudget(self._budget_bytes, device_runtime(self._device), self._memory.static_bytes)
+                made.budget = StepBudget(
+                    self._budget_bytes, device_runtime(self._device),
+                    partial(self._memory.static_bytes, frees_gradients=self._plain.frees_gradients),
+                )  # fmt: skip
         return self._known[key]
 
     def _tell_of_changes(self) -> None:
@@ -349,18 +328,13 @@ class WholeStep:
         self._recorder = None
         self._forget()
         if self._uncaptured is not None:
-            self._loss = self._uncaptured()
+            self._plain.loss = self._uncaptured()
 
     def _forget(self) -> None:
         if self._known:
             device_runtime(self._device).synchronize()  # a replay may still run
         self._known = {}
         self._pool = None  # memory whose graphs are all gone cannot be captured into again
-
-    def _clear_gradients(self) -> None:
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        self._optimizer.zero_grad(set_to_none=True)
 
     def _moved(self, structure: Hashable, tensors: Sequence[Tensor]) -> Any:
         return batch_of(structure, (tensor.to(self._device, non_blocking=True) for tensor in tensors))
@@ -373,30 +347,3 @@ class WholeStep:
         """Return how the model computes: autocast, and the modes of its modules and parameters."""
         kind = self._device.type
         return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), self._memory.modes()
-
-
-class _HostRandomness:
-    """States of the generators on the host, which a graph cannot advance."""
-
-    def __init__(self) -> None:
-        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-    def restore(self) -> bool:
-        """Put the states back, and say whether anything was drawn."""
-        numpy = np.random.get_state()
-        drawn = (
-            not torch.equal(self._torch, torch.get_rng_state())
-            or self._python != random.getstate()
-            or repr(numpy) != repr(self._numpy)
-        )
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        return drawn
-
-
-def _not_captured() -> str | None:
-    """Say why no step of this process is captured, or return None."""
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        return "several processes train one model"
-    return None

@@ -33,6 +33,17 @@ def drawn() -> list[torch.Tensor]:
     return masks
 
 
+def test_a_mask_of_bytes_keeps_what_the_raw_one_keeps(drawn: list[torch.Tensor]) -> None:
+    call = Call(DRAW, Candidate("inductor_threefry_bytes", ("ba:byte",)))
+    assert faults([call]) == {}
+    made = prepare(call)
+    (kept,) = (tensor for tensor in made.outputs if tensor is not None)
+    torch.default_generator.manual_seed(2)
+    made.run()
+    assert kept.dtype == torch.bool
+    assert torch.equal(kept, drawn[1] != 0)
+
+
 def test_a_mask_repeats_with_its_seed_and_holds_zero_or_the_scale(drawn: list[torch.Tensor]) -> None:
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], drawn[1])

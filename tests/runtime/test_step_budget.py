@@ -235,7 +235,9 @@ def test_micro_batches_and_shapes_have_their_own_needs() -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for() -> None:
+def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, step = trained(Layers(), "1GiB")
     least = needs_of(step).least_bytes
     with pytest.raises(BudgetError) as raised:
@@ -248,6 +250,10 @@ def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
         r"[\d.]+ MiB of all else. It needs most .*: give it more memory, or a smaller batch",
         str(raised.value),
     )
+    monkeypatch.setattr("autotuner.runtime.updates_in_backward.PART_BYTES", 1)
+    with pytest.raises(BudgetError, match=r"state, [\d.]+ MiB of all else, gradients among it. It needs most") as less:
+        trained(Layers(), "1MiB", optimizer_in_backward=True)
+    assert less.value.least_bytes <= least
     for wrong in ("sixteen", "16 XB", -1, 1.5, True):
         with pytest.raises(InputError, match=r"memory_budget .*: write a number of bytes, or one with a unit"):
             trained(Layers(), wrong)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """Updates in backward: parameters and losses are those of a step at the end; gradients are not all there at once."""
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -189,7 +188,7 @@ def test_a_gradient_that_comes_in_parts_is_an_error() -> None:
 
 
 class Homemade(torch.optim.SGD):
-    """Counts its steps in one place."""
+    """An optimizer that is not torch's own."""
 
 
 def hooked(model: nn.Module) -> Optimizer:
@@ -223,7 +222,7 @@ def test_clipping_needs_all_gradients_first() -> None:
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    model = copy.deepcopy(net())
+    model = net()
     step = WholeStep(
         model, own := adamw(model), lambda batch: loss_of(model, batch), in_backward=UpdatesInBackward(own)
     )

@@ -1,0 +1,83 @@
+"""A training step, operator by operator: forward, loss, backward, clipping and the optimizer's step."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotuner.errors import InputError
+from autotuner.runtime.updates_in_backward import UpdatesInBackward
+
+Loss = Callable[[Any], Tensor]
+"""Computes the loss of a batch, a tensor of one element."""
+
+
+class PlainStep:
+    """Runs training steps of a model. Gradients are None before and after each.
+
+    Args:
+        model: whose parameters the optimizer moves.
+        optimizer: of these.
+        loss: forward and loss of a batch; it may be replaced.
+        max_norm: gradients are scaled down where their norm is larger.
+        in_backward: updates parameters as soon as their gradients are there. Not with `max_norm`, which needs all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        max_norm: float | None = None,
+        in_backward: UpdatesInBackward | None = None,
+    ) -> None:
+        self._model, self._optimizer, self.loss = model, optimizer, loss
+        self._max_norm, self._in_backward = max_norm, in_backward
+
+    @property
+    def frees_gradients(self) -> bool:
+        """True where gradients go before all are there."""
+        return self._in_backward is not None
+
+    def run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        """Run a step.
+
+        Args:
+            batches: its micro-batches, one at least.
+
+        Returns:
+            The mean of their losses, detached, and the norm of all gradients before clipping, where they are clipped.
+
+        Raises:
+            InputError: a loss that has not one element.
+        """
+        self.clear_gradients()
+        total: Tensor | None = None
+        with torch.enable_grad():
+            for number, batch in enumerate(batches, 1):
+                loss = self.loss(batch)
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    given = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                    raise InputError(f"the loss is {given}: return a tensor of one element")
+                if len(batches) > 1:
+                    loss = loss / len(batches)
+                is_last = number == len(batches)
+                with self._in_backward.within() if self._in_backward and is_last else nullcontext():
+                    torch.autograd.backward(loss)
+                total = loss.detach() if total is None else total + loss.detach()
+        norm = None
+        if self._max_norm is not None:
+            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+            norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
+        self._optimizer.step()
+        self.clear_gradients()
+        assert total is not None
+        return total, norm
+
+    def clear_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._optimizer.zero_grad(set_to_none=True)
