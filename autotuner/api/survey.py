@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import capture, joined
@@ -115,8 +117,20 @@ def regions(
     return RegionReport(tuple(counts), calls.batches, tuple(dict.fromkeys(calls.notes)))
 
 
+class _LeftOutError(Exception):
+    """A gradient is asked for, and nothing is there for it."""
+
+
+def _left_out(_: Any) -> Tensor:
+    raise _LeftOutError
+
+
 def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCalls:
-    """Call a module or function with each batch, and return the regions in its graphs."""
+    """Call a module or function with each batch, and return the regions in its graphs.
+
+    Graphs keep nothing for backward, unless gradients are taken within a call.
+    """
+    keeps = False
     calls = RegionCalls()
 
     def look(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -124,16 +138,14 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
         captured = capture(module)
         regions = () if isinstance(captured, str) else captured.regions
         calls.coverage.append(Parts(module.graph, captured).coverage(regions, ""))
-        if isinstance(captured, str):
-            calls.notes.append(captured)
-            return module.forward
-        counts = Counter(region.key for region in captured.regions)
-        calls.models.update({region.key: region.model for region in captured.regions})
-        calls.notes.extend(captured.reasons)
+        counts = Counter(region.key for region in regions)
+        calls.models.update({region.key: region.model for region in regions})
+        calls.notes.extend((captured,) if isinstance(captured, str) else captured.reasons)
 
         def run(*arguments: Any) -> Any:
             calls.runs.update(counts)
-            return module.forward(*arguments)
+            with nullcontext() if keeps else saved_tensors_hooks(lambda _: None, _left_out):
+                return module.forward(*arguments)
 
         return run
 
@@ -144,19 +156,27 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
     with torch._dynamo.config.patch(recompile_limit=max(torch._dynamo.config.recompile_limit, 256)):
         for batch in batches:
             calls.batches += 1
-            if isinstance(batch, Mapping):
-                compiled(**_moved(dict(batch), called))
-            else:
-                compiled(*_moved((batch,) if isinstance(batch, Tensor) else tuple(batch), called))
+            positional, named = _arguments(batch, called)
+            before = Counter(calls.runs)
+            try:
+                compiled(*positional, **named)
+            except _LeftOutError:
+                keeps, calls.runs = True, before
+                compiled(*positional, **named)
     return calls
 
 
-def _moved(arguments: Any, called: Callable[..., Any]) -> Any:
-    """Return arguments with all tensors on a module's device."""
+def _arguments(batch: Any, called: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's positional and keyword arguments, all tensors on a module's device."""
+    positional = () if isinstance(batch, Mapping) else (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    named = dict(batch) if isinstance(batch, Mapping) else {}
     parameter = next(called.parameters(), None) if isinstance(called, nn.Module) else None
     if parameter is None:
-        return arguments
-    return tree_map_only(Tensor, lambda tensor: tensor.to(parameter.device), arguments)
+        return positional, named
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        Tensor, lambda tensor: tensor.to(parameter.device), (positional, named)
+    )
+    return moved
 
 
 def found_in(calls: RegionCalls, called: Callable[..., Any]) -> list[Model]:

@@ -29,6 +29,8 @@ TRIES = 4
 """Choices that are measured before each region runs the leanest way that it has."""
 MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
+SHORT = 1 / 16
+"""Of the budget, which a step counts as above it that found no memory: how much it lacked is not known."""
 
 
 class _Stage(Enum):
@@ -188,6 +190,10 @@ class StepBudget:
         assert self.needs is not None
         self.needs = replace(self.needs, reserved_bytes=reserved_bytes)
         return self._is_tightened(reserved_bytes)
+
+    def ran_out(self) -> bool:
+        """Take that a captured step found no memory; choose again, and say whether there was a leaner choice."""
+        return bool(self._ways) and self._is_tightened(round((1 + SHORT) * self.budget_bytes))
 
     def _go_on(self, log: StepLog, reserved_bytes: int) -> None:
         self._scratch_bytes = max([self._scratch_bytes, *(region.scratch_bytes for region in log.order)])

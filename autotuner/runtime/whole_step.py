@@ -254,7 +254,7 @@ class WholeStep:
             self._pool = recorder.pool()
         torch.clear_autocast_cache()
         before = HostRandomness()
-        replay, reason = None, ""
+        replay, reason, ran_out = None, "", False
         meter = None if budget is None else recorder.meter()
         try:
             with self._rates.in_groups():
@@ -262,9 +262,13 @@ class WholeStep:
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             reason = f"the step could not be captured ({words})"
+            ran_out = isinstance(error, torch.OutOfMemoryError)
         self._plain.clear_gradients()
         reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes
-        is_too_large = replay is not None and budget is not None and budget.exceeded(reserved_bytes)
+        is_too_large = (replay is not None or ran_out) and budget is not None and (
+            budget.ran_out() if ran_out else budget.exceeded(reserved_bytes)
+        )  # fmt: skip
+        reason = "" if is_too_large else reason
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
         if self._memory.has_moved():

@@ -46,6 +46,7 @@ class MadeUpDevice(CpuRuntime):
         now: number of the current stream.
         capturing: whether a graph is captured.
         fails: whether captures fail.
+        lacks: so many captures find no memory.
         captures: how many there were; replays: how often one ran.
     """
 
@@ -55,7 +56,7 @@ class MadeUpDevice(CpuRuntime):
         super().__init__(torch.device(CPU))
         self.log: list[str] = []
         self.now = 1
-        self.capturing, self.fails = capturing, False
+        self.capturing, self.fails, self.lacks = capturing, False, 0
         self.captures = self.replays = 0
 
     @property
@@ -90,6 +91,9 @@ class MadeUpDevice(CpuRuntime):
         assert pool == MEMORY
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+        if self.lacks > 0:
+            self.lacks -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nmore lines")
         self.captures += 1
         with self._unchanged(), self._capture():
             run()

@@ -293,6 +293,26 @@ def test_a_captured_step_that_takes_more_than_the_budget_is_captured_anew_with_l
 
 
 @pytest.mark.slow
+def test_a_capture_that_finds_no_memory_is_made_again_with_leaner_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = instead_of_the_cpu(monkeypatch)
+    device.lacks = 2
+    losses, step = trained(Layers(), "4MiB", steps=9)
+    assert (device.captures, device.lacks, step.replays) == (1, 0, 4)
+    assert needs_of(step).predicted_bytes < (1 - 2 / 16) * (4 << 20)
+    assert losses == pytest.approx(trained(Layers(), None, steps=9)[0], rel=1e-8)
+
+
+@pytest.mark.slow
+def test_where_the_leanest_capture_finds_no_memory_steps_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = instead_of_the_cpu(monkeypatch)
+    device.lacks = 20
+    with pytest.warns(TunedWarning, match=r"could not be captured \(CUDA out of memory. Tried to allocate 2.00 MiB.\)"):
+        losses, step = trained(Layers(), "4MiB", steps=12)
+    assert step.replays == 0
+    assert losses == pytest.approx(trained(Layers(), None, steps=12)[0], rel=1e-8)
+
+
+@pytest.mark.slow
 def test_a_model_that_is_compiled_already_is_refused_and_one_without_tuned_regions_is_warned_of() -> None:
     model = Layers()
     optimizer = torch.optim.SGD(model.parameters())
