@@ -1,5 +1,6 @@
 """A training step, operator by operator: forward, loss, backward, clipping and the optimizer's step."""
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotuner.errors import InputError
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
 Loss = Callable[[Any], Tensor]
@@ -36,6 +39,7 @@ class PlainStep:
     ) -> None:
         self._model, self._optimizer, self.loss = model, optimizer, loss
         self._max_norm, self._in_backward = max_norm, in_backward
+        self._is_updating = False
 
     @property
     def frees_gradients(self) -> bool:
@@ -55,6 +59,7 @@ class PlainStep:
             InputError: a loss that has not one element.
         """
         self.clear_gradients()
+        self._is_updating = False
         total: Tensor | None = None
         with torch.enable_grad():
             for number, batch in enumerate(batches, 1):
@@ -72,6 +77,7 @@ class PlainStep:
         if self._max_norm is not None:
             trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
+        self._is_updating = True
         self._optimizer.step()
         self.clear_gradients()
         assert total is not None
@@ -81,3 +87,21 @@ class PlainStep:
         for parameter in self._model.parameters():
             parameter.grad = None
         self._optimizer.zero_grad(set_to_none=True)
+
+    def beginning(self, runtime: DeviceRuntime) -> Callable[[], bool]:
+        """Return what has the model and all generators be as they are now, if the step from here on has failed.
+
+        It says whether they are: not where parameters are updated already, or buffers have other values.
+        """
+        host, drawn, buffers = HostRandomness(), runtime.drawn_so_far(), list(self._model.buffers())
+        versions = [buffer._version for buffer in buffers]
+
+        def put_back() -> bool:
+            self.clear_gradients()
+            host.restore()
+            drawn()
+            gc.collect()  # what the step held may lie in circles
+            has_updated = self._is_updating or (self._in_backward is not None and self._in_backward.has_updated)
+            return not has_updated and [buffer._version for buffer in buffers] == versions
+
+        return put_back

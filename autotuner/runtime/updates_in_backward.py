@@ -38,6 +38,11 @@ class UpdatesInBackward:
         self._pending: dict[int, Tensor] = {}
         self._updated: set[int] = set()
 
+    @property
+    def has_updated(self) -> bool:
+        """True where a backward has updated a part of the parameters, and did not come to its end."""
+        return bool(self._updated)
+
     @contextmanager
     def within(self) -> Iterator[None]:
         """Update parameters while a backward runs in it, the one that completes their gradients.
@@ -55,6 +60,7 @@ class UpdatesInBackward:
         handles = [parameter.register_post_accumulate_grad_hook(self._collect) for parameter in parameters]
         try:
             yield
+            self._updated.clear()
         finally:
             for handle in handles:
                 handle.remove()

@@ -6,7 +6,6 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -204,9 +203,12 @@ class WholeStep:
         is_before_capture, recorded.runs = not self._is_warm(recorded), recorded.runs + 1
         # What such a step keeps would lie beside the graph's own memory.
         scratch = Scratch(is_of_one_step=True) if is_before_capture else self._scratch
-        within = sharing(scratch) if recorded.budget is None else recorded.budget.step()
-        with self._recorder.aside(), self._rates.in_groups(), within:
-            loss, self.gradient_norm = self._run(batches)
+        with self._recorder.aside(), self._rates.in_groups():
+            if recorded.budget is not None:
+                loss, self.gradient_norm = self._run_under(recorded.budget, batches)
+            else:
+                with sharing(scratch):
+                    loss, self.gradient_norm = self._run(batches)
         if is_before_capture:
             self._times.forget()
         self._memory.note()
@@ -216,8 +218,7 @@ class WholeStep:
     def _run_plainly(self, batches: Sequence[Any], recorded: Recorded | None = None) -> Tensor:
         self.plain += 1
         budget = None if recorded is None else recorded.budget
-        with nullcontext() if budget is None else budget.step():
-            loss, self.gradient_norm = self._run(batches)
+        loss, self.gradient_norm = self._run(batches) if budget is None else self._run_under(budget, batches)
         if budget is not None:
             self._memory.note()
             if not budget.is_settled:
@@ -227,6 +228,17 @@ class WholeStep:
     def _is_warm(self, recorded: Recorded) -> bool:
         """Say whether what a step of this combination runs is compiled, and decided."""
         return recorded.runs >= WARM_UP if recorded.budget is None else recorded.budget.is_settled
+
+    def _run_under(self, budget: StepBudget, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        """Run a step; where it finds no memory while ways are chosen, run it from its beginning with leaner ones."""
+        while True:
+            put_back = None if budget.is_settled else self._plain.beginning(device_runtime(self._device))
+            try:
+                with budget.step():
+                    return self._run(batches)
+            except torch.OutOfMemoryError:
+                if put_back is None or not put_back() or not budget.ran_out():
+                    raise
 
     def _run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step operator by operator, take its time, and return loss and norm."""

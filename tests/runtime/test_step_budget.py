@@ -17,6 +17,7 @@ from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import canonical_json
+from autotuner.measure.devices.cpu_sampling import AllocationCount
 from autotuner.plan.configuration import Configuration, LeanerPlan
 from autotuner.runtime.step_budget import StepBudget, StepNeeds
 from autotuner.runtime.whole_step import WholeStep
@@ -298,8 +299,61 @@ def test_a_capture_that_finds_no_memory_is_made_again_with_leaner_regions(monkey
     device.lacks = 2
     losses, step = trained(Layers(), "4MiB", steps=9)
     assert (device.captures, device.lacks, step.replays) == (1, 0, 4)
-    assert needs_of(step).predicted_bytes < (1 - 2 / 16) * (4 << 20)
+    assert needs_of(step).predicted_bytes < (1 - 2 / 32) * (4 << 20)
     assert losses == pytest.approx(trained(Layers(), None, steps=9)[0], rel=1e-8)
+
+
+def failing(function: Any, number: int) -> Any:
+    """Return a function that finds no memory at its call of that number, behind all that it does."""
+    calls = iter(range(number, -1000, -1))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = function(*arguments, **named)
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        return found
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_choice_that_finds_no_memory_before_the_update_is_given_up_and_its_step_run_again(
+    monkeypatch: pytest.MonkeyPatch, *, captured: bool
+) -> None:
+    if captured:
+        instead_of_the_cpu(monkeypatch)
+    wanted, _ = trained(Layers(), None)
+    monkeypatch.setattr("torch.autograd.backward", failing(torch.autograd.backward, 3))
+    losses, step = trained(Layers(), "4MiB")
+    assert losses == pytest.approx(wanted, rel=1e-8)
+    assert needs_of(step).measured_bytes <= 31 / 32 * (4 << 20)
+    assert (step.plain, step.replays) == ((3, 1) if captured else (4, 0))
+
+
+@pytest.mark.slow
+def test_a_step_that_finds_no_memory_elsewhere_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.autograd.backward", failing(torch.autograd.backward, 2))  # as lean as can be
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(Layers(), "4MiB")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", failing(torch.optim.AdamW.step, 3))  # parameters are updated
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(Layers(), "4MiB")
+
+
+@pytest.mark.slow
+def test_where_the_allocator_holds_blocks_a_choice_leaves_some_of_the_budget_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, step = trained(Layers(), "1GiB")
+    most = needs_of(step).predicted_bytes
+    monkeypatch.setattr(AllocationCount, "stop", lambda self, stop=AllocationCount.stop: (stop(self)[0], 1))
+    _, step = trained(Layers(), most)
+    assert 0.8 * most < needs_of(step).predicted_bytes <= most * 63 / 64
+    _, step = trained(Layers(), most * 64 // 63 + 1)
+    assert needs_of(step).predicted_bytes == most
 
 
 @pytest.mark.slow

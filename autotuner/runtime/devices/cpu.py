@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -69,6 +70,9 @@ class CpuRuntime:
 
     def forked_random(self) -> AbstractContextManager[Any]:
         return torch.random.fork_rng([])
+
+    def drawn_so_far(self) -> Run:
+        return partial(torch.set_rng_state, torch.get_rng_state())
 
     @contextmanager
     def noted_draws(self) -> Iterator[Tensor]:

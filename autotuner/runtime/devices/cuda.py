@@ -7,6 +7,7 @@ the same as the calls one by one would.
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -179,6 +180,9 @@ class CudaRuntime:
 
     def forked_random(self) -> AbstractContextManager[Any]:
         return torch.random.fork_rng([self.index], device_type=CUDA)
+
+    def drawn_so_far(self) -> Run:
+        return partial(self._generator().set_state, self._generator().get_state())
 
     @contextmanager
     def noted_draws(self) -> Iterator[Any]:

@@ -107,6 +107,9 @@ class DeviceRuntime(Protocol):
     def forked_random(self) -> AbstractContextManager[Any]:
         """Put the states of the generators of CPU and device back at the end."""
 
+    def drawn_so_far(self) -> Run:
+        """Return what has the device's generator go on from where it is now."""
+
     def noted_draws(self) -> AbstractContextManager[Any]:
         """Note which random numbers the device draws inside, for `draws_again`."""
 
