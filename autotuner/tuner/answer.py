@@ -1,6 +1,7 @@
 """Answer of a tuning run: the configuration that a space and its measurements give, with its certificate."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -59,15 +60,18 @@ def build_configuration(
     unpriced = formulate(space, saving=budget_bytes is not None)
     problem, fastest = solved(unpriced, known, solver, budget_bytes, ends_at)
     is_free = SOLVERS[solver].exact and budget_bytes is None
-    plans = leaner_that_run(problem, fastest, ends_at) if is_free else [fastest]
-    solution = leaner(plans)
+    lean, plans = leaner_that_run(problem, fastest, ends_at) if is_free else (problem, [fastest])
+    solution, formulation = leaner(plans), lean
+    fastest_bytes = problem.problem.held_bytes(fastest.states)
+    if solution.held_bytes >= fastest_bytes:
+        solution, formulation = replace(fastest, held_bytes=fastest_bytes), problem
     costs = problem.costs_us
-    steps = steps_of(problem, solution, known)
+    steps = steps_of(formulation, solution, known)
     overtaking: tuple[Alternative, ...] = ()
     if is_free and fastest.gap == 0:
         limit_s = min(policy.explaining_s, seconds_until(ends_at))
         explanation = explained(problem, fastest, known, time_limit_s=limit_s, overtaking_max=policy.overtaking_max)
-        both = set(problem.chosen(fastest)) & set(problem.chosen(solution))
+        both = set(problem.chosen(fastest)) & set(formulation.chosen(solution))
         alike = {name for choice in both for name in choice.cover.operators}
         steps, overtaking = explanation.with_alternatives(steps, alike), explanation.overtaking
         counts = {**counts, "overtaking": explanation.overtaking_count}
@@ -106,7 +110,7 @@ def build_configuration(
         overtaking=overtaking,
         doubts=doubts_of(
             steps,
-            set(problem.calls(solution)),
+            set(formulation.calls(solution)),
             calls=space.calls,
             known=known,
             environment=environment,
@@ -114,7 +118,7 @@ def build_configuration(
             fresh=fresh,
         ),
         memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),
-        leaner=tuple(_leaner_plan(space, steps_of(problem, plan, known), known) for plan in spread(plans, solution)),
+        leaner=tuple(_leaner_plan(space, steps_of(lean, plan, known), known) for plan in spread(plans, solution)),
     )
 
 

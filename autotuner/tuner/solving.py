@@ -15,7 +15,7 @@ from autotuner.solve import SOLVERS, budgeted, exact
 from autotuner.solve.lagrangian_dual import BudgetPlan, lagrangian_dual
 from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Problem, Solution
-from autotuner.solve.problem.formulate import Formulation, SpaceProblem, solve_in_order
+from autotuner.solve.problem.formulate import Formulation, SpaceProblem, formulate, solve_in_order
 from autotuner.solve.problem.ordering import CircleError
 from autotuner.space import Space
 from autotuner.tuner.steps import steps_of
@@ -38,8 +38,12 @@ CHEAPER = 2.5
 """The least price of the grid, divided by this, saves nothing that is dearer than the share."""
 PRICES = 4
 """Further prices that are tried, each between the ones that were too low and too high."""
+WORTH = 10
+"""A share of time is given for so many times as large a share of the bytes."""
 APART_SHARE = 0.03
 """Of the bytes that the fastest plan leaves: a leaner plan that is kept saves so much more than the one before."""
+AS_FAST_US = 1e-6
+"""By which the sum of the same times may differ."""
 LEANER_MAX = 5
 """Plans that are kept beside the one that is taken."""
 
@@ -162,24 +166,48 @@ def within_budget(
     return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
 
 
-def leaner_that_run(formulation: Formulation, fastest: Solution, ends_at: float | None) -> list[Solution]:
-    """Return the plans of `leaner_plans`, without those whose covers depend on each other."""
+def leaner_that_run(
+    formulation: Formulation, fastest: Solution, ends_at: float | None
+) -> tuple[Formulation, list[Solution]]:
+    """Return the plans of `leaner_plans`, without those whose covers depend on each other, and what they solve.
+
+    In these, backward may run operators of forward again, each by itself: weights are cast once more, say. The first
+    plan is as fast as the fastest, and may leave other bytes. Where nothing can be saved it is the fastest, alone.
+
+    Args:
+        formulation: what `fastest` solves.
+        ends_at: when to take what is found, by `time.monotonic`; None for after some seconds.
+    """
+    if formulation.problem.held_bytes(fastest.states) < LEAN_BYTES or not seconds_until(ends_at):
+        return formulation, [fastest]
+    seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
+    repeating = formulate(formulation.offered.space, saving=True).priced(formulation.costs_us)
+    lean, first = solve_in_order(repeating, lambda each: exact(each.problem, time_limit_s=seconds))
+    if first.total_us > fastest.total_us + AS_FAST_US:  # not found in time
+        lean, first = formulation, fastest
+    first = replace(fastest, states=first.states)
 
     def runs(solution: Solution) -> bool:
         try:
-            formulation.in_order(solution)
+            lean.in_order(solution)
         except CircleError:
             return False
         return True
 
-    first, *others = leaner_plans(formulation.problem, fastest, ends_at)
-    return [first, *filter(runs, others)]
+    first, *others = leaner_plans(lean.problem, first, ends_at)
+    plans = [first, *filter(runs, others)]
+    alike = sum(plan.total_us <= first.total_us + AS_FAST_US for plan in plans)
+    return lean, plans[alike - 1 :]
 
 
 def leaner(plans: Sequence[Solution]) -> Solution:
-    """Return the plan that leaves the fewest bytes for backward, of those as fast as the first within a share."""
-    fastest = plans[0]
-    found = [plan for plan in plans if plan.total_us <= fastest.total_us * (1 + LEAN_SHARE)][-1]
+    """Return the leanest of the plans that are as fast as the first within a share, as far as bytes are worth time."""
+    found = fastest = plans[0]
+    for plan in plans[1:]:
+        slower = (plan.total_us - found.total_us) / fastest.total_us
+        saved = (found.held_bytes - plan.held_bytes) / fastest.held_bytes
+        if plan.total_us <= fastest.total_us * (1 + LEAN_SHARE) and saved >= WORTH * slower:
+            found = plan
     if found is fastest:
         return fastest
     told = dict(zip(OF_FASTEST, (fastest.total_us, fastest.held_bytes, found.held_bytes), strict=True))

@@ -172,8 +172,8 @@ def _recomputed_words(configuration: Configuration) -> Iterator[str]:
     if all(name in told for name in OF_FASTEST):
         fastest_us, most, held = (told[name] for name in OF_FASTEST)
         yield (
-            f"The fastest plan found takes {us(fastest_us)}; of those within {100 * LEAN_SHARE:.0f} % of it, this one "
-            f"leaves the fewest bytes for backward: {binary(round(most - held))} less."
+            f"The fastest plan found takes {us(fastest_us)}; this one, within {100 * LEAN_SHARE:.0f} % of it, leaves "
+            f"{binary(round(most - held))} less for backward."
         )
 
 
