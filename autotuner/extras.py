@@ -13,6 +13,7 @@ EXTRAS = {
     "fastapi_offline": "server",
     "httpx2": "client",
     "jinja2": "cli",
+    "matplotlib": "plot",
     "optuna": "tune",
     "prometheus_client": "server",
     "psycopg": "postgresql",

@@ -3,7 +3,8 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,19 +12,39 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from autotuner.api.memory_picture import BatchLine, save
 from autotuner.api.training import training_step
 from autotuner.errors import BudgetError, InputError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
-from autotuner.runtime.step_budget import StepNeeds
+from autotuner.runtime.step_budget import FrontPoint, StepNeeds
 from autotuner.runtime.whole_step import WholeStep
 from autotuner.settings import parsed_bytes
 
 STEPS_MAX = 12
 """Steps in which a budget settles, and a step is captured, at most."""
+TOLD_SHARE = 0.01
+"""Of tokens a second, by which a budget has to give more than the one before to be told of."""
 TIMED = 10
 """Steps that are timed then."""
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """A step with a batch under some budget: time and memory, as predicted from the steps that were measured.
+
+    Args:
+        budget_bytes: the least under which it runs so.
+        step_ms: its time.
+        per_second: tokens a second, or samples where the batch has none.
+        repeating: regions that run their forward again in backward.
+    """
+
+    budget_bytes: int
+    step_ms: float
+    per_second: float
+    repeating: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,7 @@ class BatchRow:
         step_ms: the median of some steps; None where it cannot run.
         needs: memory of the step.
         note: why it cannot run; "" where it can.
+        front: what it would take under other budgets, less or more than what was given; () where it cannot run.
     """
 
     shape: tuple[int, ...]
@@ -45,11 +67,26 @@ class BatchRow:
     step_ms: float | None
     needs: StepNeeds | None
     note: str = ""
+    front: tuple[MemoryPoint, ...] = ()
 
     @property
     def per_second(self) -> float:
         """Tokens a second, or samples where it has none; 0 where it cannot run."""
         return 0.0 if self.step_ms is None else 1e3 * (self.tokens or self.samples) / self.step_ms
+
+    @property
+    def name(self) -> str:
+        return " x ".join(map(str, self.shape))
+
+    @property
+    def counted(self) -> str:
+        """Name of the things that `per_second` counts: tokens or samples."""
+        return "samples" if self.tokens is None else "tokens"
+
+    @property
+    def most_bytes(self) -> int:
+        """The most memory of its step, as measured; 0 where it cannot run."""
+        return 0 if self.needs is None else max(self.needs.measured_bytes, self.needs.reserved_bytes)
 
 
 @dataclass(frozen=True)
@@ -70,22 +107,58 @@ class BatchComparison:
         ran = [row for row in self.rows if row.step_ms is not None]
         return max(ran, key=lambda row: row.per_second, default=None)
 
+    @property
+    def front(self) -> tuple[tuple[BatchRow, MemoryPoint], ...]:
+        """The batch and the ways of most tokens a second under each budget, from the least on, as predicted."""
+        found: list[tuple[BatchRow, MemoryPoint]] = []
+        points = [(row, point) for row in self.rows for point in row.front]
+        for row, point in sorted(points, key=lambda each: (each[1].budget_bytes, -each[1].per_second)):
+            if not found or point.per_second > found[-1][1].per_second:
+                found.append((row, point))
+        return tuple(found)
+
+    def save(self, path: str | Path) -> None:
+        """Draw tokens a second against memory, a line for each batch, as predicted; points are what was measured.
+
+        Args:
+            path: of a file that ends in .svg, .png or .pdf.
+
+        Raises:
+            InputError: another ending, or no batch can run.
+            MissingError: matplotlib is not installed (extra `plot`).
+        """
+        lines = [
+            BatchLine(
+                row.name, [(point.budget_bytes, point.per_second) for point in row.front],
+                (row.most_bytes, row.per_second),
+            )
+            for row in self.rows
+            if row.front
+        ]  # fmt: skip
+        save(lines, self.budget_bytes, self.rows[0].counted, Path(path))
+
     def __str__(self) -> str:
         best = self.best
         lines = [f"within {binary(self.budget_bytes)} of memory:"]
         for row in self.rows:
-            shape = " x ".join(map(str, row.shape))
             if row.step_ms is None or row.needs is None:
-                lines.append(f"  {shape}: {row.note}")
+                lines.append(f"  {row.name}: {row.note}")
                 continue
-            unit = "samples" if row.tokens is None else "tokens"
-            most = max(row.needs.measured_bytes, row.needs.reserved_bytes)
             again = f"{row.needs.repeating} of {row.needs.regions} regions run their forward again"
             mark = ", the most" if row is best else ""
             lines.append(
-                f"  {shape}: {row.per_second:,.0f} {unit} a second{mark}; a step takes {row.step_ms:,.1f} ms and "
-                f"{binary(most)}, {again}"
+                f"  {row.name}: {row.per_second:,.0f} {row.counted} a second{mark}; a step takes {row.step_ms:,.1f} ms "
+                f"and {binary(row.most_bytes)}, {again}"
             )
+        if self.front:
+            lines.append("under other budgets, as predicted:")
+        told = 0.0
+        for row, point in self.front:
+            if point.per_second < (1 + TOLD_SHARE) * told:
+                continue
+            told = point.per_second
+            least = binary(point.budget_bytes)
+            lines.append(f"  from {least}: {point.per_second:,.0f} {row.counted} a second, with {row.name}")
         return "\n".join(lines)
 
 
@@ -125,11 +198,22 @@ def compare_batches(
     rows = []
     for batch, tensors in sizes:
         with _as_before(model, optimizer):
-            step_ms, needs, note = _tried(model, optimizer, batch, loss, budget_bytes, options)
+            step_ms, needs, front, note = _tried(model, optimizer, batch, loss, budget_bytes, options)
         tokens = next((each.numel() for each in tensors if not each.is_floating_point() and each.dim() > 1), None)
         shape = tuple(tensors[0].shape)
-        rows.append(BatchRow(shape, shape[0] if shape else 1, tokens, step_ms, needs, note))
+        row = BatchRow(shape, shape[0] if shape else 1, tokens, step_ms, needs, note)
+        rows.append(replace(row, front=tuple(_points(row, front))))
     return BatchComparison(budget_bytes, tuple(rows))
+
+
+def _points(row: BatchRow, front: Sequence[FrontPoint]) -> Iterator[MemoryPoint]:
+    """Yield the points of a batch: its step, with the time of the regions in place of what they take now."""
+    if row.step_ms is not None and row.needs is not None:
+        for point in front:
+            step_ms = row.step_ms + (point.time_us - row.needs.time_us) / 1e3
+            yield MemoryPoint(
+                point.budget_bytes, step_ms, 1e3 * (row.tokens or row.samples) / step_ms, point.repeating
+            )  # fmt: skip
 
 
 def _first(batch: Any) -> Sequence[Tensor]:
@@ -151,8 +235,8 @@ def _tried(
     loss: Callable[[Any, Any], Tensor] | None,
     budget_bytes: int,
     options: Mapping[str, Any],
-) -> tuple[float | None, StepNeeds | None, str]:
-    """Return the time of a step, its memory, and a note where it cannot run."""
+) -> tuple[float | None, StepNeeds | None, Sequence[FrontPoint], str]:
+    """Return the time of a step, its memory, what it would take under other budgets, and a note where it cannot run."""
     step: WholeStep | None = None
     try:
         is_known = options.get("server") is not None or options.get("configurations") is not None
@@ -171,17 +255,13 @@ def _tried(
             step(batch)
             times.append((began, runtime.mark()))
         if not step.is_settled:
-            return (
-                None,
-                None,
-                f"how it runs was not settled within {STEPS_MAX} steps",
-            )
-        (needs,) = step.needs
-        return median(runtime.elapsed_us(*each) for each in times) / 1e3, needs, ""
+            return None, None, (), f"how it runs was not settled within {STEPS_MAX} steps"
+        (needs,), (front,) = step.needs, step.fronts
+        return median(runtime.elapsed_us(*each) for each in times) / 1e3, needs, front, ""
     except BudgetError as error:
-        return None, None, f"it needs {binary(error.least_bytes)} at least"
+        return None, None, (), f"it needs {binary(error.least_bytes)} at least"
     except torch.OutOfMemoryError:
-        return None, None, "it does not fit on the device"
+        return None, None, (), "it does not fit on the device"
     finally:
         del step
         gc.collect()

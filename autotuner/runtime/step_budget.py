@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +32,8 @@ MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
 SHORT = 1 / 32
 """Of the budget, which a step counts as above it that found no memory: how much it lacked is not known."""
+POINTS = 16
+"""Budgets that a front looks at."""
 SPARE = 1 / 64
 """Of the budget, which a choice leaves free where the allocator hands out memory in blocks: how the tensors of other
 ways lie in them is not predicted (BERT-large under 8 GiB: 33 MiB more than predicted)."""
@@ -86,6 +89,21 @@ class StepNeeds:
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
             f"regions run their forward again in backward{slower}"
         )
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A step under some budget: time and memory, as predicted.
+
+    Args:
+        budget_bytes: the least under which the regions run so.
+        time_us: of all regions.
+        repeating: how many of them run their forward again in backward.
+    """
+
+    budget_bytes: int
+    time_us: float
+    repeating: int
 
 
 class StepBudget:
@@ -197,6 +215,33 @@ class StepBudget:
     def ran_out(self) -> bool:
         """Take that a step found no memory; choose again, and say whether there was a leaner choice."""
         return bool(self._ways) and self._is_tightened(round((1 + SHORT) * self.budget_bytes))
+
+    def front(self, points: int = POINTS) -> tuple[FrontPoint, ...]:
+        """Return what a step would take under other budgets, from the least on; each is faster than the one before.
+
+        Args:
+            points: budgets that are looked at, evenly between the least and what the fastest ways need.
+        """
+        log = self._lean
+        if log is None or not log.order:
+            return ()
+        leanest, fastest = ({region: getattr(region, name) for region in log.order} for name in ("leanest", "fastest"))
+        least, most = log.peak_bytes, log.predicted_bytes(fastest)
+        found = [leanest]
+        for number in range(points):
+            limit = least + (most - least) * (number + 1) / points
+            places = fastest_ways(log.options(), log.room(limit))
+            if places is not None:
+                found.append({region: region.ways[at] for region, at in zip(log.order, places, strict=True)})
+        beside = self._least_bytes() - log.peak_bytes
+        spared = 1 - SPARE if self._spare_bytes else 1.0
+        front: list[FrontPoint] = []
+        looked = [(log.predicted_bytes(ways), sum(way.time_us for way in ways.values()), ways) for ways in found]
+        for predicted_bytes, time_us, ways in sorted(looked, key=lambda each: each[:2]):
+            if not front or time_us < front[-1].time_us:
+                repeating = sum(way.repeats for way in ways.values())
+                front.append(FrontPoint(ceil((predicted_bytes + beside) / spared), time_us, repeating))
+        return tuple(front)
 
     def _go_on(self, log: StepLog, reserved_bytes: int) -> None:
         self._scratch_bytes = max([self._scratch_bytes, *(region.scratch_bytes for region in log.order)])

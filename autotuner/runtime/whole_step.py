@@ -25,7 +25,7 @@ from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.plain_step import Loss, PlainStep
 from autotuner.runtime.processes import are_several
 from autotuner.runtime.scratch import Scratch, sharing
-from autotuner.runtime.step_budget import StepBudget, StepNeeds
+from autotuner.runtime.step_budget import FrontPoint, StepBudget, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
@@ -152,6 +152,11 @@ class WholeStep:
         """Needs of steps under a memory budget, a value for each shape and mode that there was."""
         budgets = [each.budget for each in self._known.values() if each.budget is not None]
         return [budget.needs for budget in budgets if budget.needs is not None]
+
+    @property
+    def fronts(self) -> list[tuple[FrontPoint, ...]]:
+        """Predictions of steps under other budgets, for each shape and mode in `needs`."""
+        return [each.budget.front() for each in self._known.values() if each.budget and each.budget.needs is not None]
 
     @property
     def share(self) -> StepShare | None:

@@ -1,14 +1,19 @@
 """Batches of several sizes, compared by steps that run."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import autotuner
+from autotuner.api.comparing import BatchComparison, BatchRow, MemoryPoint
 from autotuner.api.survey import region_calls
-from autotuner.errors import InputError
+from autotuner.errors import InputError, MissingError
+from autotuner.runtime.step_budget import StepNeeds
 from tests.runtime.capture.known import planned
 
 
@@ -36,7 +41,7 @@ def of(rows: int) -> Tensor:
 
 
 @pytest.mark.slow
-def test_batches_are_compared_within_a_budget_and_leave_the_model_as_it_was() -> None:
+def test_batches_are_compared_within_a_budget_and_leave_the_model_as_it_was(tmp_path: Path) -> None:
     model, batches = layers(), [of(2), of(4), of(8), of(64)]
     known = [planned(each) for each in region_calls(model, [(batch,) for batch in batches]).models.values()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -58,9 +63,40 @@ def test_batches_are_compared_within_a_budget_and_leave_the_model_as_it_was() ->
     assert (huge.step_ms, huge.per_second, huge.needs) == (None, 0.0, None)
     lines = str(found).splitlines()
     assert lines[0] == "within 4.50 MiB of memory:"
-    assert lines[-1].startswith("  64 x 32 x 32: it needs ")
+    assert lines[4].startswith("  64 x 32 x 32: it needs ")
+    assert lines[5:7] == ["under other budgets, as predicted:", lines[6]]
+    assert lines[6].startswith(f"  from {found.front[0][1].budget_bytes / 2**20:.2f} MiB: ")
     assert found.best in (small, middle, large)
     assert sum("samples a second, the most; a step takes " in line for line in lines) == 1
+    for row in (small, middle, large):
+        assert row.needs is not None
+        (now,) = [point for point in row.front if point.repeating == row.needs.repeating]
+        assert now.budget_bytes == row.needs.predicted_bytes
+        assert now.step_ms == pytest.approx(row.step_ms)
+        assert [point.repeating for point in row.front] == sorted((p.repeating for p in row.front), reverse=True)
+        assert len({point.per_second for point in row.front}) == len(row.front) >= 3
+    budgets, speeds = zip(*((point.budget_bytes, point.per_second) for _, point in found.front), strict=True)
+    assert (*budgets, *speeds) == (*sorted(budgets), *sorted(speeds))
+    assert {row.shape[0] for row, _ in found.front} >= {2, found.best.shape[0]}
+    found.save(tmp_path / "batches.svg")
+    drawn = ElementTree.parse(tmp_path / "batches.svg")
+    lines_drawn = [each for each in drawn.iter() if each.get("id", "").startswith("line2d_")]
+    assert len(lines_drawn) > 2 * 3
+    found.save(str(tmp_path / "batches.png"))
+    assert (tmp_path / "batches.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_that_cannot_be_drawn_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = BatchComparison(1 << 30, (BatchRow((64, 32), 64, None, None, None, "it does not fit on the device"),))
+    with pytest.raises(InputError, match=r"'batches.gif' ends in '.gif': a picture ends in .svg, .png, .pdf"):
+        nothing.save("batches.gif")
+    with pytest.raises(InputError, match="no batch can run within the budget, so there is nothing to draw"):
+        nothing.save("batches.svg")
+    needs = StepNeeds(1 << 30, 1 << 20, 1 << 20, 1 << 20, 0, 3, 0, 1.0, 1.0)
+    row = BatchRow((8, 32), 8, None, 1.0, needs, "", (MemoryPoint(1 << 20, 1.0, 8000.0, 0),))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingError, match=r'a picture of batches needs matplotlib.*install "autotuner\[plot\]"'):
+        BatchComparison(1 << 30, (row,)).save("batches.svg")
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

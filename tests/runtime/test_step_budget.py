@@ -303,6 +303,23 @@ def test_a_capture_that_finds_no_memory_is_made_again_with_leaner_regions(monkey
     assert losses == pytest.approx(trained(Layers(), None, steps=9)[0], rel=1e-8)
 
 
+@pytest.mark.slow
+def test_a_front_says_what_other_budgets_would_give_and_they_do() -> None:
+    _, step = trained(Layers(), "1GiB")
+    (front,) = step.fronts
+    assert front[0].budget_bytes == needs_of(step).least_bytes
+    assert front[0].repeating > front[-1].repeating == 0
+    assert front[-1].time_us == needs_of(step).time_us
+    assert len(front) >= LAYERS
+    for point in front:
+        _, step = trained(Layers(), point.budget_bytes, steps=3)
+        needs = needs_of(step)
+        assert needs.repeating == point.repeating
+        assert needs.time_us == pytest.approx(point.time_us)
+        assert needs.measured_bytes <= needs.predicted_bytes == point.budget_bytes
+        assert step.fronts == [front]
+
+
 def failing(function: Any, number: int) -> Any:
     """Return a function that finds no memory at its call of that number, behind all that it does."""
     calls = iter(range(number, -1000, -1))
