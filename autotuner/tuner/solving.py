@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, sqrt
 from time import monotonic
 
-from autotuner.errors import BudgetError, InfeasibleError
+from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST
 from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
@@ -181,11 +182,12 @@ def leaner_that_run(
     if formulation.problem.held_bytes(fastest.states) < LEAN_BYTES or not seconds_until(ends_at):
         return formulation, [fastest]
     seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
-    repeating = formulate(formulation.offered.space, saving=True).priced(formulation.costs_us)
-    lean, first = solve_in_order(repeating, lambda each: exact(each.problem, time_limit_s=seconds))
-    if first.total_us > fastest.total_us + AS_FAST_US:  # not found in time
-        lean, first = formulation, fastest
-    first = replace(fastest, states=first.states)
+    lean, first = formulation, fastest
+    with suppress(ProblemError):  # it is too large
+        repeating = formulate(formulation.offered.space, saving=True).priced(formulation.costs_us)
+        found = solve_in_order(repeating, lambda each: exact(each.problem, time_limit_s=seconds))
+        if found[1].total_us <= fastest.total_us + AS_FAST_US:  # otherwise it was not found in time
+            lean, first = found[0], replace(fastest, states=found[1].states)
 
     def runs(solution: Solution) -> bool:
         try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotuner.errors import ProblemError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.records import Measurement
 from autotuner.plan.configuration import OF_FASTEST, Configuration
@@ -139,3 +140,15 @@ def test_time_is_given_for_ten_times_as_large_a_share_of_the_bytes(*, saved: int
     given: dict[tuple[str, ...], int] = {("held",): 100 * MIB, ("again",): (100 - saved) * MIB}
     problem = Problem((Factor("x", ("x",), {("held",): 1000.0, ("again",): 1007.0}, given),))
     assert leaner(leaner_plans(problem, exact(problem))).states == {"x": "again" if is_taken else "held"}
+
+
+@pytest.mark.usefixtures("small")
+def test_where_repeats_make_a_problem_too_large_leaner_plans_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise ProblemError("the problem has more than 3 rows")
+
+    space = build_space(training_graph(of().graph()), CPU)
+    known = {key: Measurement("ok", median_us=us) for key, us in costs_of(space, 5).items()}
+    monkeypatch.setattr(solving, "formulate", refused)
+    found = build_configuration(of(), space, known, HERE, {})
+    assert not any(step.again for plan in found.plans for step in plan.steps)
