@@ -129,6 +129,10 @@ def test_leaner_plans_run_operators_of_forward_again_by_themselves() -> None:
     assert most - held == 6 * 12 * 4
     (leanest,) = found.plans[1:]
     assert sum(step.again for step in leanest.steps) > 1
+    assert (
+        "For memory budgets of whole steps, leaner plans are kept, which leave for backward: 672 B for +6.2% of the "
+        "time, with y, active computed again."
+    ) in explain_plan(found).words
     for plan in found.plans:
         report = check(plan)
         assert report.ok, report.worst

@@ -74,6 +74,7 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
             *_certificate_words(configuration.certificate),
             *why,
             *_memory_words(configuration),
+            *_leaner_words(configuration),
             *again,
             *_overtaking_words(configuration),
         ),
@@ -160,6 +161,17 @@ def _memory_words(configuration: Configuration) -> Iterator[str]:
         peers = [f"{name} {binary(peak)}" for name, peak in measured.peers_peak_bytes.items() if peak is not None]
         beside = f"; {', '.join(peers)}" if peers else ""
         yield f"Measured, a step needed {binary(measured.peak_bytes)} at most{off}{beside}."
+
+
+def _leaner_words(configuration: Configuration) -> Iterator[str]:
+    told = []
+    for plan in configuration.plans[1:]:
+        assert plan.memory is not None
+        slower = plan.certificate.predicted_us / configuration.certificate.predicted_us - 1
+        again = f", with {some(plan.recomputed, shown=3)} computed again" if plan.recomputed else ""
+        told.append(f"{binary(plan.memory.held_bytes)} for {slower:+.1%} of the time{again}")
+    if told:
+        yield f"For memory budgets of whole steps, leaner plans are kept, which leave for backward: {'; '.join(told)}."
 
 
 def _recomputed_words(configuration: Configuration) -> Iterator[str]:
