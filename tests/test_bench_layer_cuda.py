@@ -81,6 +81,7 @@ def test_a_side_that_fails_is_missing_in_the_table_of_errors() -> None:
     assert [*table] == [TUNED, EAGER, WITH_DROPOUT]
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_kernels_with_little_dropout() -> None:
     found = configuration(like_bert(0.3), 1)
     little = with_little_dropout(found)

@@ -1,5 +1,7 @@
 """The walks of scripts/bench_lazy: what its sentences say of them is what they found."""
 
+import pytest
+
 from scripts.bench.lazy_cases import made_up
 from scripts.bench.lazy_walks import (
     BARS,
@@ -51,6 +53,7 @@ def test_cross_validation_walks_as_often_as_it_is_told() -> None:
     assert found["walks"] == 2
 
 
+@pytest.mark.slow
 def test_disturbed_times_differ_by_up_to_their_share_and_have_an_optimum_of_their_own() -> None:
     case = made_up(12, 3, 0)
     one, other = case.disturbed(DISTURBED, 1), case.disturbed(DISTURBED, 2)
@@ -65,6 +68,7 @@ def test_disturbed_times_differ_by_up_to_their_share_and_have_an_optimum_of_thei
         assert reached[1].regret >= 0
 
 
+@pytest.mark.slow
 def test_what_to_expect_is_the_mean_of_walks_with_their_spread() -> None:
     reached = [told(0.05, 0.1, 0.04), told(0.01, 0.1, 0.02), told(0.05, 0.1, 0.06), told(0.01, 0.3, 0.0)]
     assert expectations([{"title": "one", "reached": reached}]) == [

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from autotuner.api.survey import region_calls
 from autotuner.runtime.devices import device_runtime
 
-LAYERS, WIDTH = 12, 256
+LAYERS, WIDTH = 6, 64
 ROWS = (64, 128)
 MIDDLE_BYTES = 4 * 64 * 128 * 4 * WIDTH
 """Of one layer's widest tensor."""

@@ -45,6 +45,7 @@ def test_operands_are_read_as_they_lie(kernel: str) -> None:
     assert all(allocations.allocated and not allocations.clones for _, allocations in found)
 
 
+@pytest.mark.slow
 def test_attention_with_dropout_or_a_mask_is_no_flash_attention() -> None:
     for variant in (0, 2, CAUSAL):
         assert admitted("torch_flash_attention", ODD, variants=[variant]) == []

@@ -137,6 +137,7 @@ def test_the_first_of_eight_elements_is_the_lowest_bit() -> None:
     assert kept.int().tolist() == [[1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["raw", "byte"])
 @pytest.mark.parametrize("p", [0.25, 0.9])
 def test_a_mask_is_the_same_after_it_was_bits(storage: str, p: float) -> None:

@@ -398,6 +398,7 @@ def test_without_a_bias_gelus_gradient_takes_every_order_whose_contiguous_axes_a
         assert made == {"abc": None, "bac": None, "cab": reason, "cba": reason}
 
 
+@pytest.mark.slow
 def test_gelus_input_lies_as_what_is_made_of_it() -> None:
     subgraph = declared(offered("gpt-block"), GELU)
     row = list(next(row for row, reason in rows(subgraph, GELU).items() if reason is None and row[-1] == "abc"))

@@ -100,6 +100,7 @@ def test_a_product_whose_rows_are_contiguous_is_asked_for_transposed(turned: boo
     assert (seen.a.transposed, seen.b.transposed) == (True, False)
 
 
+@pytest.mark.slow
 def test_epilogues_of_sums_are_offered_for_single_products_only() -> None:
     found = calls(ROOMY, "float32")
     algorithms = {dict(call.candidate.params)["algorithm"] for call in found["cublaslt_matmul_bias_grad"]}

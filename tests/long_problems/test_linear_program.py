@@ -83,6 +83,7 @@ def test_windows_cover_all_blocks_and_look_ahead() -> None:
     assert window(reached, 0, 1) == (1, 1)
 
 
+@pytest.mark.slow
 def test_long_problems_of_more_states_are_lifted_and_repeated_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     relax = LONG.lifted

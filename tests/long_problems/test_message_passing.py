@@ -96,6 +96,7 @@ def steps(length: int, seed: int, states: int = 8) -> Problem:
     return Problem(tuple(factors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [0, 3])
 def test_a_block_that_agrees_with_nothing_after_it_is_read_together_with_that(
     patience: int, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_equal_blocks_are_made_ready_and_solved_once(monkeypatch: pytest.MonkeyP
     assert found.total_us == pytest.approx(exact(problem).total_us, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few_states", [0.0, 20.0], ids=["messages", "program"])
 def test_a_gap_that_is_allowed_is_kept(monkeypatch: pytest.MonkeyPatch, few_states: float) -> None:
     monkeypatch.setattr(PROGRAM, "FEW_STATES", few_states)

@@ -40,6 +40,7 @@ def test_a_device_and_its_type_tell_the_same_of_graphs() -> None:
     assert CudaRuntime.has_graphs == has_graphs("cuda")
 
 
+@pytest.mark.slow
 def test_forward_and_backward_of_a_layer_are_captured_once_and_replayed(made_up: MadeUpDevice) -> None:
     layer, twin = tuned_layer()
     for number in range(STEPS):
@@ -70,6 +71,7 @@ def test_branches_of_a_plan_are_captured_over_streams(made_up: MadeUpDevice) -> 
     assert any(line.startswith("lane 1 waits for") for line in made_up.log)
 
 
+@pytest.mark.slow
 def test_a_layer_on_another_stream_waits_and_has_graphs_of_its_own(made_up: MadeUpDevice) -> None:
     layer, twin = tuned_layer()
     for made_up.now in (1, 1, 2, 2, 1):

@@ -47,6 +47,7 @@ def alive() -> list[Workspace]:
     return [each for each in gc.get_objects() if type(each) is Workspace and not each.is_gone]
 
 
+@pytest.mark.slow
 def test_a_step_that_keeps_nothing_computes_the_same_and_leaves_no_memory() -> None:
     made, inputs, parameters = layers()
     run = one_behind_the_other(made, parameters)
@@ -60,6 +61,7 @@ def test_a_step_that_keeps_nothing_computes_the_same_and_leaves_no_memory() -> N
         assert_same(each, expected)
 
 
+@pytest.mark.slow
 def test_a_captured_step_leaves_no_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
     device: MadeUpDevice = instead_of_the_cpu(monkeypatch)
     made, inputs, parameters = layers()
@@ -74,6 +76,7 @@ def test_a_captured_step_leaves_no_memory_either(monkeypatch: pytest.MonkeyPatch
     assert_same(found[-1], step(run, inputs, parameters))
 
 
+@pytest.mark.slow
 def test_without_gradients_and_with_a_graph_that_is_kept_memory_is_given_back_when_nobody_holds_it() -> None:
     made, (x, *_), parameters = layers(1)
     run = one_behind_the_other(made, parameters)

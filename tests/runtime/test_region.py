@@ -492,6 +492,7 @@ def test_ports_of_another_boundary_are_refused() -> None:
             TunedRegion(of, other)
 
 
+@pytest.mark.slow
 def test_a_region_that_is_gone_is_a_clear_error_and_its_plan_goes_with_it() -> None:
     of = copy.copy(configuration(shared_model()))
     region = TunedRegion(of, shared_ports())

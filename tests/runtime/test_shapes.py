@@ -215,6 +215,7 @@ def test_a_configuration_of_another_model_is_refused_as_one() -> None:
             apply(encoder_layer(model()), given)
 
 
+@pytest.mark.slow
 def test_files_of_several_shapes_can_be_given(tmp_path: Path) -> None:
     paths = [tmp_path / "short.json", tmp_path / "long.json"]
     for path, found in zip(paths, configurations(), strict=True):

@@ -109,6 +109,7 @@ def test_the_least_point_is_that_of_exhaustive_search(problem: Problem) -> None:
     assert best * (1 - 1e-5) - 1e-5 <= found.bound_us <= best
 
 
+@pytest.mark.slow
 @settings(max_examples=25, derandomize=True, deadline=None, database=None)
 @given(problem=weighed_problems())
 def test_within_a_budget_as_well(problem: Problem) -> None:
@@ -137,6 +138,7 @@ def test_within_a_budget_as_well(problem: Problem) -> None:
             assert raised.value.least_bytes == least
 
 
+@pytest.mark.slow
 def test_long_problems_of_few_states_are_programs_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = synthetic_problem(220, 3), synthetic_problem(100, 8)
     assert has_few_states(arc_consistent(encode(few)))
@@ -161,6 +163,7 @@ def test_long_problems_of_few_states_are_programs_and_others_are_not(monkeypatch
     assert len(calls) == asked
 
 
+@pytest.mark.slow
 def test_elimination_answers_where_the_program_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = synthetic_problem(220, 2)
     best = exact(problem).total_us
@@ -172,6 +175,7 @@ def test_elimination_answers_where_the_program_ran_out_of_time(monkeypatch: pyte
     assert found.lower_bound_us <= best <= found.total_us
 
 
+@pytest.mark.slow
 def test_without_a_time_limit_highs_and_elimination_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = synthetic_problem(150, 4, seed=3)
     best = exact(problem).total_us
@@ -191,6 +195,7 @@ def test_without_a_time_limit_highs_and_elimination_take_turns(monkeypatch: pyte
     assert len(given) > 1
 
 
+@pytest.mark.slow
 def test_a_program_that_would_need_too_much_memory_is_not_written_or_not_solved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -141,6 +141,7 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
             load_space(path)
 
 
+@pytest.mark.slow
 def test_kernels_that_need_another_vendors_device_are_not_offered() -> None:
     graph = layer("bfloat16")
     found = {

@@ -113,6 +113,7 @@ def test_a_configuration_that_leaves_less_tells_the_fastest_and_alternatives_to_
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_leaner_plans_run_operators_of_forward_again_by_themselves() -> None:
     space = build_space(training_graph(of().graph()), CPU)

@@ -93,6 +93,7 @@ def test_layers_of_a_model_run_tuned_as_well_as_torch_computes_them(
     assert sum(graph.tuned_places for graph in compilation.compiled) == tuned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
 def test_layers_of_torchs_own_run_tuned_in_either_type(low: torch.dtype) -> None:
     model, loss = small()

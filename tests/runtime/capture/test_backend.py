@@ -403,6 +403,7 @@ def test_a_module_that_torch_makes_no_graph_of_is_refused_with_the_reason() -> N
         autotuner.tune(Uncompiled(4, 4), [torch.randn(2, 4)])
 
 
+@pytest.mark.slow
 def test_a_padded_encoder_of_torchs_runs_tuned_as_it_is_typed(tmp_path: Path) -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), 2)
     batch = {"src": torch.randn(2, 3, 8), "src_key_padding_mask": torch.tensor([[False] * 3, [False, True, True]])}

@@ -109,6 +109,7 @@ def told(options: dict[str, Any]) -> str:
     return str(compiled)
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_is_done_with_a_policy_that_keeps_a_part_of_a_region() -> None:
     said = told(selecting(products_kept))
     assert "keeps 2 of the 5 results inside of each of 4 regions, and a region is one operator" in said

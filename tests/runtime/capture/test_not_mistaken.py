@@ -218,6 +218,7 @@ class Twice(nn.Module):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "regions"), [(lambda: nn.Sequential(OfItself(), OfItself()), 2), (Twice, 2)], ids=["of itself", "twice"]
 )

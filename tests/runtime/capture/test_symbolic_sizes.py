@@ -70,6 +70,7 @@ def test_a_tuned_shape_stays_tuned_behind_another_one(tmp_path: Path, monkeypatc
     assert "sizes are symbols in it; a shape that is known has a graph of its own" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_each_shape_that_is_known_runs_tuned(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_knowledge", lambda _: KnownLength(3))
@@ -81,6 +82,7 @@ def test_each_shape_that_is_known_runs_tuned(compiler: str, monkeypatch: pytest.
             check_step(model, compiled, shape, 2 if shape[1] == 3 else 0)
 
 
+@pytest.mark.slow
 def test_shapes_beyond_a_number_of_them_run_untuned_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_knowledge", lambda _: KnownLength(3))
     model = blocks().double()

@@ -73,6 +73,7 @@ def test_the_search_space_of_each_layer_is_small(make: Callable[[], tuple[nn.Mod
         assert max(sizes) < 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adds", [False, True])
 def test_positions_of_a_window_are_one_axis_so_that_attention_is_one_kernel(adds: bool) -> None:
     model, (x,) = windows(adds=adds)

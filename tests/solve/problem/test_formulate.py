@@ -365,6 +365,7 @@ def test_conversions_that_were_not_measured_are_not_used(tmp_path: Path) -> None
     assert problem.converted(solution) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recording", "saving"), [(TINY, True), (LARGE, False)], ids=["tiny, saving", "large"])
 def test_pricing_again_gives_the_problem_that_pricing_first_gives(recording: Recording, saving: bool) -> None:
     space, measured = recording.space(), recording.costs_us
