@@ -70,6 +70,7 @@ def test_what_it_does_not_compute_is_refused_in_a_sentence(kernel: str) -> None:
     assert raw == "its mask is of bits, in declared order; abcd is not"
 
 
+@pytest.mark.slow
 def test_tiles_of_wide_heads_fit_into_shared_memory_or_are_refused() -> None:
     """Those of 64 rows and 3 stages of 64 keys did not on an H200: 294,912 bytes of 232,448."""
     name, extents = f"{WIDE}_grad", HEADS | {"n": 1, "p": 256, "h": 256}

@@ -157,6 +157,7 @@ def test_a_mask_is_the_same_after_it_was_bits(storage: str, p: float) -> None:
     assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel, source, target", [each for each in CHANGES if each[0] != "expand"])
 def test_a_change_of_storage_allocates_nothing_but_the_part_that_a_raw_mask_is_packed_through(
     kernel: str, source: str, target: str

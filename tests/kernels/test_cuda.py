@@ -155,6 +155,7 @@ def test_attention_with_an_added_mask_equals_the_reference(dtype: str, p: float)
         assert verified(found[kernel]) == {}, kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "dropped"), [(0.05, None), (0.1, None), (0.25, None), (0.6, None), (0.01, "0.0117188"), (0.99, "0.988281")]
 )

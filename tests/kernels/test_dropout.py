@@ -33,6 +33,7 @@ def drawn() -> list[torch.Tensor]:
     return masks
 
 
+@pytest.mark.slow
 def test_a_mask_of_bytes_keeps_what_the_raw_one_keeps(drawn: list[torch.Tensor]) -> None:
     call = Call(DRAW, Candidate("inductor_threefry_bytes", ("ba:byte",)))
     assert faults([call]) == {}

@@ -51,6 +51,7 @@ def faults(calls: Sequence[Call]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_an_expression_is_right_in_every_order(dtype: str) -> None:
     text = expression(GATED, dtype, dtype, dtype)

@@ -317,6 +317,7 @@ def test_masks_drawn_together_keep_their_shares_and_are_drawn_apart() -> None:
     assert faults([masks(0.1, 0.5, 0.25)[0]]) == {}
 
 
+@pytest.mark.slow
 def test_a_graph_with_several_masks_draws_them_together_but_for_attention() -> None:
     space = build_space(layer(EXTENTS, "bfloat16"), space_file("cuda"))
     found = [choice.cover.operators for choice in space.choices if choice.candidate.kernel == "cupy_mask_bits"]

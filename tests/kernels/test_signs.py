@@ -70,6 +70,7 @@ def test_packed_signs_equal_the_reference_in_every_order(dtype: str) -> None:
     assert faults([*calls, packs((5,), "a", dtype), packs((8, 16), "ba", dtype)]) == {}
 
 
+@pytest.mark.slow
 def test_a_long_tensor_is_packed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implementation, "CHUNK", 32)
     assert faults([packs((3, 5, 7), "abc")]) == {}

@@ -48,6 +48,7 @@ def test_whatever_the_prices_no_total_changes(problem: Problem) -> None:
         assert sum(row_cost_us(table, codes) for table in found.tables.values()) == pytest.approx(total, abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [10_000, 1_000, 100])
 def test_the_bound_is_far_above_that_of_the_tables_and_not_above_the_optimum(
     states: int, monkeypatch: pytest.MonkeyPatch

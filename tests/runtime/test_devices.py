@@ -112,6 +112,7 @@ def test_a_configuration_with_kernels_of_another_vendor_is_refused(
         layer(batch())
 
 
+@pytest.mark.slow
 def test_check_compares_a_replay(made_up: MadeUpDevice) -> None:
     assert check(configuration(model(p=WITH_DROPOUT))).ok
     assert made_up.captures == 2

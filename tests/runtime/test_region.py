@@ -132,6 +132,7 @@ def test_a_compiled_function_trains_as_plain_torch_does(region: TunedRegion, bac
     assert region.calls == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_regions_in_an_fx_graph_are_places_of_their_own_with_one_memory_plan(backend: str) -> None:
     of = configuration(model(p=WITH_DROPOUT), 1)

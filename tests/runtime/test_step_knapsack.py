@@ -32,6 +32,7 @@ WAYS = st.builds(Way, st.integers(1, 50).map(float), BYTES, BYTES, BYTES)
 ROOM = st.one_of(st.just(inf), st.integers(0, 120).map(float))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_combination_that_fits_is_faster(data: st.DataObject) -> None:

@@ -78,6 +78,7 @@ def test_one_region_trains_in_several_threads_with_the_parameters_of_several_mod
     in_threads(lambda number: step(region.call, number), wanted)
 
 
+@pytest.mark.slow
 def test_two_threads_that_take_at_the_same_moment_get_a_workspace_each(monkeypatch: pytest.MonkeyPatch) -> None:
     region = TunedRegion(configuration(shared_model()), shared_ports())
     with torch.no_grad():

@@ -443,6 +443,7 @@ def test_to_save_memory_a_space_has_seeds_and_changes_of_storage_beside_all_that
     assert {c.call.subgraph.nodes[0].attributes for c in changes} == {(("p", 0.1),)}
 
 
+@pytest.mark.slow
 def test_to_save_memory_relus_result_may_be_held_as_signs() -> None:
     graph = layer(activation="relu")
     saving, plainly = (build_space(graph, load_space(CPU), saving=saving) for saving in (True, False))

@@ -184,6 +184,7 @@ def test_parameters_that_change_are_cast_again_in_the_next_step() -> None:
     assert_equal(gradients(model, autocast(loss), compilation.model), wanted, 0.02)
 
 
+@pytest.mark.slow
 def test_dropout_under_autocast_drops_and_trains() -> None:
     model, loss = small(dropout=0.4)
     compilation = Compilation(model)

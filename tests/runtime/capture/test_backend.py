@@ -65,6 +65,7 @@ def check_equal(model: nn.Module, x: Tensor, tuned: int, compilation: Compilatio
     assert sum(graph.tuned_places for graph in compilation.compiled) == tuned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_regions_run_inside_of_what_another_compiler_makes(compiler: str) -> None:
     model = blocks()

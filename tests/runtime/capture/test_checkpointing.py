@@ -74,6 +74,7 @@ class Inside(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_checkpoint_inside_of_a_model_runs_tuned_regions_as_often_as_it_says(compiler: str, name: str) -> None:
@@ -155,6 +156,7 @@ def test_a_checkpoint_around_compiled_stages_runs_them_tuned(compiler: str, name
         assert all(region.calls for region in compilation.regions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_layers_of_a_sequential_checkpoint_run_tuned_where_they_are_compiled(use_reentrant: bool) -> None:
     class Layers(nn.Module):

@@ -230,6 +230,7 @@ def test_attention_of_a_tensor_with_itself_or_of_tensors_by_name_is_counted() ->
     assert counted == [2 * 2 * (2 * 3 * 5 * 5 * 4) * 2]
 
 
+@pytest.mark.slow
 def test_a_call_whose_flop_cannot_be_counted_ends_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise ValueError("no strides")

@@ -111,6 +111,7 @@ class Sorted(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_the_order_of_a_row_of_integers_is_found_once_and_read_by_backward() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Sorted(), Sorted()).double(), torch.randn(2, 6, 16).double()

@@ -109,6 +109,7 @@ def test_layers_of_a_model_run_tuned_and_compute_what_it_computed(
     assert [region.calls for region in compilation.regions][:tuned] == [2] * tuned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_layers_of_torchs_own_run_tuned_whatever_comes_first(first: bool) -> None:
     torch.manual_seed(0)

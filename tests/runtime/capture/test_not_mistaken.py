@@ -114,6 +114,7 @@ def in_place(layer: Any, x: Tensor) -> Tensor:
     return functional.relu(y, inplace=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [halves_of_norm, rows_by_strides, by_a_vector, without_gradients, rounded, in_place])
 def test_a_layer_that_is_nearly_known_computes_what_it_computes(inside: Callable[[Any, Tensor], Tensor]) -> None:
     check(inside, no_mask, torch.float64 if inside is by_a_vector else torch.float32)  # its softmax is a hard one
