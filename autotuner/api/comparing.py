@@ -76,17 +76,13 @@ class BatchRow:
 
     @property
     def name(self) -> str:
+        """Its shape, as people write it."""
         return " x ".join(map(str, self.shape))
 
     @property
     def counted(self) -> str:
         """Name of the things that `per_second` counts: tokens or samples."""
         return "samples" if self.tokens is None else "tokens"
-
-    @property
-    def most_bytes(self) -> int:
-        """The most memory of its step, as measured; 0 where it cannot run."""
-        return 0 if self.needs is None else max(self.needs.measured_bytes, self.needs.reserved_bytes)
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,10 @@ class BatchComparison:
         lines = [
             BatchLine(
                 row.name, [(point.budget_bytes, point.per_second) for point in row.front],
-                (row.most_bytes, row.per_second),
+                (row.needs.most_bytes, row.per_second),
             )
             for row in self.rows
-            if row.front
+            if row.needs is not None and row.front
         ]  # fmt: skip
         save(lines, self.budget_bytes, self.rows[0].counted, Path(path))
 
@@ -148,7 +144,7 @@ class BatchComparison:
             mark = ", the most" if row is best else ""
             lines.append(
                 f"  {row.name}: {row.per_second:,.0f} {row.counted} a second{mark}; a step takes {row.step_ms:,.1f} ms "
-                f"and {binary(row.most_bytes)}, {again}"
+                f"and {binary(row.needs.most_bytes)}, {again}"
             )
         if self.front:
             lines.append("under other budgets, as predicted:")
@@ -211,9 +207,7 @@ def _points(row: BatchRow, front: Sequence[FrontPoint]) -> Iterator[MemoryPoint]
     if row.step_ms is not None and row.needs is not None:
         for point in front:
             step_ms = row.step_ms + (point.time_us - row.needs.time_us) / 1e3
-            yield MemoryPoint(
-                point.budget_bytes, step_ms, 1e3 * (row.tokens or row.samples) / step_ms, point.repeating
-            )  # fmt: skip
+            yield MemoryPoint(point.budget_bytes, step_ms, row.per_second * row.step_ms / step_ms, point.repeating)
 
 
 def _first(batch: Any) -> Sequence[Tensor]:

@@ -81,10 +81,14 @@ class StepNeeds:
     least_us: float
     time_us: float
 
+    @property
+    def most_bytes(self) -> int:
+        """What a step took at most, or its allocator; 0 before it ran."""
+        return max(self.measured_bytes, self.reserved_bytes)
+
     def __str__(self) -> str:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
-        most = max(self.measured_bytes, self.reserved_bytes)
-        told = f"{binary(most)} measured" if most else f"{binary(self.predicted_bytes)} predicted"
+        told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
             f"regions run their forward again in backward{slower}"
@@ -225,9 +229,8 @@ class StepBudget:
         log = self._lean
         if log is None or not log.order:
             return ()
-        leanest, fastest = ({region: getattr(region, name) for region in log.order} for name in ("leanest", "fastest"))
-        least, most = log.peak_bytes, log.predicted_bytes(fastest)
-        found = [leanest]
+        least, most = log.peak_bytes, log.predicted_bytes({region: region.fastest for region in log.order})
+        found = [{region: region.leanest for region in log.order}]
         for number in range(points):
             limit = least + (most - least) * (number + 1) / points
             places = fastest_ways(log.options(), log.room(limit))

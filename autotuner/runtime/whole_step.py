@@ -282,9 +282,9 @@ class WholeStep:
             ran_out = isinstance(error, torch.OutOfMemoryError)
         self._plain.clear_gradients()
         reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes
-        is_too_large = (replay is not None or ran_out) and budget is not None and (
-            budget.ran_out() if ran_out else budget.exceeded(reserved_bytes)
-        )  # fmt: skip
+        is_too_large = budget is not None and (
+            budget.ran_out() if ran_out else replay is not None and budget.exceeded(reserved_bytes)
+        )
         reason = "" if is_too_large else reason
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
