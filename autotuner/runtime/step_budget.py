@@ -83,7 +83,7 @@ class StepNeeds:
 
     @property
     def most_bytes(self) -> int:
-        """What a step took at most, or its allocator; 0 before it ran."""
+        """The most that a step took, or its allocator; 0 before it ran."""
         return max(self.measured_bytes, self.reserved_bytes)
 
     def __str__(self) -> str:
