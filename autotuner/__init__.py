@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
     from autotuner.api.comparing import compare_batches as compare_batches
+    from autotuner.api.layer_to_layer import layer_to_layer as layer_to_layer
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
     from autotuner.api.tuning import tune as tune
@@ -47,6 +48,7 @@ _PLACES = {
     "apply": "api",
     "check": "api",
     "compare_batches": "api.comparing",
+    "layer_to_layer": "api.layer_to_layer",
     "load_configuration": "api",
     "module": "api",
     "optimize": "api",

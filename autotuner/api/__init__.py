@@ -219,8 +219,12 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
 
     found = run(module)
     backend = sys.modules.get("autotuner.api.backend")
+    layered = sys.modules.get("autotuner.api.layer_to_layer")
     if backend is not None:
-        told = [each for each in backend.COMPILED if module is None or each.is_of(module)]
+        weights = [] if module is None else list(module.parameters())
+        if layered is not None and module is not None:
+            weights += [each for step in layered.STEPS if step.trains(module) for each in step.weights()]
+        told = [each for each in backend.COMPILED if module is None or each.reads_any(weights)]
         found = replace(found, graphs=tuple(told))
     training = sys.modules.get("autotuner.api.training")
     if training is not None:

@@ -121,7 +121,11 @@ class CompiledGraph:
 
     def is_of(self, model: nn.Module) -> bool:
         """Say whether the graph was compiled with a parameter of a model."""
-        own = {id(parameter) for parameter in model.parameters()}
+        return self.reads_any(model.parameters())
+
+    def reads_any(self, parameters: Iterable[Tensor]) -> bool:
+        """Say whether the graph was compiled with one of these parameters."""
+        own = {id(parameter) for parameter in parameters}
         return any(id(found) in own for found in (each() for each in self.parameters) if found is not None)
 
     @property

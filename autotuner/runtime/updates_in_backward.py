@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from autotuner.errors import InputError
-from autotuner.runtime.capturable import has_hooks
+from autotuner.runtime.optimizer_parts import refusal_of_parts, update_only
 from autotuner.runtime.processes import are_several
 
 PART_BYTES = 64 << 20
@@ -31,9 +31,9 @@ class UpdatesInBackward:
     """
 
     def __init__(self, optimizer: Optimizer, part_bytes: int | None = None) -> None:
-        reason = _refusal(optimizer)
+        reason = refusal_of_parts(optimizer)
         if reason is not None:
-            raise InputError(f"optimizer_in_backward moves parameters part by part, and {reason}")
+            raise InputError(f"optimizer_in_backward moves parameters part by part, and {reason}, or leave it out")
         self._optimizer, self._part_bytes = optimizer, PART_BYTES if part_bytes is None else part_bytes
         self._pending: dict[int, Tensor] = {}
         self._updated: set[int] = set()
@@ -83,26 +83,8 @@ class UpdatesInBackward:
             self._update()
 
     def _update(self) -> None:
-        groups = self._optimizer.param_groups
-        all_of = [group["params"] for group in groups]
-        try:
-            for group, parameters in zip(groups, all_of, strict=True):
-                group["params"] = [parameter for parameter in parameters if id(parameter) in self._pending]
-            self._optimizer.step()
-        finally:
-            for group, parameters in zip(groups, all_of, strict=True):
-                group["params"] = parameters
+        update_only(self._optimizer, self._pending.values())
         for parameter in self._pending.values():
             parameter.grad = None
         self._updated.update(self._pending)
         self._pending.clear()
-
-
-def _refusal(optimizer: Optimizer) -> str | None:
-    """Say why an optimizer's step cannot be taken in parts, or return None."""
-    name = type(optimizer).__name__
-    if not f"{type(optimizer).__module__}.".startswith("torch.optim.") or isinstance(optimizer, LBFGS):
-        return f"{name} may do more in a step than that: take one of torch's, such as AdamW, or leave it out"
-    if has_hooks(optimizer):
-        return f"hooks of {name} would run for each part: remove them, or leave it out"
-    return None

@@ -1,0 +1,189 @@
+"""A call of a layer that forgets its graph, and is made again in backward, where its outputs have gradients."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from autotuner.errors import InputError
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.devices.protocol import in_state
+
+
+@dataclass(frozen=True)
+class AutocastState:
+    """Autocast of a device, and of the CPU, as it is where this is made.
+
+    Weights are not kept in the lower type: torch would keep those of all layers until autocast is left.
+    """
+
+    states: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, device_type: str) -> "AutocastState":
+        kinds = sorted({device_type, "cpu"})
+        return cls(tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds))
+
+    def again(self) -> AbstractContextManager[Any]:
+        """Return a context with that autocast."""
+        stack = ExitStack()
+        for kind, is_on, dtype in self.states:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=False))
+        return stack
+
+
+class _Cut(torch.autograd.Function):
+    """Outputs of a layer without its graph: backward notes their gradients, and goes no further."""
+
+    @staticmethod
+    def forward(ctx: Any, note: Callable[..., None], _: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.note = note
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.note(gradients)
+        return (None,) * (len(gradients) + 2)
+
+
+@dataclass
+class Inputs:
+    """Arguments of a call of a layer, taken apart.
+
+    Args:
+        leaves: tensors without their graphs, and all else.
+        spec: of the arguments.
+        edges: where the gradients of those go that want one, by place among the leaves.
+    """
+
+    leaves: list[Any]
+    spec: TreeSpec
+    edges: dict[int, GradientEdge]
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any], keywords: dict[str, Any]) -> "tuple[Inputs, list[Any]]":
+        """Take arguments apart, and return the leaves as they were given, too.
+
+        Raises:
+            InputError: keys and values of an earlier call are among them.
+        """
+        given = tuple(without_cache(each) for each in arguments), {k: without_cache(v) for k, v in keywords.items()}
+        leaves, spec = tree_flatten(given)
+        edges = {
+            place: get_gradient_edge(leaf)
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        }
+        return cls([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec, edges), leaves
+
+    def from_layers(self) -> list[int]:
+        """Return the places of leaves that another layer has made."""
+        return [place for place, edge in self.edges.items() if isinstance(edge.node, _Cut._backward_cls)]
+
+    def arguments(self) -> tuple[list[Any], tuple[Any, ...], dict[str, Any]]:
+        """Return leaves that begin a graph of their own, and the arguments that they are in."""
+        leaves = [
+            leaf.detach().requires_grad_(place in self.edges) if isinstance(leaf, Tensor) else leaf
+            for place, leaf in enumerate(self.leaves)
+        ]
+        arguments, keywords = tree_unflatten(leaves, self.spec)
+        return leaves, arguments, keywords
+
+
+@dataclass
+class RepeatedCall:
+    """A call of a layer for one micro-batch.
+
+    Args:
+        inputs: of the call.
+        drawn: states of the generators of the host and the device before it.
+        autocast: in the call.
+        places: which of the outputs have a gradient.
+        gradients: of these outputs, as far as they have come.
+    """
+
+    inputs: Inputs
+    drawn: tuple[Tensor, Any]
+    autocast: AutocastState
+    places: tuple[int, ...] = ()
+    gradients: list[Tensor | None] = field(default_factory=list)
+
+    def note(self, found: Sequence[Tensor | None]) -> None:
+        """Add gradients of the outputs."""
+        for place, gradient in enumerate(found):
+            if gradient is not None:
+                before = self.gradients[place]
+                self.gradients[place] = gradient if before is None else before + gradient
+
+
+def called(
+    forward: Callable[..., Any], arguments: Sequence[Any], keywords: dict[str, Any], runtime: DeviceRuntime
+) -> tuple[Any, RepeatedCall]:
+    """Call a layer, and return its outputs, without its graph, and the call, which can be made again."""
+    inputs, given = Inputs.of(arguments, keywords)
+    leaves, positional, named = inputs.arguments()
+    autocast, on_host = AutocastState.now(runtime.device.type), torch.get_rng_state()
+    with runtime.noted_draws() as drawn, autocast.again():
+        outputs, spec = tree_flatten(forward(*positional, **named))
+    call = RepeatedCall(inputs, (on_host, drawn), autocast)
+    handed: list[Any] = []
+    of_graph: list[int] = []
+    for place, output in enumerate(outputs):
+        source = next((i for i, leaf in enumerate(leaves) if leaf is output), None)
+        if source is not None:
+            handed.append(given[source])
+        elif isinstance(output, Tensor):
+            handed.append(output.detach())
+            if output.requires_grad:
+                of_graph.append(place)
+        else:
+            handed.append(output)
+    if of_graph:
+        call.places, call.gradients = tuple(of_graph), [None] * len(of_graph)
+        anchor = torch.zeros((), requires_grad=True)
+        cut = _Cut.apply(call.note, anchor, *(handed[place] for place in of_graph))  # type: ignore[no-untyped-call]
+        for place, tensor in zip(of_graph, cut, strict=True):
+            handed[place] = tensor
+    return tree_unflatten(handed, spec), call
+
+
+def called_again(
+    forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime, check: Callable[[list[Any]], None]
+) -> dict[int, Tensor]:
+    """Make a call again, with its graph, and run backward through it.
+
+    Args:
+        check: of the outputs.
+
+    Returns:
+        Gradients of the inputs that want one, by place among the leaves; those of parameters are theirs.
+    """
+    leaves, arguments, keywords = call.inputs.arguments()
+    on_host, drawn = call.drawn
+    with torch.enable_grad():
+        with in_state(torch.default_generator, on_host), runtime.draws_again(drawn), call.autocast.again():
+            outputs = tree_flatten(forward(*arguments, **keywords))[0]
+        check(outputs)
+        wanted = [(outputs[p], g) for p, g in zip(call.places, call.gradients, strict=True) if g is not None]
+        torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
+    return {place: leaves[place].grad for place in call.inputs.edges if leaves[place].grad is not None}
+
+
+def without_cache(argument: Any) -> Any:
+    """Return an argument, or None in place of an empty cache of keys and values: a call made again would fill it twice.
+
+    Raises:
+        InputError: a cache that is not empty.
+    """
+    length = getattr(argument, "get_seq_length", None)
+    if length is None or not hasattr(argument, "update"):
+        return argument
+    if int(length()):
+        raise InputError("a layer is given keys and values of an earlier call: layer to layer, train without a cache")
+    return None

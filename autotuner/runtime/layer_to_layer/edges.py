@@ -1,0 +1,42 @@
+"""Gradients that layers hand on to what made their inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from autotuner.runtime.layer_to_layer.call import RepeatedCall
+
+
+def first_uses(calls: Sequence[Sequence[RepeatedCall]]) -> list[dict[int, list[GradientEdge]]]:
+    """Return, for each micro-batch, which tensors' gradients are complete behind the backward of which call.
+
+    A tensor may go to several layers. Backward comes to the first of them last.
+    """
+    found: list[dict[int, list[GradientEdge]]] = []
+    for number in range(len(calls[0])):
+        seen: set[GradientEdge] = set()
+        uses: dict[int, list[GradientEdge]] = {}
+        for place, of_layer in enumerate(calls):
+            for edge in of_layer[number].inputs.edges.values():
+                if edge not in seen:
+                    seen.add(edge)
+                    uses.setdefault(place, []).append(edge)
+        found.append(uses)
+    return found
+
+
+def share_nodes(loss: Tensor, others: Sequence[Any]) -> bool:
+    """Say whether a loss and other tensors have nodes of their graphs in common that keep tensors for backward."""
+
+    def reached(nodes: list[Any]) -> set[Any]:
+        seen: set[Any] = set()
+        while nodes:
+            node = nodes.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                nodes.extend(following for following, _ in node.next_functions)
+        return {node for node in seen if not hasattr(node, "variable")}
+
+    return not reached([loss.grad_fn]).isdisjoint(reached(list(others)))

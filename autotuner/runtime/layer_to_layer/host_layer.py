@@ -1,0 +1,109 @@
+"""A layer of a model whose parameters are on the host: its bytes on the link, and its forward."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotuner.errors import InputError
+from autotuner.runtime.layer_to_layer.link import HostLink
+from autotuner.runtime.layer_to_layer.packing import Packing
+
+
+class HostLayer:
+    """A layer whose parameters are on the host.
+
+    The caller's parameters stay the objects that they are, with their values on the host: an optimizer updates them,
+    and `state_dict` reads them. Those that travel as they are lie in the link's buffer; of any other, the buffer has a
+    rounded copy.
+
+    Args:
+        name: in the model.
+        module: the layer.
+        link: to the device.
+        dtype: in which matrices of float32 travel, and their gradients; None for float32.
+
+    Attributes:
+        forward: the module's own, which calls go to.
+        trained: the numbers of the parameters that are trained.
+        stamp: changes whenever the values on the host have changed.
+    """
+
+    def __init__(self, name: str, module: nn.Module, link: HostLink, dtype: torch.dtype | None) -> None:
+        self.name, self.module = name, module
+        self.forward: Callable[..., Any] = module.forward
+        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        found: dict[int, nn.Parameter] = {}
+        for part in module.modules():
+            for key, parameter in part._parameters.items():
+                if parameter is not None:
+                    found[id(parameter)] = parameter
+                    places.setdefault(id(parameter), []).append((part._parameters, key))
+        self.parameters = list(found.values())
+        self._places = [places[number] for number in found]
+        self.trained = [number for number, each in enumerate(self.parameters) if each.requires_grad]
+        self.weights = Packing.of(self.parameters, [travelling(each, dtype) for each in self.parameters])
+        of_trained = [self.parameters[number] for number in self.trained]
+        self.gradients = Packing.of(of_trained, [travelling(each, dtype) for each in of_trained])
+        self.stamp = 0
+        self._link, self._buffer = link, link.host_bytes(self.weights.total_bytes)
+        self._packed = self.weights.views(self._buffer)
+        self._versions = [-1] * len(self.parameters)
+        self.refresh()
+
+    @property
+    def buffer(self) -> Tensor:
+        """The bytes that go to the device."""
+        return self._buffer
+
+    def refresh(self, moved: Collection[nn.Parameter] = ()) -> None:
+        """Take over what was written to the caller's parameters since, wherever they are now.
+
+        Args:
+            moved: parameters that were written to; fused optimizers do not count that as torch's operators do.
+
+        Raises:
+            InputError: other parameters are trained than before.
+        """
+        if [number for number, each in enumerate(self.parameters) if each.requires_grad] != self.trained:
+            raise InputError(
+                f"other parameters of {self.name} require a gradient than when the step was made: close it, and make a "
+                "new one"
+            )
+        written = {id(parameter) for parameter in moved}
+        changed = False
+        for number, (parameter, packed) in enumerate(zip(self.parameters, self._packed, strict=True)):
+            travels_as_it_is = packed.dtype == parameter.dtype
+            if travels_as_it_is and parameter.data_ptr() != packed.data_ptr():
+                packed.copy_(parameter.detach())
+                parameter.data = packed
+                changed = True
+            elif not travels_as_it_is and not parameter.is_cpu:
+                parameter.data = parameter.data.cpu()
+            if parameter._version != self._versions[number] or id(parameter) in written:
+                if not travels_as_it_is:
+                    packed.copy_(parameter.detach())
+                self._versions[number] = parameter._version
+                changed = True
+        self.stamp += changed
+
+    @contextmanager
+    def holding(self, weights: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Have the module's own forward read these parameters, and not those on the host, for a while."""
+        self._install(weights)
+        try:
+            yield
+        finally:
+            self._install(self.parameters)
+
+    def _install(self, parameters: Sequence[nn.Parameter]) -> None:
+        for places, parameter in zip(self._places, parameters, strict=True):
+            for own, key in places:
+                own[key] = parameter
+
+
+def travelling(parameter: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the type in which a parameter travels: vectors, such as those of norms, go as they are."""
+    return dtype if dtype is not None and parameter.dtype == torch.float32 and parameter.dim() > 1 else parameter.dtype

@@ -1,0 +1,232 @@
+"""One pass over all layers: forward of some micro-batches, layer after layer, and backward in the other direction."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_map_only
+
+from autotuner.errors import InputError
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.layer_to_layer.call import AutocastState, RepeatedCall, called, called_again
+from autotuner.runtime.layer_to_layer.comparison import check_equal, tensors_of
+from autotuner.runtime.layer_to_layer.edges import first_uses, share_nodes
+from autotuner.runtime.layer_to_layer.host_layer import HostLayer
+from autotuner.runtime.layer_to_layer.lockstep import Lockstep
+from autotuner.runtime.layer_to_layer.slots import Slots
+from autotuner.runtime.layer_to_layer.stash import HostStash
+from autotuner.runtime.plain_step import Loss
+
+Sums = list[Tensor | None]
+"""The gradients of a layer's trained parameters, summed over micro-batches."""
+
+
+class LayerPass:
+    """Forward of micro-batches, and their backward.
+
+    Each micro-batch runs in a thread, and pauses where it comes to a layer. When all have come there, the layer's
+    weights are on the device, and one after the other runs it.
+
+    Args:
+        slots: where weights are on the device.
+        runtime: of the device.
+        expected: the order in which layers will run; another one is only slower.
+        checks: whether layers are checked to compute the same when they run again.
+        stash: where inputs of layers are kept on the host; None for the device.
+
+    Attributes:
+        marks: of the device before and after each layer, in forward and then in backward.
+        order: the layers that have run.
+        calls: of each of them, a call for each micro-batch.
+        losses: of the micro-batches, divided by their number.
+    """
+
+    def __init__(
+        self, slots: Slots, runtime: DeviceRuntime, expected: Sequence[HostLayer], checks: bool, stash: HostStash | None
+    ) -> None:
+        self._slots, self._runtime, self._expected, self._checks = slots, runtime, expected, checks
+        self._stash = stash
+        self.marks: tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]] = [], []
+        self.order: list[HostLayer] = []
+        self.calls: list[list[RepeatedCall]] = []
+        self.losses: list[Tensor] = []
+        self._lockstep: Lockstep | None = None
+        self._asked: list[HostLayer | None] = []
+        self._samples: list[list[Tensor]] = []
+        # Gradients of tensors that several layers read, summed as they come.
+        self._pending: list[dict[GradientEdge, Tensor]] = []
+
+    @property
+    def is_forward(self) -> bool:
+        """True in the thread of a micro-batch."""
+        return self._lockstep is not None and self._lockstep.current is not None
+
+    def run_forward(self, loss: Loss, batches: Sequence[Any], backward: bool = True) -> None:
+        """Run forward of all micro-batches, and backward of what is behind their layers.
+
+        Args:
+            loss: of a batch, on the device.
+            backward: whether that backward runs.
+
+        Raises:
+            InputError: a loss that has not one element; a layer that cannot run this way.
+        """
+        count = len(batches)
+        self._asked, self._pending = [None] * count, [{} for _ in batches]
+        functions = [partial(self._micro_batch, loss, number, batch, count, backward)
+                     for number, batch in enumerate(batches)]  # fmt: skip
+        autocast, stream = AutocastState.now(self._runtime.device.type), self._runtime.current()
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with ExitStack() as stack:
+                for each in (self._runtime.guard(), self._runtime.on(stream), autocast.again(), torch.enable_grad()):
+                    stack.enter_context(each)
+                yield
+
+        self._slots.fetch(self._expected[0])
+        try:
+            with Lockstep(functions, around) as self._lockstep:
+                paused = [self._lockstep.advance(number) for number in range(count)]
+                while any(paused):
+                    layer = self._next(paused)
+                    with self._slots.reading(layer):
+                        if len(self.order) < len(self._expected):
+                            self._slots.fetch(self._expected[len(self.order)])
+                        began = self._runtime.mark()
+                        for number in range(count):
+                            paused[number] = self._lockstep.advance(number)
+                        self.marks[0].append((began, self._runtime.mark()))
+        finally:
+            self._lockstep = None
+
+    def _next(self, paused: Sequence[bool]) -> HostLayer:
+        """Return the layer at which all micro-batches have paused."""
+        asked = {layer.name: layer for layer in self._asked if layer is not None}
+        if not all(paused) or len(asked) != 1:
+            raise InputError(
+                f"micro-batches of one step run different layers ({', '.join(asked)}): layer to layer, all of them run "
+                "the same ones, in the same order"
+            )
+        (layer,) = asked.values()
+        if layer in self.order:
+            raise InputError(f"{layer.name} runs twice in one forward: layer to layer, a layer runs once")
+        self.order.append(layer)
+        self.calls.append([])
+        return layer
+
+    def _micro_batch(self, loss: Loss, number: int, batch: Any, count: int, backward: bool) -> None:
+        """Run forward of a micro-batch, and backward of what is behind its layers."""
+        device = self._runtime.device
+        found = loss(tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch))
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(f"the loss is {shape}: return a tensor of one element")
+        if count > 1:
+            found = found / count
+        self.losses.append(found.detach())
+        self._asked[number] = None
+        if backward:
+            before = [edge.node for calls in self.calls for edge in calls[number].inputs.edges.values()]
+            torch.autograd.backward(found, retain_graph=share_nodes(found, before))
+
+    def run_layer(self, layer: HostLayer, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Run a layer in the thread of a micro-batch, once all have come to it; return its outputs."""
+        assert self._lockstep is not None
+        number = self._lockstep.current
+        assert number is not None
+        self._asked[number] = layer
+        self._lockstep.pause()
+        if not torch.is_grad_enabled():
+            raise InputError(
+                f"{layer.name} runs without gradients within a training step, as in a reentrant checkpoint: layer to "
+                "layer runs each layer again by itself, so switch checkpointing off"
+            )
+        versions = [buffer._version for buffer in layer.module.buffers()]
+        found, call = called(layer.forward, arguments, keywords, self._runtime)
+        if self._checks and versions != [buffer._version for buffer in layer.module.buffers()]:
+            raise InputError(
+                f"{layer.name} writes to its buffers, as batch normalisation does, and layer to layer runs each layer "
+                "twice a step: they would be written twice"
+            )
+        if self._checks and number == 0:
+            self._samples.append([each.detach().clone() for each in tensors_of(found)])
+        self.calls[-1].append(call)
+        if self._stash is not None:
+            self._stash.put(call)
+        return found
+
+    def run_backward(self, is_done: Callable[[HostLayer, Sums], None]) -> None:
+        """Run the layers again, the last one first, and their backward.
+
+        Args:
+            is_done: is called with the gradients of each layer that has some, once they are complete.
+        """
+        uses = first_uses(self.calls)
+        for place in reversed(range(len(self.order))):
+            layer = self.order[place]
+            with self._slots.reading(layer) as weights:
+                if place:
+                    self._slots.fetch(self.order[place - 1])
+                trained = [weights[number] for number in layer.trained]
+                sums: Sums = [None] * len(trained)
+                began = self._runtime.mark()
+                for number, call in enumerate(self.calls[place]):
+                    self._take(place, number)
+                    self._backward_of(place, number, call)
+                    _add_gradients(sums, trained)
+                    self._go_on(number, uses[number].get(place, ()))
+                self.marks[1].append((began, self._runtime.mark()))
+                if any(each is not None for each in sums):
+                    is_done(layer, sums)
+            self.calls[place] = []
+
+    def _take(self, place: int, number: int) -> None:
+        """Have the inputs of a call on the device, and those of the next call on their way there."""
+        if self._stash is None:
+            return
+        self._stash.take(self.calls[place][number])
+        if number + 1 < len(self.calls[place]):
+            self._stash.fetch(self.calls[place][number + 1])
+        elif place:
+            self._stash.fetch(self.calls[place - 1][0])
+
+    def _backward_of(self, place: int, number: int, call: RepeatedCall) -> None:
+        """Run a layer again for one micro-batch, and add up the gradients of its inputs."""
+        if all(gradient is None for gradient in call.gradients):
+            return
+        layer = self.order[place]
+
+        def check(outputs: list[Any]) -> None:
+            if self._checks and number == 0:
+                check_equal(layer.name, self._samples[place], tensors_of(outputs))
+                self._samples[place] = []
+
+        pending = self._pending[number]
+        for leaf, gradient in called_again(layer.forward, call, self._runtime, check).items():
+            edge = call.inputs.edges[leaf]
+            pending[edge] = gradient if edge not in pending else pending[edge] + gradient
+
+    def _go_on(self, number: int, edges: Sequence[GradientEdge]) -> None:
+        """Run backward of a micro-batch behind tensors whose gradients are complete: at once, as autograd adds them."""
+        pending = self._pending[number]
+        there = [edge for edge in edges if edge in pending]
+        if there:
+            torch.autograd.backward(there, [pending.pop(edge) for edge in there], retain_graph=True)
+
+
+def _add_gradients(sums: Sums, trained: Sequence[nn.Parameter]) -> None:
+    """Add what backward has left in parameters to sums of float32 or more, and take it from them."""
+    for place, parameter in enumerate(trained):
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            continue
+        before = sums[place]
+        if before is None:
+            sums[place] = gradient.float() if gradient.dtype.itemsize < 4 else gradient
+        else:
+            before.add_(gradient)

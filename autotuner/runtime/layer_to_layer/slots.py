@@ -1,0 +1,95 @@
+"""Device memory for the weights of a few layers, which is filled while another layer computes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotuner.runtime.layer_to_layer.host_layer import HostLayer
+from autotuner.runtime.layer_to_layer.link import HostLink
+
+
+class _WeightSlot:
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.weights: dict[str, list[nn.Parameter]] = {}
+        self.layer: HostLayer | None = None
+        self.stamp = -1
+        self.ticket: Any = None
+        self.is_read = False
+
+    def has(self, layer: HostLayer) -> bool:
+        return self.layer is layer and self.stamp == layer.stamp
+
+    def weights_of(self, layer: HostLayer) -> list[nn.Parameter]:
+        """Return a layer's parameters in this slot, the same ones each time."""
+        if layer.name not in self.weights:
+            with torch.inference_mode(False):
+                self.weights[layer.name] = [
+                    nn.Parameter(view, requires_grad=parameter.requires_grad)
+                    for view, parameter in zip(layer.weights.views(self.memory), layer.parameters, strict=True)
+                ]
+        return self.weights[layer.name]
+
+
+class Slots:
+    """Places for the weights of layers on a device.
+
+    Args:
+        layers: that are brought there, each into any slot.
+        device: where the slots are.
+        link: to it.
+        count: of slots: two, for the layer that computes and for the next one.
+
+    Attributes:
+        bytes: of all slots.
+        bytes_down: how many bytes went to the device.
+        tickets: of copies, which the caller clears.
+    """
+
+    def __init__(self, layers: Sequence[HostLayer], device: torch.device, link: HostLink, count: int = 2) -> None:
+        self._link = link
+        largest = max(layer.weights.total_bytes for layer in layers)
+        self._slots = [_WeightSlot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(count)]
+        self.bytes, self.bytes_down = count * largest, 0
+        self.tickets: list[Any] = []
+
+    def fetch(self, layer: HostLayer) -> None:
+        """Begin to bring a layer's weights, unless they are there: into the slot that was filled least recently."""
+        if any(slot.has(layer) for slot in self._slots):
+            return
+        slot = next(slot for slot in self._slots if not slot.is_read)
+        total_bytes = layer.weights.total_bytes
+        slot.layer, slot.stamp = layer, layer.stamp
+        slot.ticket = self._link.down(slot.memory[:total_bytes], layer.buffer)
+        self.bytes_down += total_bytes
+        self.tickets.append(slot.ticket)
+        self._slots.remove(slot)
+        self._slots.append(slot)
+
+    @contextmanager
+    def reading(self, layer: HostLayer) -> Iterator[list[nn.Parameter]]:
+        """Have a layer's module read the weights on the device, which are brought if they are not there.
+
+        Returns:
+            These weights, in the order of the layer's parameters. The memory is filled anew behind the work that is
+            queued inside.
+        """
+        self.fetch(layer)
+        slot = next(slot for slot in self._slots if slot.has(layer))
+        self._link.wait(slot.ticket)
+        weights = slot.weights_of(layer)
+        slot.is_read = True
+        try:
+            with layer.holding(weights):
+                yield weights
+        finally:
+            slot.is_read = False
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield all parameters that layers have read from slots so far."""
+        for slot in self._slots:
+            for weights in slot.weights.values():
+                yield from weights

@@ -1,0 +1,295 @@
+"""A training step that brings one layer after the other to the device: parameters, gradients and optimizer on the host.
+
+Layers are the outer loop and micro-batches the inner one, so that each weight is brought once for forward and once for
+backward, whatever the number of micro-batches. Of forward, the inputs of layers are kept; backward runs each layer
+again. (Pudipeddi et al., Training Large Neural Networks with Constant Memory using a New Execution Algorithm, 2020.)
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotuner.errors import InputError
+from autotuner.plan.phrases import binary
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.layer_to_layer.comparison import tensors_of
+from autotuner.runtime.layer_to_layer.host_layer import HostLayer
+from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
+from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
+from autotuner.runtime.layer_to_layer.link import HostLink
+from autotuner.runtime.layer_to_layer.slots import Slots
+from autotuner.runtime.layer_to_layer.stash import HostStash
+from autotuner.runtime.layer_to_layer.times import LayerTimes
+from autotuner.runtime.optimizer_parts import update_only
+from autotuner.runtime.plain_step import Loss
+
+
+class LayerToLayerStep:
+    """A training step of a model whose layers are on the host: `loss = step(batch)`, or `step(*micro_batches)`.
+
+    Attributes:
+        steps: how many there were.
+        skipped: how many of them updated nothing, as a gradient was not finite.
+        gradient_norm: the norm of all gradients before clipping, in the last step that did not update in backward.
+        times: of the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        layers: Sequence[HostLayer],
+        *,
+        device: torch.device,
+        link: HostLink,
+        max_norm: float | None = None,
+        in_backward: bool = False,
+        norm_per_layer: bool = False,
+        stash_on_host: bool = False,
+    ) -> None:
+        """Take over the layers; their modules' forward goes through this step from now on.
+
+        Args:
+            model: whose parameters the optimizer moves; what is in no layer is on the device.
+            optimizer: of these; its steps can be taken in parts.
+            loss: forward and loss of a batch.
+            layers: on the host, in the order of the model.
+            device: that computes.
+            link: to it.
+            max_norm: gradients are scaled down where their norm is larger.
+            in_backward: update a layer as soon as its gradients are there, and not after all are known to be finite.
+            norm_per_layer: have `max_norm` be for the gradients of each layer, and of what is in none.
+            stash_on_host: keep the inputs of layers on the host between forward and backward.
+        """
+        self._model, self._optimizer, self._loss = model, optimizer, loss
+        self._layers, self._device, self._link = list(layers), device, link
+        self._runtime = device_runtime(device)
+        self._max_norm, self._in_backward, self._per_layer = max_norm, in_backward, norm_per_layer
+        self._slots = Slots(self._layers, device, link)
+        self._updates = HostUpdates(optimizer, self._layers, link, keeps_all=not in_backward)
+        self._stash = HostStash(device, link) if stash_on_host else None
+        self._order = self._layers
+        self._pass: LayerPass | None = None
+        self.steps = self.skipped = 0
+        self.gradient_norm: Tensor | None = None
+        self.times: LayerTimes | None = None
+        own = {id(parameter) for layer in self._layers for parameter in layer.parameters}
+        self._resident = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+        for layer in self._layers:
+            layer.module.forward = partial(self._forward, layer)
+
+    def close(self) -> None:
+        """Give the layers their own forward back; their parameters stay on the host."""
+        for layer in self._layers:
+            vars(layer.module).pop("forward", None)
+        self._updates.close()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that are on the host."""
+        return tuple(layer.name for layer in self._layers)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of weights that went to the device since the step was made."""
+        return self._slots.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of gradients that came from the device since the step was made."""
+        return self._updates.bytes_up
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the device that weights of layers have."""
+        return self._slots.bytes
+
+    @property
+    def stash_bytes(self) -> int:
+        """Bytes of inputs of layers that were on the host at the end of the last forward."""
+        return 0 if self._stash is None else self._stash.bytes
+
+    def __str__(self) -> str:
+        down, up = (sum(each) for each in zip(*(
+            (layer.weights.total_bytes, layer.gradients.total_bytes) for layer in self._layers
+        ), strict=True))  # fmt: skip
+        said = (
+            f"{len(self._layers)} layers on the host, {binary(down)} of weights and {binary(up)} of gradients; "
+            f"{binary(self.slot_bytes)} on {self._device} for the weights of two"
+        )
+        return said if self.times is None else f"{said}; {self.times}"
+
+    def trains(self, model: nn.Module) -> bool:
+        """Say whether it is a step of a model, or of one that holds or wraps it."""
+        return any(part is self._model for part in model.modules())
+
+    def weights(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters on the device that layers have run with."""
+        return self._slots.parameters()
+
+    def __call__(self, *batches: Any) -> Tensor:
+        """Run one training step, and return its loss, detached.
+
+        Args:
+            batches: one batch, or several micro-batches: then the loss is the mean of theirs, and gradients are those
+                of the mean. Tensors are moved to the device.
+
+        Raises:
+            InputError: no batch; a loss that has not one element; a layer that cannot run this way.
+        """
+        if not batches:
+            raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
+        arrived: list[Arrived] = []
+        norms: dict[int, Tensor] = {}
+        began, busy_s = perf_counter(), self._updates.busy_s
+        with self._passing() as run:
+            run.run_forward(self._loss, batches)
+            self._check_some_ran(run)
+            copied = self._copied()
+            run.run_backward(partial(self._layer_is_done, arrived, norms))
+            self._update(arrived, norms)
+            self._note(run, copied, perf_counter() - began, self._updates.busy_s - busy_s)
+        self._order = run.order
+        self.steps += 1
+        total = run.losses[0]
+        for loss in run.losses[1:]:
+            total = total + loss
+        return total
+
+    @contextmanager
+    def example_calls(self, batch: Any) -> Iterator[Iterator[tuple[HostLayer, tuple[Any, ...], dict[str, Any]]]]:
+        """Run forward of a batch, and hand out the call of each layer, whose weights are on the device meanwhile."""
+
+        def calls() -> Iterator[tuple[HostLayer, tuple[Any, ...], dict[str, Any]]]:
+            for layer, (call,) in zip(run.order, run.calls, strict=True):
+                if self._stash is not None:
+                    self._stash.take(call)
+                _, arguments, keywords = call.inputs.arguments()
+                with self._slots.reading(layer), call.autocast.again():
+                    yield layer, arguments, keywords
+
+        with self._runtime.forked_random(), self._passing() as run:
+            run.run_forward(self._loss, [batch], backward=False)
+            self._check_some_ran(run)
+            yield calls()
+
+    @contextmanager
+    def _passing(self) -> Iterator[LayerPass]:
+        """Have the layers run in a pass for a while; nothing of it is left behind."""
+        for layer in self._layers:
+            layer.refresh()
+        self._clear_gradients()
+        self._slots.tickets.clear()
+        self._updates.tickets.clear()
+        if self._stash is not None:
+            self._stash.begin()
+        run = self._pass = LayerPass(
+            self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash
+        )  # fmt: skip
+        try:
+            yield run
+        finally:
+            self._updates.finish()
+            self._pass = None
+            self._clear_gradients()
+
+    def _copied(self) -> tuple[int, int, int]:
+        """Return how many copies there were in this pass: of weights, of gradients, of inputs."""
+        return len(self._slots.tickets), len(self._updates.tickets), len(self._stash.tickets) if self._stash else 0
+
+    def _note(self, run: LayerPass, copied: tuple[int, int, int], measured: float, host: float) -> None:
+        """Note what the parts of a step took. What is asked for has come before the last update."""
+        seconds = self._link.seconds
+        stashed = self._stash.tickets if self._stash else []
+        weights, _, inputs = copied
+        forward, backward = (sum(self._runtime.elapsed_us(*pair) for pair in marks) / 1e6 for marks in run.marks)
+        self.times = LayerTimes(
+            forward=forward,
+            backward=backward,
+            down_forward=sum(map(seconds, self._slots.tickets[:weights])),
+            down_backward=sum(map(seconds, [*self._slots.tickets[weights:], *stashed[inputs:]])),
+            up_forward=sum(map(seconds, stashed[:inputs])),
+            up_backward=sum(map(seconds, self._updates.tickets)),
+            host=host, measured=measured, overlaps=self._in_backward,
+        )  # fmt: skip
+
+    def _check_some_ran(self, run: LayerPass) -> None:
+        if not run.order:
+            raise InputError(f"none of {', '.join(self.layers)} ran in the model's forward")
+
+    def _forward(self, layer: HostLayer, *arguments: Any, **keywords: Any) -> Any:
+        """Run a layer in place of its own forward."""
+        if self._pass is not None and self._pass.is_forward:
+            return self._pass.run_layer(layer, arguments, keywords)
+        if torch.is_grad_enabled() and (
+            layer.trained or any(tensor.requires_grad for tensor in tensors_of((arguments, keywords)))
+        ):
+            raise InputError(
+                f"{layer.name} is on the host, and gradients are computed in step(batch) alone: call the model under "
+                "torch.no_grad()"
+            )
+        layer.refresh()
+        with self._slots.reading(layer):
+            place = self._order.index(layer) + 1 if layer in self._order else len(self._order)
+            if place < len(self._order):
+                self._slots.fetch(self._order[place])
+            return layer.forward(*arguments, **keywords)
+
+    def _layer_is_done(self, arrived: list[Arrived], norms: dict[int, Tensor], layer: HostLayer, sums: Sums) -> None:
+        """Send the gradients of a layer to the host, and update it where nothing else is waited for."""
+        if not self._in_backward or self._per_layer:
+            there = [each for each in sums if each is not None]
+            found = [torch.linalg.vector_norm(each) for each in there]
+            of = [layer.parameters[n] for n, each in zip(layer.trained, sums, strict=True) if each is not None]
+            norms.update(zip(map(id, of), found, strict=True))
+            if self._per_layer and self._max_norm is not None:
+                coefficient = self._coefficient(torch.linalg.vector_norm(torch.stack(found)))
+                for each in there:
+                    each.mul_(coefficient)
+        packed = torch.empty(layer.gradients.total_bytes, dtype=torch.uint8, device=self._device)
+        for view, gradient in zip(layer.gradients.views(packed), sums, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
+        arrived.append(self._updates.bring(layer, packed, [each is not None for each in sums]))
+        if self._in_backward:
+            self._updates.begin(arrived.pop())
+
+    def _update(self, arrived: Sequence[Arrived], norms: dict[int, Tensor]) -> None:
+        """Update what is left at the end of backward: all of it, or nothing where a gradient is not finite."""
+        resident = [parameter for parameter in self._resident if parameter.grad is not None]
+        scale: float | None = None
+        if not self._in_backward:
+            norms |= {id(p): torch.linalg.vector_norm(p.grad) for p in resident if p.grad is not None}
+            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+            ordered = [norms[id(parameter)] for parameter in trained if id(parameter) in norms]
+            norm = self.gradient_norm = torch.linalg.vector_norm(torch.stack(ordered)) if ordered else torch.zeros(())
+            if not bool(torch.isfinite(norm)):
+                self.skipped += 1
+                return
+            if self._max_norm is not None and not self._per_layer:
+                scale = float(self._coefficient(norm))
+        for each in arrived:
+            self._updates.begin(each, scale)
+        self._updates.wait()
+        if self._per_layer and self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(resident, self._max_norm)
+        for parameter in resident:
+            if scale is not None and parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        update_only(self._optimizer, resident)
+
+    def _coefficient(self, norm: Tensor) -> Tensor:
+        """Return what gradients of a norm are multiplied by, as torch's own clipping has it."""
+        assert self._max_norm is not None
+        return (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
