@@ -24,7 +24,7 @@ from autotuner.runtime.layer_to_layer.link import link_of
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.optimizer_parts import refusal_of_parts
 from autotuner.runtime.processes import are_several
-from autotuner.settings import TuneKeywords
+from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.api.tuning import Effort
@@ -50,6 +50,7 @@ def layer_to_layer(
     clipping: Literal["global", "layer"] = "global",
     optimizer_in_backward: bool = False,
     stash: Literal["device", "host"] = "device",
+    memory_budget: int | str | None = None,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -88,6 +89,9 @@ def layer_to_layer(
             all gradients are waited for, and a step in which one is not finite updates nothing.
         stash: where the inputs of layers are kept until backward: with "host", a step's memory on the device does not
             grow with the number of layers.
+        memory_budget: what a step may need on the device, in bytes or as in "16GiB": everything that torch has
+            allocated there. The first step of a shape keeps the inputs of layers on the host, and is measured; then
+            they are kept on the device where there is room. In place of `stash`.
         database: as in `optimize`; so are server, configurations, threads, space, watch, fleet and tuning. Layers of
             which configurations are known run tuned.
         compiler: of what is not tuned in the layers: "inductor", "aot_eager" or "eager"; None for layers that are not
@@ -100,7 +104,9 @@ def layer_to_layer(
         InputError: several of database, server and configurations; example inputs with one of the last two, or for
             layers that are not compiled; a model that is compiled, or has no list of layers; a parameter that layers
             share; an optimizer whose step cannot be taken in parts; a norm of all gradients with
-            `optimizer_in_backward`; too little memory on the host; several processes.
+            `optimizer_in_backward`; too little memory on the host; several processes; a budget for a device without
+            memory of its own.
+        BudgetError: at the first step of a shape: it needs more, even with the inputs of layers on the host.
     """
     if isinstance(model, torch._dynamo.OptimizedModule):
         raise InputError("this model is compiled already: give layer_to_layer the model that torch.compile was given")
@@ -110,6 +116,11 @@ def layer_to_layer(
         raise InputError(f"link_dtype={link_dtype}: give {' or '.join(map(str, LINK_DTYPES))}, or None for no rounding")
     if clipping not in ("global", "layer"):
         raise InputError(f"clipping={clipping!r}: give 'global' or 'layer'")
+    budget_bytes = parsed_bytes(memory_budget, "memory_budget")
+    if budget_bytes is not None and stash == "host":
+        raise InputError(
+            "memory_budget says where the inputs of layers are kept, and so does stash: give one of the two"
+        )
     if stash not in ("device", "host"):
         raise InputError(f"stash={stash!r}: give 'device' or 'host'")
     if max_norm is not None and clipping == "global" and optimizer_in_backward:
@@ -133,7 +144,7 @@ def layer_to_layer(
     step = LayerToLayerStep(
         model, optimizer, partial(loss or partial(called, **without_cache(model)), model), layers, device=runs_on,
         link=link, max_norm=max_norm, in_backward=optimizer_in_backward, norm_per_layer=clipping == "layer",
-        stash_on_host=stash == "host",
+        stash_on_host=stash == "host", budget_bytes=budget_bytes,
     )  # fmt: skip
     if example_inputs is not None:
         with needed_for("tuning"):

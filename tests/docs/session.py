@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -193,6 +194,7 @@ def compare(told: str, printed: str, name: str) -> None:
         raise WrongError("\n".join([f"{name}: not printed:", *missing, "but:", printed]))
 
 
+@cache
 def recorded_names() -> dict[str, Any]:
     """Return what the sessions of docs/one-operator.md say that they use: the recording, as values."""
     from autotuner import load_configuration

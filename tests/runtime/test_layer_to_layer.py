@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autotuner
-from autotuner.errors import InputError
+from autotuner.errors import BudgetError, InputError
+from autotuner.runtime.devices import CpuRuntime
 from autotuner.runtime.layer_to_layer.link import LINKS, DirectLink
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.layer_to_layer.times import LayerTimes
@@ -417,6 +418,51 @@ def test_inputs_of_layers_that_are_kept_on_the_host_are_all_but_the_first() -> N
     assert step.stash_bytes == 5 * 512
 
 
+class ScriptedMeter:
+    """Says that a step needed so many bytes."""
+
+    counts_all, others_bytes = True, 100
+
+    def __init__(self, needed_bytes: int) -> None:
+        self._needed_bytes = needed_bytes
+
+    def lap(self) -> None: ...
+
+    def stop(self) -> tuple[list[int], int]:
+        return [1, self._needed_bytes, 2], self._needed_bytes - 50
+
+
+@pytest.mark.parametrize("budget, on_host", [(13_000, False), (12_000, True)])
+def test_inputs_of_layers_are_on_the_device_where_a_budget_leaves_room(
+    monkeypatch: pytest.MonkeyPatch, budget: int, on_host: bool
+) -> None:
+    """10,050 bytes with them on the host, and five of them of 512 bytes; a 64th of the budget stays free."""
+    monkeypatch.setattr(CpuRuntime, "has_own_memory", True)
+    monkeypatch.setattr(CpuRuntime, "meter", lambda _: ScriptedMeter(10_000))
+    torch.manual_seed(0)
+    plain, step = pair(Net(depth=6), memory_budget=budget)
+    assert torch.equal(step(batch(0)), plain(batch(0)))
+    assert step.stash_bytes == 5 * 512
+    (needs,) = step.needs
+    assert (needs.least_bytes, needs.inputs_bytes) == (10_050, 5 * 512)
+    assert torch.equal(step(batch(1)), plain(batch(1)))
+    assert step.stash_bytes == (5 * 512 if on_host else 0)
+    assert f"2.50 KiB of inputs of layers kept on the {'host' if on_host else 'device'}" in str(step)
+    step(batch(0), batch(1))  # another shape
+    assert (len(step.needs), step.stash_bytes) == (2, 10 * 512)
+
+
+def test_a_budget_below_what_a_step_needs_says_how_much_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuRuntime, "has_own_memory", True)
+    monkeypatch.setattr(CpuRuntime, "meter", lambda _: ScriptedMeter(10_000))
+    model = Net()
+    step = autotuner.layer_to_layer(model, adamw(model), loss_of, compiler=None, memory_budget=5_000)
+    with pytest.raises(
+        BudgetError, match=r"^a step of this shape needs 9\.81 KiB on the device, .* the budget is 4\.88 KiB"
+    ):
+        step(batch(0))
+
+
 def times(**given: float) -> LayerTimes:
     zero = dict.fromkeys(("down_forward", "down_backward", "up_forward", "up_backward", "host", "measured"), 0.0)
     return LayerTimes(**{"forward": 1.0, "backward": 3.0, **zero, **given}, overlaps=False)
@@ -531,6 +577,8 @@ def test_layers_that_are_not_the_same_twice_are_refused_and_nothing_is_updated(k
 @pytest.mark.parametrize("options, words", [
     ({"link_dtype": torch.int8}, r"^link_dtype=torch\.int8: give torch\.bfloat16 or torch\.float16"),
     ({"stash": "disk"}, r"^stash='disk': give 'device' or 'host'"),
+    ({"memory_budget": "1GiB", "stash": "host"}, r"^memory_budget says where the inputs of layers are kept, and"),
+    ({"memory_budget": "1GiB"}, r"^memory_budget is for a device with memory of its own, and this one is cpu"),
     ({"clipping": "none"}, r"^clipping='none': give 'global' or 'layer'"),
     ({"max_norm": 1.0, "optimizer_in_backward": True}, r"^max_norm=1 needs the norm of all gradients before the first"),
 ])  # fmt: skip

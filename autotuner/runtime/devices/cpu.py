@@ -18,6 +18,7 @@ class CpuRuntime:
     """The CPU, or a device of which nothing is known but that torch runs calls on it; see `DeviceRuntime`."""
 
     has_graphs = False
+    has_own_memory = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

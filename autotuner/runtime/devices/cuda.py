@@ -45,6 +45,7 @@ class CudaRuntime:
     """One device; see `DeviceRuntime`."""
 
     has_graphs = True
+    has_own_memory = True
 
     def __init__(self, device: torch.device) -> None:
         self.index = torch.cuda.current_device() if device.index is None else device.index

@@ -44,6 +44,7 @@ class DeviceRuntime(Protocol):
         vendor: "nvidia", "amd" or "cpu"; torch gives devices of two vendors one type.
         has_graphs: whether calls are queued on streams, and can be captured in graphs that are replayed. Where they
             cannot, there is one stream, calls are over when they return, and `pool` and `captured` are not called.
+        has_own_memory: whether its memory is not the host's.
     """
 
     @property
@@ -54,6 +55,9 @@ class DeviceRuntime(Protocol):
 
     @property
     def has_graphs(self) -> bool: ...
+
+    @property
+    def has_own_memory(self) -> bool: ...
 
     def is_current(self) -> bool:
         """Say whether this is the current device of its type."""

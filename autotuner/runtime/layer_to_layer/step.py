@@ -5,7 +5,7 @@ backward, whatever the number of micro-batches. Of forward, the inputs of layers
 again. (Pudipeddi et al., Training Large Neural Networks with Constant Memory using a New Execution Algorithm, 2020.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from autotuner.errors import InputError
 from autotuner.plan.phrases import binary
+from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
@@ -25,6 +26,7 @@ from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
 from autotuner.runtime.layer_to_layer.link import HostLink
 from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
+from autotuner.runtime.layer_to_layer.stash_choice import LayeredNeeds, StashChoice
 from autotuner.runtime.layer_to_layer.times import LayerTimes
 from autotuner.runtime.optimizer_parts import update_only
 from autotuner.runtime.plain_step import Loss
@@ -53,6 +55,7 @@ class LayerToLayerStep:
         in_backward: bool = False,
         norm_per_layer: bool = False,
         stash_on_host: bool = False,
+        budget_bytes: int | None = None,
     ) -> None:
         """Take over the layers; their modules' forward goes through this step from now on.
 
@@ -67,6 +70,10 @@ class LayerToLayerStep:
             in_backward: update a layer as soon as its gradients are there, and not after all are known to be finite.
             norm_per_layer: have `max_norm` be for the gradients of each layer, and of what is in none.
             stash_on_host: keep the inputs of layers on the host between forward and backward.
+            budget_bytes: that a step may need on the device; then they are kept there where that leaves room.
+
+        Raises:
+            InputError: a budget, and a device whose memory cannot be counted.
         """
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._layers, self._device, self._link = list(layers), device, link
@@ -74,7 +81,10 @@ class LayerToLayerStep:
         self._max_norm, self._in_backward, self._per_layer = max_norm, in_backward, norm_per_layer
         self._slots = Slots(self._layers, device, link)
         self._updates = HostUpdates(optimizer, self._layers, link, keeps_all=not in_backward)
-        self._stash = HostStash(device, link) if stash_on_host else None
+        self._choice = None if budget_bytes is None else StashChoice(budget_bytes)
+        if budget_bytes is not None and not self._runtime.has_own_memory:
+            raise InputError(f"memory_budget is for a device with memory of its own, and this one is {device}")
+        self._stash = HostStash(device, link) if stash_on_host or budget_bytes is not None else None
         self._order = self._layers
         self._pass: LayerPass | None = None
         self.steps = self.skipped = 0
@@ -112,6 +122,11 @@ class LayerToLayerStep:
         return self._slots.bytes
 
     @property
+    def needs(self) -> list[LayeredNeeds]:
+        """Needs of steps under a memory budget, for each shape that there was."""
+        return [] if self._choice is None else list(self._choice.needs.values())
+
+    @property
     def stash_bytes(self) -> int:
         """Bytes of inputs of layers that were on the host at the end of the last forward."""
         return 0 if self._stash is None else self._stash.bytes
@@ -124,7 +139,8 @@ class LayerToLayerStep:
             f"{len(self._layers)} layers on the host, {binary(down)} of weights and {binary(up)} of gradients; "
             f"{binary(self.slot_bytes)} on {self._device} for the weights of two"
         )
-        return said if self.times is None else f"{said}; {self.times}"
+        needs = "" if self._choice is None else "".join(f"; {each}" for each in self._choice.needs.values())
+        return said + needs if self.times is None else f"{said}{needs}; {self.times}"
 
     def trains(self, model: nn.Module) -> bool:
         """Say whether it is a step of a model, or of one that holds or wraps it."""
@@ -148,8 +164,11 @@ class LayerToLayerStep:
             raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
         arrived: list[Arrived] = []
         norms: dict[int, Tensor] = {}
+        shape = None if self._choice is None else self._shape(batches)
+        is_measured = self._choice is not None and shape not in self._choice.needs
+        meter = self._runtime.meter() if is_measured else None
         began, busy_s = perf_counter(), self._updates.busy_s
-        with self._passing() as run:
+        with self._passing(self._choice is None or self._choice.is_on_host(shape)) as run:
             run.run_forward(self._loss, batches)
             self._check_some_ran(run)
             copied = self._copied()
@@ -158,6 +177,9 @@ class LayerToLayerStep:
             self._note(run, copied, perf_counter() - began, self._updates.busy_s - busy_s)
         self._order = run.order
         self.steps += 1
+        if self._choice is not None and meter is not None:
+            slots = f"{binary(self.slot_bytes)} for the weights of two layers"
+            self._choice.note(shape, meter, self.stash_bytes, slots)
         total = run.losses[0]
         for loss in run.losses[1:]:
             total = total + loss
@@ -180,9 +202,22 @@ class LayerToLayerStep:
             self._check_some_ran(run)
             yield calls()
 
+    def _shape(self, batches: Sequence[Any]) -> Hashable:
+        """Return what batches have in common that need the same memory."""
+        try:
+            return structure_of(tuple(batches), [])
+        except UnknownBatchError as error:
+            raise InputError(
+                f"memory_budget goes with batches of tensors, in mappings, lists or tuples, and {error}"
+            ) from None
+
     @contextmanager
-    def _passing(self) -> Iterator[LayerPass]:
-        """Have the layers run in a pass for a while; nothing of it is left behind."""
+    def _passing(self, stashes: bool = True) -> Iterator[LayerPass]:
+        """Have the layers run in a pass for a while; nothing of it is left behind.
+
+        Args:
+            stashes: whether inputs of layers are kept on the host, where that was asked for.
+        """
         for layer in self._layers:
             layer.refresh()
         self._clear_gradients()
@@ -191,7 +226,7 @@ class LayerToLayerStep:
         if self._stash is not None:
             self._stash.begin()
         run = self._pass = LayerPass(
-            self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash
+            self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash if stashes else None
         )  # fmt: skip
         try:
             yield run

@@ -1,0 +1,75 @@
+"""The place of layers' inputs under a memory budget: the host, until a step has shown that the device has room."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from autotuner.errors import BudgetError
+from autotuner.plan.phrases import binary
+from autotuner.runtime.devices.protocol import MemoryMeter
+from autotuner.runtime.step_budget import SPARE
+
+
+@dataclass(frozen=True)
+class LayeredNeeds:
+    """Bytes of the device that steps of one shape need.
+
+    Args:
+        budget_bytes: what they may need.
+        least_bytes: the most that was allocated, or held by the allocator, with the inputs of layers on the host.
+        inputs_bytes: of these inputs.
+    """
+
+    budget_bytes: int
+    least_bytes: int
+    inputs_bytes: int
+
+    @property
+    def has_room(self) -> bool:
+        """True where the inputs fit on the device, too."""
+        return self.least_bytes + self.inputs_bytes <= self.budget_bytes * (1 - SPARE)
+
+    def __str__(self) -> str:
+        where = "the device" if self.has_room else "the host"
+        return (
+            f"{binary(self.least_bytes)} of {binary(self.budget_bytes)} needed, and {binary(self.inputs_bytes)} of "
+            f"inputs of layers kept on {where}"
+        )
+
+
+class StashChoice:
+    """Chooses for each shape of batches where the inputs of layers are kept.
+
+    The first step of a shape keeps them on the host, and is measured.
+
+    Args:
+        budget_bytes: that a step may need on the device.
+
+    Attributes:
+        needs: of each shape that was measured.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self.needs: dict[Hashable, LayeredNeeds] = {}
+
+    def is_on_host(self, shape: Hashable) -> bool:
+        return shape not in self.needs or not self.needs[shape].has_room
+
+    def note(self, shape: Hashable, meter: MemoryMeter, inputs_bytes: int, parts: str) -> None:
+        """Note what the first step of a shape needed.
+
+        Args:
+            parts: of what it needed, in words.
+
+        Raises:
+            BudgetError: more than the budget.
+        """
+        laps, reserved_bytes = meter.stop()
+        found = LayeredNeeds(self._budget_bytes, max(*laps, reserved_bytes + meter.others_bytes), inputs_bytes)
+        self.needs[shape] = found
+        if found.least_bytes > self._budget_bytes:
+            raise BudgetError(
+                f"a step of this shape needs {binary(found.least_bytes)} on the device, {parts} among it, and the "
+                f"budget is {binary(self._budget_bytes)}: give smaller micro-batches, or more",
+                found.least_bytes,
+            )
