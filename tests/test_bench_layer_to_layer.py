@@ -1,0 +1,54 @@
+"""scripts/bench_layer_to_layer: its page, its picture, and a run of it on a CPU."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_layer_to_layer"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    loader = SourceFileLoader("bench_layer_to_layer", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("bench_layer_to_layer", loader)
+    assert spec is not None
+    found = importlib.util.module_from_spec(spec)
+    loader.exec_module(found)
+    return found
+
+
+def row(layers: int, side: str, **more: Any) -> dict[str, Any]:
+    found = {"side": side, "size": "7b", "layers": layers, "sequences": 4, "cap": "16GiB", "fits": True, "ms": 500.0}
+    return found | {"note": "", "allocated_bytes": layers << 28, "reserved_bytes": layers << 29} | more
+
+
+def test_the_page_has_a_table_for_each_depth_and_says_what_did_not_run(bench: ModuleType, tmp_path: Path) -> None:
+    about = {"device": "a device", "torch": "2.11", "date": "today", "commit": "abc", "length": 1024}
+    rows = [row(12, "eager"), row(12, "layer to layer"), row(48, "eager", fits=False, note="out of memory")]
+    lines = bench.page(about, rows).splitlines()
+    assert "## 7b, 12 layers, 4,096 tokens a step, 16GiB" in lines
+    assert "| layer to layer | 500.0 | 8,192 | 3072.0 | 6144.0 |" in lines
+    assert lines[-1] == "| eager | out of memory |  |  |  |"
+    bench.draw(rows, tmp_path / "memory.svg")
+    assert "<svg" in (tmp_path / "memory.svg").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_measures_sides_alike(tmp_path: Path) -> None:
+    command = [
+        sys.executable, str(SCRIPT), "--device", "cpu", "--size", "small", "--layers", "2", "--length", "8",
+        "--sequences", "2", "--output", str(tmp_path), "--compiler", "aot_eager", "--database", str(tmp_path / "a.sqlite"), "--side",
+        "FSDP2", "--side", "layer to layer, stash on the host",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    rows = json.loads((tmp_path / "bench_layer_to_layer_cpu.json").read_text())["rows"]
+    assert [each["side"] for each in rows] == ["FSDP2", "layer to layer, stash on the host"]
+    assert all(each["fits"] and each["ms"] > 0 and each["allocated_bytes"] > 1000 for each in rows)
+    assert rows[1]["told"].startswith("2 layers on the host, ")
