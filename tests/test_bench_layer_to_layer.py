@@ -44,8 +44,8 @@ def test_the_page_has_a_table_for_each_depth_and_says_what_did_not_run(bench: Mo
 def test_a_run_measures_sides_alike(tmp_path: Path) -> None:
     command = [
         sys.executable, str(SCRIPT), "--device", "cpu", "--size", "small", "--layers", "2", "--length", "8",
-        "--sequences", "2", "--output", str(tmp_path), "--compiler", "aot_eager", "--database", str(tmp_path / "a.sqlite"), "--side",
-        "FSDP2", "--side", "layer to layer, stash on the host",
+        "--sequences", "2", "--output", str(tmp_path), "--compiler", "aot_eager", "--database",
+        str(tmp_path / "a.sqlite"), "--side", "FSDP2", "--side", "layer to layer, stash on the host",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     rows = json.loads((tmp_path / "bench_layer_to_layer_cpu.json").read_text())["rows"]

@@ -18,9 +18,9 @@ from autotuner.api.training import called, without_cache
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.plan.phrases import binary
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.layer_lists import repeated_layers
-from autotuner.runtime.layer_to_layer.link import link_of
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.optimizer_parts import refusal_of_parts
 from autotuner.runtime.processes import are_several
@@ -138,7 +138,7 @@ def layer_to_layer(
     found = repeated_layers(model)
     runs_on = _device(model, device)
     _check_host_memory(found, optimizer, link_dtype, optimizer_in_backward)
-    link = link_of(runs_on)
+    link = device_runtime(runs_on).link()
     layers = [HostLayer(name, module, link, link_dtype) for name, module in found.items()]
     _place(model, layers, optimizer, runs_on)
     step = LayerToLayerStep(
@@ -188,7 +188,8 @@ def _device(model: nn.Module, given: torch.device | str | None) -> torch.device:
         own = {parameter.device for parameter in model.parameters() if not parameter.is_cpu}
         if len(own) > 1:
             raise InputError(f"the parameters are on {' and '.join(sorted(map(str, own)))}: say which is to compute")
-        found = own.pop() if own else torch.accelerator.current_accelerator() or torch.device("cpu")
+        there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        found = own.pop() if own else there or torch.device("cpu")
     else:
         found = torch.device(given)
     if found.type != "cpu" and found.index is None:

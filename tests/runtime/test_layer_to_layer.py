@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import autotuner
 from autotuner.errors import BudgetError, InputError
 from autotuner.runtime.devices import CpuRuntime
-from autotuner.runtime.layer_to_layer.link import LINKS, DirectLink
+from autotuner.runtime.devices.cpu import DirectLink
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.layer_to_layer.times import LayerTimes
 
@@ -133,8 +133,6 @@ def test_steps_are_those_of_plain_accumulation_bit_by_bit(in_backward: bool, sid
 class LateLink(DirectLink):
     """Copies as late as they may be: when they are waited for. Until then, nothing sensible is in their targets."""
 
-    def __init__(self, _: torch.device) -> None: ...
-
     def down(self, target: Tensor, source: Tensor) -> Any:
         target.fill_(255)
         return self._queued(target, source)
@@ -167,7 +165,7 @@ class LateLink(DirectLink):
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("stash", ["device", "host"])
 def test_whatever_is_read_was_waited_for(monkeypatch: pytest.MonkeyPatch, in_backward: bool, stash: str) -> None:
-    monkeypatch.setitem(LINKS, "cpu", LateLink)
+    monkeypatch.setattr(CpuRuntime, "link", lambda _: LateLink())
     torch.manual_seed(0)
     plain, step = pair(Net(depth=6, sides=True), optimizer_in_backward=in_backward, stash=stash)
     for number in range(4):
@@ -463,8 +461,10 @@ def test_a_budget_below_what_a_step_needs_says_how_much_that_is(monkeypatch: pyt
         step(batch(0))
 
 
-def times(**given: float) -> LayerTimes:
-    zero = dict.fromkeys(("down_forward", "down_backward", "up_forward", "up_backward", "host", "measured"), 0.0)
+def times(**given: Any) -> LayerTimes:
+    zero: dict[str, Any] = dict.fromkeys(
+        ("down_forward", "down_backward", "up_forward", "up_backward", "host", "measured"), 0.0
+    )
     return LayerTimes(**{"forward": 1.0, "backward": 3.0, **zero, **given}, overlaps=False)
 
 
@@ -477,6 +477,11 @@ def test_a_step_is_bound_by_what_takes_longest_beside_the_rest() -> None:
     assert str(after).endswith("updates 5 s; 9 s where all that can overlaps, bound by updates on the host")
     beside = LayerTimes(1.0, 3.0, 0.0, 0.0, 0.0, 0.0, 5.0, 10.0, overlaps=True)
     assert (beside.predicted, beside.bound) == (6.0, "updates on the host")
+    # Forward of one micro-batch takes 0.5 s beside copies of 2, backward 1.5 s beside updates of 5.
+    slow = LayerTimes(1.0, 3.0, 2.0, 2.0, 0.0, 0.0, 5.0, 10.0, overlaps=True, micro_batches=2)
+    assert slow.enough == 4
+    assert str(slow).endswith("; 4 micro-batches hide the rest")
+    assert times().enough == 1
 
 
 def test_a_step_says_what_it_took() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotuner.ir.device import vendor_of
 from autotuner.measure.devices.cpu_sampling import AllocationCount
-from autotuner.runtime.devices.protocol import Run, in_state
+from autotuner.runtime.devices.protocol import HostLink, Run, in_state
 
 
 class CpuRuntime:
@@ -84,3 +84,30 @@ class CpuRuntime:
 
     def meter(self) -> AllocationCount:
         return AllocationCount()
+
+    def link(self) -> HostLink:
+        return DirectLink()
+
+
+class DirectLink:
+    """The link of a device that is the host: a copy is over when it returns, and its ticket is the seconds it took."""
+
+    def host_bytes(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.uint8)
+
+    def down(self, target: Tensor, source: Tensor) -> Any:
+        began = perf_counter()
+        target.copy_(source)
+        return perf_counter() - began
+
+    def up(self, target: Tensor, source: Tensor) -> Any:
+        return self.down(target, source)
+
+    def wait(self, ticket: Any) -> None:
+        pass
+
+    def wait_on_host(self, ticket: Any) -> None:
+        pass
+
+    def seconds(self, ticket: Any) -> float:
+        return float(ticket)

@@ -34,6 +34,31 @@ class MemoryMeter(Protocol):
         """
 
 
+class HostLink(Protocol):
+    """Copies in two directions, each in order, both at the same time, and beside what the device computes.
+
+    A copy is queued and returns a ticket. What reads a copy's target, or writes its source, waits for the ticket first.
+    """
+
+    def host_bytes(self, count: int) -> Tensor:
+        """Return new bytes on the host that copies read and write without a stop of the host; not set."""
+
+    def down(self, target: Tensor, source: Tensor) -> Any:
+        """Queue a copy to the device, behind the work that is queued on the device so far; return its ticket."""
+
+    def up(self, target: Tensor, source: Tensor) -> Any:
+        """Queue a copy to the host, behind the work that is queued on the device so far; return its ticket."""
+
+    def wait(self, ticket: Any) -> None:
+        """Have what is queued on the device from now on wait for a copy."""
+
+    def wait_on_host(self, ticket: Any) -> None:
+        """Wait for a copy; any thread may call it."""
+
+    def seconds(self, ticket: Any) -> float:
+        """Return how long a copy took, without what it waited for; waits for its end."""
+
+
 class DeviceRuntime(Protocol):
     """All that the runtime asks of a device. What a stream, an event or a pool is, only the device knows.
 
@@ -119,6 +144,9 @@ class DeviceRuntime(Protocol):
 
     def draws_again(self, noted: Any) -> AbstractContextManager[None]:
         """Draw the same numbers once more inside, and go on as before behind it; each note serves once in a graph."""
+
+    def link(self) -> HostLink:
+        """Return a link between the host and this device."""
 
     def meter(self) -> MemoryMeter:
         """Begin to count what is allocated: in all, or on the CPU what comes from now on.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.layer_to_layer.link import HostLink
+from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.packing import Packing
 
 

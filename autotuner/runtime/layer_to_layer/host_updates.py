@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
-from autotuner.runtime.layer_to_layer.link import HostLink
 from autotuner.runtime.optimizer_parts import update_only
 
 AHEAD = 3

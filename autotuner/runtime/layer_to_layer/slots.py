@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
-from autotuner.runtime.layer_to_layer.link import HostLink
 
 
 class _WeightSlot:

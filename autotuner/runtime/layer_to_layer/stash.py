@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.call import RepeatedCall
-from autotuner.runtime.layer_to_layer.link import HostLink
 from autotuner.runtime.layer_to_layer.packing import Packing
 
 

@@ -19,11 +19,11 @@ from autotuner.errors import InputError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
 from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
-from autotuner.runtime.layer_to_layer.link import HostLink
 from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
 from autotuner.runtime.layer_to_layer.stash_choice import LayeredNeeds, StashChoice
@@ -229,7 +229,8 @@ class LayerToLayerStep:
             self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash if stashes else None
         )  # fmt: skip
         try:
-            yield run
+            with self._runtime.guard():
+                yield run
         finally:
             self._updates.finish()
             self._pass = None
@@ -252,7 +253,7 @@ class LayerToLayerStep:
             down_backward=sum(map(seconds, [*self._slots.tickets[weights:], *stashed[inputs:]])),
             up_forward=sum(map(seconds, stashed[:inputs])),
             up_backward=sum(map(seconds, self._updates.tickets)),
-            host=host, measured=measured, overlaps=self._in_backward,
+            host=host, measured=measured, overlaps=self._in_backward, micro_batches=len(run.losses),
         )  # fmt: skip
 
     def _check_some_ran(self, run: LayerPass) -> None:

@@ -1,6 +1,7 @@
 """Times of one step: of the layers, of the copies, of the updates, and what bounds the step."""
 
 from dataclasses import dataclass
+from math import ceil
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class LayerTimes:
         host: of updates on the host.
         measured: of the whole step.
         overlaps: whether the host updates during backward.
+        micro_batches: of the step.
     """
 
     forward: float
@@ -28,6 +30,7 @@ class LayerTimes:
     host: float
     measured: float
     overlaps: bool
+    micro_batches: int = 1
 
     @property
     def parts(self) -> tuple[dict[str, float], ...]:
@@ -52,12 +55,21 @@ class LayerTimes:
             total[name] = total.get(name, 0.0) + part[name]
         return max(total, key=lambda each: total[each])
 
+    @property
+    def enough(self) -> int:
+        """Micro-batches of this size from which on the layers compute for as long as what runs beside them takes."""
+        rounds = [
+            self.micro_batches * max(part.values()) / part["computing"] for part in self.parts if part.get("computing")
+        ]
+        return max([1, *map(ceil, rounds)])
+
     def __str__(self) -> str:
         down, up = self.down_forward + self.down_backward, self.up_forward + self.up_backward
         return (
             f"a step took {_told(self.measured)}: layers computed {_told(self.forward)} forward and "
             f"{_told(self.backward)} backward, copies took {_told(down)} to the device and {_told(up)} to the host, "
             f"updates {_told(self.host)}; {_told(self.predicted)} where all that can overlaps, bound by {self.bound}"
+            + (f"; {self.enough} micro-batches hide the rest" if self.enough > self.micro_batches else "")
         )
 
 
