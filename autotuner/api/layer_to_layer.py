@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
-from autotuner.api.training import called, without_cache
+from autotuner.api.training import called, objective_of, without_cache
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.plan.phrases import binary
@@ -141,8 +141,9 @@ def layer_to_layer(
     link = device_runtime(runs_on).link()
     layers = [HostLayer(name, module, link, link_dtype) for name, module in found.items()]
     _place(model, layers, optimizer, runs_on)
+    objective = objective_of(model, loss or partial(called, **without_cache(model)))
     step = LayerToLayerStep(
-        model, optimizer, partial(loss or partial(called, **without_cache(model)), model), layers, device=runs_on,
+        model, optimizer, objective, layers, device=runs_on,
         link=link, max_norm=max_norm, in_backward=optimizer_in_backward, norm_per_layer=clipping == "layer",
         stash_on_host=stash == "host", budget_bytes=budget_bytes,
     )  # fmt: skip
@@ -156,8 +157,15 @@ def layer_to_layer(
         options |= {"quiet": watch is not show}
         for layer in layers:
             layer.forward = torch.compile(layer.forward, backend=compile_graph, options=options, dynamic=False)
+        step.loss = torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
     STEPS.add(step)
     return step
+
+
+def _compiled_rest(module: Any, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+    """Compile what is in no layer: its backward may run in several parts, one after the other."""
+    with torch._functorch.config.patch(donated_buffer=False):
+        return compile_graph(module, inputs, **given)
 
 
 def _tune(step: LayerToLayerStep, batch: Any, device: torch.device, effort: "Effort", teller: Teller) -> None:

@@ -98,7 +98,7 @@ def training_step(
     in_backward = UpdatesInBackward(optimizer) if optimizer_in_backward else None
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     trace_past_notes(model)
-    objective = _objective(model, loss or partial(called, **without_cache(model)))
+    objective = objective_of(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)
     if is_compiled and budget_bytes is not None:
@@ -194,7 +194,7 @@ class _Named(str):
         return hash(self.function)
 
 
-def _objective(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:
+def objective_of(model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> Loss:
     """Return the function of a batch that is compiled."""
 
     def objective(batch: Any) -> Tensor:

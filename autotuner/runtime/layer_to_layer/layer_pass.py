@@ -132,7 +132,7 @@ class LayerPass:
         self._asked[number] = None
         if backward:
             before = [edge.node for calls in self.calls for edge in calls[number].inputs.edges.values()]
-            torch.autograd.backward(found, retain_graph=share_nodes(found, before))
+            _backward([found], [None], keeps=share_nodes(found, before))
 
     def run_layer(self, layer: HostLayer, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
         """Run a layer in the thread of a micro-batch, once all have come to it; return its outputs."""
@@ -216,7 +216,18 @@ class LayerPass:
         pending = self._pending[number]
         there = [edge for edge in edges if edge in pending]
         if there:
-            torch.autograd.backward(there, [pending.pop(edge) for edge in there], retain_graph=True)
+            _backward(there, [pending.pop(edge) for edge in there], keeps=True)
+
+
+def _backward(of: Sequence[Tensor] | Sequence[GradientEdge], gradients: Sequence[Tensor | None], keeps: bool) -> None:
+    """Run backward of what is in no layer.
+
+    Args:
+        keeps: whether its graph is kept, as parts of it may run once more.
+    """
+    # Torch refuses to keep graphs that were compiled with this setting, and asks for it to be as it was then.
+    with torch._functorch.config.patch(donated_buffer=False):
+        torch.autograd.backward(of, gradients, retain_graph=keeps)
 
 
 def _add_gradients(sums: Sums, trained: Sequence[nn.Parameter]) -> None:

@@ -62,7 +62,7 @@ class LayerToLayerStep:
         Args:
             model: whose parameters the optimizer moves; what is in no layer is on the device.
             optimizer: of these; its steps can be taken in parts.
-            loss: forward and loss of a batch.
+            loss: forward and loss of a batch; it may be replaced.
             layers: on the host, in the order of the model.
             device: that computes.
             link: to it.
@@ -75,7 +75,7 @@ class LayerToLayerStep:
         Raises:
             InputError: a budget, and a device whose memory cannot be counted.
         """
-        self._model, self._optimizer, self._loss = model, optimizer, loss
+        self._model, self._optimizer, self.loss = model, optimizer, loss
         self._layers, self._device, self._link = list(layers), device, link
         self._runtime = device_runtime(device)
         self._max_norm, self._in_backward, self._per_layer = max_norm, in_backward, norm_per_layer
@@ -93,7 +93,7 @@ class LayerToLayerStep:
         own = {id(parameter) for layer in self._layers for parameter in layer.parameters}
         self._resident = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         for layer in self._layers:
-            layer.module.forward = partial(self._forward, layer)
+            layer.module.forward = torch.compiler.disable(partial(self._forward, layer))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Give the layers their own forward back; their parameters stay on the host."""
@@ -169,7 +169,7 @@ class LayerToLayerStep:
         meter = self._runtime.meter() if is_measured else None
         began, busy_s = perf_counter(), self._updates.busy_s
         with self._passing(self._choice is None or self._choice.is_on_host(shape)) as run:
-            run.run_forward(self._loss, batches)
+            run.run_forward(self.loss, batches)
             self._check_some_ran(run)
             copied = self._copied()
             run.run_backward(partial(self._layer_is_done, arrived, norms))
@@ -198,7 +198,7 @@ class LayerToLayerStep:
                     yield layer, arguments, keywords
 
         with self._runtime.forked_random(), self._passing() as run:
-            run.run_forward(self._loss, [batch], backward=False)
+            run.run_forward(self.loss, [batch], backward=False)
             self._check_some_ran(run)
             yield calls()
 
