@@ -1,6 +1,6 @@
 """Training of models that are larger than the device: one layer after the other is brought there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -21,10 +21,11 @@ from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.layer_lists import repeated_layers
+from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.optimizer_parts import refusal_of_parts
 from autotuner.runtime.processes import are_several
-from autotuner.settings import TuneKeywords, parsed_bytes
+from autotuner.settings import TuneKeywords, TuneOptions, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.api.tuning import Effort
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 STEPS: "WeakSet[LayerToLayerStep]" = WeakSet()
 """The steps of this process."""
-
-LINK_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def layer_to_layer(
@@ -80,9 +79,9 @@ def layer_to_layer(
         example_inputs: a batch, as large as a micro-batch; the regions in its layers are tuned here and now, unless the
             database knows them. Where steps run under autocast, call this under the same.
         device: that computes; by default that of the parameters, or of torch's accelerator where they are on the CPU.
-        link_dtype: torch.bfloat16 or torch.float16, in which matrices of float32 go to the device, and their gradients
-            come back: half of the bytes. Meant for steps under autocast of this type, which rounds the weights anyway.
-            The values on the host stay float32. By default, nothing is rounded.
+        link_dtype: torch.bfloat16, in which matrices of float32 go to the device, and their gradients come back: half
+            of the bytes. For steps under autocast of this type, which rounds what it multiplies anyway. The values on
+            the host stay float32. By default, nothing is rounded.
         max_norm: gradients are scaled down where their norm is larger.
         clipping: whether that norm is the one of all gradients ("global"), or of those of each layer ("layer").
         optimizer_in_backward: whether the host updates a layer while the device computes the one before it. Otherwise
@@ -108,12 +107,20 @@ def layer_to_layer(
             memory of its own.
         BudgetError: at the first step of a shape: it needs more, even with the inputs of layers on the host.
     """
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        given = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise InputError(f"layer_to_layer takes a module and an optimizer of torch's, and was given {given}")
+    if any(isinstance(module, torch._dynamo.OptimizedModule) for module in model.modules()):
         raise InputError("this model is compiled already: give layer_to_layer the model that torch.compile was given")
+    if any(isinstance(vars(module).get("forward"), ReplacedForward) for module in model.modules()):
+        raise InputError("this model has a step already: step.close() first")
+    TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
     if are_several():
         raise InputError("several processes train one model, and layer to layer is for one")
-    if link_dtype is not None and link_dtype not in LINK_DTYPES:
-        raise InputError(f"link_dtype={link_dtype}: give {' or '.join(map(str, LINK_DTYPES))}, or None for no rounding")
+    if link_dtype not in (None, torch.bfloat16):
+        raise InputError(f"link_dtype={link_dtype}: give torch.bfloat16, or None for no rounding")
+    if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
+        raise InputError(f"max_norm={max_norm!r}: give a number above 0, or None for no clipping")
     if clipping not in ("global", "layer"):
         raise InputError(f"clipping={clipping!r}: give 'global' or 'layer'")
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
@@ -128,6 +135,8 @@ def layer_to_layer(
             f"max_norm={max_norm:g} needs the norm of all gradients before the first update, and optimizer_in_backward "
             "updates before all are there: give one of the two, or clipping='layer'"
         )
+    if not {id(p) for group in optimizer.param_groups for p in group["params"]} & set(map(id, model.parameters())):
+        raise InputError("the optimizer has none of the model's parameters: make it of model.parameters()")
     reason = refusal_of_parts(optimizer)
     if reason is not None:
         raise InputError(f"layer_to_layer moves parameters layer by layer, and {reason}")
@@ -157,9 +166,27 @@ def layer_to_layer(
         options |= {"quiet": watch is not show}
         for layer in layers:
             layer.forward = torch.compile(layer.forward, backend=compile_graph, options=options, dynamic=False)
-        step.loss = torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
+        around = _modules_around(model, found)
+        if around:
+            step.run_as_they_are(around)
+            step.loss = torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
     STEPS.add(step)
     return step
+
+
+def _modules_around(model: nn.Module, layers: Iterable[str]) -> list[nn.Module]:
+    """Return the parts of a model that hold its layers, or nothing where one of them is the model itself.
+
+    They are not compiled: transformers makes masks there that it leaves out where it is not. What is around them is.
+    """
+    found = {name.partition(".")[0]: name for name in layers}
+    parts = {name: model.get_submodule(name) for name in found}
+    is_called = all(
+        part not in (model.get_submodule(found[name]), model)
+        and not isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        for name, part in parts.items()
+    )
+    return list(parts.values()) if is_called else []
 
 
 def _compiled_rest(module: Any, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
@@ -199,7 +226,10 @@ def _device(model: nn.Module, given: torch.device | str | None) -> torch.device:
         there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         found = own.pop() if own else there or torch.device("cpu")
     else:
-        found = torch.device(given)
+        try:
+            found = torch.device(given)
+        except RuntimeError as error:
+            raise InputError(f"device={given!r}: {str(error).splitlines()[0]}") from None
     if found.type != "cpu" and found.index is None:
         return torch.device(found.type, torch.accelerator.current_device_index())
     return found
@@ -215,10 +245,16 @@ def _place(model: nn.Module, layers: Sequence[HostLayer], optimizer: Optimizer, 
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(device)
-    for moved, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == moved.shape:
-                state[name] = value.to(moved.device)
+    for group in optimizer.param_groups:
+        counts_there = bool(group.get("fused") or group.get("capturable"))
+        for moved in group["params"]:
+            state = optimizer.state.get(moved, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == moved.shape:
+                    # With other strides, a fused optimizer would take one element for another.
+                    state[name] = torch.empty_like(moved, dtype=value.dtype).copy_(value)
+                elif isinstance(value, Tensor) and name == "step":
+                    state[name] = value.to(moved.device if counts_there else "cpu")
 
 
 def _check_host_memory(

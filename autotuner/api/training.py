@@ -22,7 +22,7 @@ from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.plain_step import Loss
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
-from autotuner.settings import TuneKeywords, parsed_bytes
+from autotuner.settings import TuneKeywords, TuneOptions, parsed_bytes
 
 if TYPE_CHECKING:
     from autotuner.fleet.tuning import Fleet
@@ -89,6 +89,7 @@ def training_step(
         BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
+    TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
     if optimizer_in_backward and max_norm is not None:
         raise InputError(

@@ -45,3 +45,15 @@ def batch_of(structure: Any, tensors: Iterator[Tensor]) -> Any:
         return rest[1]
     values = [batch_of(value, tensors) for value in rest[0]]
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def moved_to(batch: Any, device: torch.device) -> Any:
+    """Return a batch with the tensors in its mappings, which become dicts, lists and tuples on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: moved_to(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [moved_to(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

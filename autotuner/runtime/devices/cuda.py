@@ -250,7 +250,7 @@ class _Copy:
 
 
 class CudaLink:
-    """The link of a CUDA device: a stream for each direction, and host memory that is locked for the device.
+    """The link of a CUDA device: streams for each direction, and host memory that is locked for the device.
 
     Args:
         device: with its index.
@@ -259,6 +259,7 @@ class CudaLink:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._first = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._locked: list[Tensor] = []
         finalize(self, _unlock, self._locked)
@@ -286,9 +287,10 @@ class CudaLink:
         self._locked.append(made)
         return made[:count]
 
-    def down(self, target: Tensor, source: Tensor) -> _Copy:
-        found = self._copied(self._down, target, source)
-        target.record_stream(self._down)
+    def down(self, target: Tensor, source: Tensor, first: bool = False) -> _Copy:
+        stream = self._first if first else self._down
+        found = self._copied(stream, target, source)
+        target.record_stream(stream)
         return found
 
     def up(self, target: Tensor, source: Tensor) -> _Copy:
@@ -308,7 +310,7 @@ class CudaLink:
 
     def _copied(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> _Copy:
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        made = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        made = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             made[0].record(stream)
             target.copy_(source, non_blocking=True)

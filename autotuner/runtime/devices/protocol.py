@@ -43,8 +43,12 @@ class HostLink(Protocol):
     def host_bytes(self, count: int) -> Tensor:
         """Return new bytes on the host that copies read and write without a stop of the host; not set."""
 
-    def down(self, target: Tensor, source: Tensor) -> Any:
-        """Queue a copy to the device, behind the work that is queued on the device so far; return its ticket."""
+    def down(self, target: Tensor, source: Tensor, first: bool = False) -> Any:
+        """Queue a copy to the device, behind the work that is queued on the device so far; return its ticket.
+
+        Args:
+            first: whether it need not wait for other copies to the device, which are not so small.
+        """
 
     def up(self, target: Tensor, source: Tensor) -> Any:
         """Queue a copy to the host, behind the work that is queued on the device so far; return its ticket."""

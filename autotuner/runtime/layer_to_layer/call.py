@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -35,6 +36,16 @@ class AutocastState:
         for kind, is_on, dtype in self.states:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=False))
         return stack
+
+
+CHANGES_INPUT = (
+    "{} changes its input in place, and layer to layer runs each layer twice on the same one: write the result into a "
+    "new tensor (inplace=False)"
+)
+LEAKS = (
+    "a tensor that {} has made reaches the loss otherwise than as an output of that layer, such as by an attribute or "
+    "a hook: layer to layer, each layer runs again by itself, so return it"
+)
 
 
 class _Cut(torch.autograd.Function):
@@ -67,14 +78,15 @@ class Inputs:
     edges: dict[int, GradientEdge]
 
     @classmethod
-    def of(cls, arguments: Sequence[Any], keywords: dict[str, Any]) -> "tuple[Inputs, list[Any]]":
-        """Take arguments apart, and return the leaves as they were given, too.
+    def of(cls, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> "tuple[Inputs, list[Any]]":
+        """Take the arguments of a layer apart, and return the leaves as they were given, too.
 
         Raises:
-            InputError: keys and values of an earlier call are among them.
+            InputError: keys and values of an earlier call are among them, or objects that hold tensors of a graph.
         """
-        given = tuple(without_cache(each) for each in arguments), {k: without_cache(v) for k, v in keywords.items()}
+        given = tuple(emptied(each) for each in arguments), {key: emptied(each) for key, each in keywords.items()}
         leaves, spec = tree_flatten(given)
+        check_objects(f"{name} is given", leaves)
         edges = {
             place: get_gradient_edge(leaf)
             for place, leaf in enumerate(leaves)
@@ -123,14 +135,39 @@ class RepeatedCall:
 
 
 def called(
-    forward: Callable[..., Any], arguments: Sequence[Any], keywords: dict[str, Any], runtime: DeviceRuntime
+    name: str,
+    forward: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: dict[str, Any],
+    runtime: DeviceRuntime,
 ) -> tuple[Any, RepeatedCall]:
-    """Call a layer, and return its outputs, without its graph, and the call, which can be made again."""
-    inputs, given = Inputs.of(arguments, keywords)
+    """Call a layer, and return its outputs, without its graph, and the call, which can be made again.
+
+    Raises:
+        InputError: the layer changes what it is given, or returns tensors of a graph in an object of some class.
+    """
+    inputs, given = Inputs.of(name, arguments, keywords)
     leaves, positional, named = inputs.arguments()
+    versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+    for place in inputs.edges:
+        leaves[place].register_hook(partial(_refuse_leak, name))
     autocast, on_host = AutocastState.now(runtime.device.type), torch.get_rng_state()
-    with runtime.noted_draws() as drawn, autocast.again():
-        outputs, spec = tree_flatten(forward(*positional, **named))
+    try:
+        with runtime.noted_draws() as drawn, autocast.again():
+            outputs, spec = tree_flatten(forward(*positional, **named))
+    except RuntimeError as error:
+        if "is being used in an in-place operation" in str(error):
+            raise InputError(CHANGES_INPUT.format(name)) from error
+        raise
+    if versions != [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]:
+        raise InputError(CHANGES_INPUT.format(name))
+    after, spec_after = tree_flatten((positional, named))
+    if spec_after != inputs.spec or any(one is not other for one, other in zip(leaves, after, strict=True)):
+        raise InputError(
+            f"{name} changes a list or mapping that it is given, and layer to layer calls it with one of its own: "
+            "return what it adds"
+        )
+    check_objects(f"{name} returns", outputs)
     call = RepeatedCall(inputs, (on_host, drawn), autocast)
     handed: list[Any] = []
     of_graph: list[int] = []
@@ -153,29 +190,53 @@ def called(
     return tree_unflatten(handed, spec), call
 
 
-def called_again(
-    forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime, check: Callable[[list[Any]], None]
-) -> dict[int, Tensor]:
-    """Make a call again, with its graph, and run backward through it.
+def _refuse_leak(name: str, _: Tensor) -> None:
+    raise InputError(LEAKS.format(name))
 
-    Args:
-        check: of the outputs.
+
+def repeated(forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime) -> tuple[list[Any], list[Any]]:
+    """Make a call again, and return its leaves and its outputs, with their graph; generators are put back."""
+    leaves, arguments, keywords = call.inputs.arguments()
+    on_host, drawn = call.drawn
+    with (
+        torch.enable_grad(), in_state(torch.default_generator, on_host), runtime.draws_again(drawn),
+        call.autocast.again(),
+    ):  # fmt: skip
+        return leaves, tree_flatten(forward(*arguments, **keywords))[0]
+
+
+def called_again(forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime) -> dict[int, Tensor]:
+    """Make a call again, run backward through it, and let go of it.
 
     Returns:
         Gradients of the inputs that want one, by place among the leaves; those of parameters are theirs.
     """
-    leaves, arguments, keywords = call.inputs.arguments()
-    on_host, drawn = call.drawn
-    with torch.enable_grad():
-        with in_state(torch.default_generator, on_host), runtime.draws_again(drawn), call.autocast.again():
-            outputs = tree_flatten(forward(*arguments, **keywords))[0]
-        check(outputs)
-        wanted = [(outputs[p], g) for p, g in zip(call.places, call.gradients, strict=True) if g is not None]
-        torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
+    leaves, outputs = repeated(forward, call, runtime)
+    wanted = [(outputs[p], g) for p, g in zip(call.places, call.gradients, strict=True) if g is not None]
+    call.inputs.leaves.clear()
+    call.gradients.clear()
+    torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
     return {place: leaves[place].grad for place in call.inputs.edges if leaves[place].grad is not None}
 
 
-def without_cache(argument: Any) -> Any:
+def check_objects(what: str, leaves: Sequence[Any]) -> None:
+    """Check that no tensor of a graph is in an object that is not looked into.
+
+    Raises:
+        InputError: one is.
+    """
+    for leaf in leaves:
+        if isinstance(leaf, Tensor | nn.Module | type) or not hasattr(leaf, "__dict__"):
+            continue
+        held = tree_flatten(dict(vars(leaf)))[0]
+        if any(isinstance(each, Tensor) and each.requires_grad for each in held):
+            raise InputError(
+                f"{what} a {type(leaf).__name__} that holds tensors, whose gradients would be lost layer to layer: "
+                "take tensors, or tuples, lists and dicts of them"
+            )
+
+
+def emptied(argument: Any) -> Any:
     """Return an argument, or None in place of an empty cache of keys and values: a call made again would fill it twice.
 
     Raises:

@@ -8,21 +8,28 @@ from torch.autograd.graph import GradientEdge
 
 from autotuner.runtime.layer_to_layer.call import RepeatedCall
 
+Key = tuple[Any, int]
+"""An output of a node of a graph: torch's own edges of one output are not equal."""
 
-def first_uses(calls: Sequence[Sequence[RepeatedCall]]) -> list[dict[int, list[GradientEdge]]]:
+
+def key_of(edge: GradientEdge) -> Key:
+    return edge.node, edge.output_nr
+
+
+def first_uses(calls: Sequence[Sequence[RepeatedCall]]) -> list[dict[int, dict[Key, GradientEdge]]]:
     """Return, for each micro-batch, which tensors' gradients are complete behind the backward of which call.
 
     A tensor may go to several layers. Backward comes to the first of them last.
     """
-    found: list[dict[int, list[GradientEdge]]] = []
+    found: list[dict[int, dict[Key, GradientEdge]]] = []
     for number in range(len(calls[0])):
-        seen: set[GradientEdge] = set()
-        uses: dict[int, list[GradientEdge]] = {}
+        seen: set[Key] = set()
+        uses: dict[int, dict[Key, GradientEdge]] = {}
         for place, of_layer in enumerate(calls):
             for edge in of_layer[number].inputs.edges.values():
-                if edge not in seen:
-                    seen.add(edge)
-                    uses.setdefault(place, []).append(edge)
+                if key_of(edge) not in seen:
+                    seen.add(key_of(edge))
+                    uses.setdefault(place, {})[key_of(edge)] = edge
         found.append(uses)
     return found
 

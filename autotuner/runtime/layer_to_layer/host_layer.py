@@ -49,8 +49,9 @@ class HostLayer:
         self.gradients = Packing.of(of_trained, [travelling(each, dtype) for each in of_trained])
         self.stamp = 0
         self._link, self._buffer = link, link.host_bytes(self.weights.total_bytes)
-        self._packed = self.weights.views(self._buffer)
+        self._packed = self.weights.apart(self._buffer)
         self._versions = [-1] * len(self.parameters)
+        self._dtypes, self._rounds = [each.dtype for each in self.parameters], dtype
         self.refresh()
 
     @property
@@ -63,15 +64,7 @@ class HostLayer:
 
         Args:
             moved: parameters that were written to; fused optimizers do not count that as torch's operators do.
-
-        Raises:
-            InputError: other parameters are trained than before.
         """
-        if [number for number, each in enumerate(self.parameters) if each.requires_grad] != self.trained:
-            raise InputError(
-                f"other parameters of {self.name} require a gradient than when the step was made: close it, and make a "
-                "new one"
-            )
         written = {id(parameter) for parameter in moved}
         changed = False
         for number, (parameter, packed) in enumerate(zip(self.parameters, self._packed, strict=True)):
@@ -88,6 +81,53 @@ class HostLayer:
                 self._versions[number] = parameter._version
                 changed = True
         self.stamp += changed
+
+    def check(self) -> None:
+        """Check that the layer has the parameters that it had when this was made.
+
+        Raises:
+            InputError: they were replaced, have another type, or other ones are trained; or one has a hook.
+        """
+        again = f"{self.name} has changed since the step was made: "
+        if [number for number, each in enumerate(self.parameters) if each.requires_grad] != self.trained:
+            raise InputError(f"{again}other parameters require a gradient. Close the step, and make a new one")
+        if [each.dtype for each in self.parameters] != self._dtypes:
+            raise InputError(f"{again}its parameters have another type. Close the step, and make a new one")
+        for parameter, places in zip(self.parameters, self._places, strict=True):
+            for own, key in places:
+                if own.get(key) is not parameter:
+                    raise InputError(f"{again}{key} was replaced. Close the step, and make a new one")
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise InputError(
+                    f"a parameter of {self.name} has a hook on its gradient, which is not kept where the parameter is: "
+                    "remove it"
+                )
+
+    def check_autocast(self, device_type: str) -> None:
+        """Check that what is rounded on the way is rounded anyway.
+
+        Raises:
+            InputError: the layer runs without autocast, or with that of another type.
+        """
+        if self._rounds is not None and not (
+            torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == self._rounds
+        ):
+            raise InputError(
+                f"link_dtype={self._rounds} is for steps under torch.autocast of that type, and {self.name} runs "
+                "without: leave link_dtype out, or run the step under autocast"
+            )
+
+    def check_gradients(self) -> None:
+        """Check that no gradient has come to the parameters on the host.
+
+        Raises:
+            InputError: one has: they were read otherwise than by the layer's forward.
+        """
+        if any(parameter.grad is not None for parameter in self.parameters):
+            raise InputError(
+                f"parameters of {self.name} are read outside of its forward, by the loss or another module, and "
+                "layer to layer, such a gradient would be lost: train without that, or with the model on the device"
+            )
 
     @contextmanager
     def holding(self, weights: Sequence[nn.Parameter]) -> Iterator[None]:

@@ -97,13 +97,14 @@ class HostUpdates:
         Raises:
             Exception: whatever the optimizer raised.
         """
-        queued, self._queued = self._queued, []
-        for each in queued:
+        for each in self._queued:
             each.result()
+        self._queued.clear()
 
     def finish(self) -> None:
-        """Wait until nothing is updated any more; an error was raised before, or is raised by `wait`."""
+        """Wait until nothing is updated any more, after an error, which is raised elsewhere."""
         futures.wait(self._queued)
+        self._queued.clear()
 
     def close(self) -> None:
         """Wait as `finish` does, and end the thread."""

@@ -1,5 +1,7 @@
 """Lists of layers in a model."""
 
+from collections.abc import Iterator, Sequence
+
 from torch import nn
 
 from autotuner.errors import InputError
@@ -9,20 +11,19 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a model by name: the members of its outermost lists that have several of one class.
 
     Raises:
-        InputError: there are none, one has a parameter that is used outside of it too, or hooks that see gradients.
+        InputError: there are none, one has a parameter that is used outside of it too.
     """
     found: dict[str, nn.Module] = {}
 
     def look(name: str, module: nn.Module) -> None:
-        members = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
-        if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            members = [each for each in members if not _is_layer(each[1], module)]
-            found.update(
-                (f"{name}.{key}" if name else key, child)
-                for key, child in module.named_children() if _is_layer(child, module)
-            )  # fmt: skip
-        for member in members:
-            look(*member)
+        members = list(_members(name, module))
+        layers = {path for path, member in members if _is_layer(member, [each for _, each in members])}
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+        for path, member in members:
+            if is_list and path in layers:
+                found[path] = member
+            else:
+                look(path, member)
 
     look("", model)
     if not found:
@@ -33,14 +34,9 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     users: dict[int, set[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         owner = next((name for name in found if path == name or path.startswith(f"{name}.")), "")
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            users.setdefault(id(parameter), set()).add(owner)
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                raise InputError(
-                    f"{path}.{key} has a hook on its gradient, which is not kept where the parameter is: remove it"
-                )
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                users.setdefault(id(parameter), set()).add(owner)
     for path, module in model.named_modules():
         for key, parameter in module._parameters.items():
             shared = users.get(id(parameter), set())
@@ -52,7 +48,20 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _is_layer(module: nn.Module, within: nn.Module) -> bool:
-    alike = sum(type(child) is type(module) for child in within.children())
+def _members(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children of a module, by path; of lists that cannot be called themselves, their members."""
+    for key, child in module.named_children():
+        path = f"{name}.{key}" if name else key
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) and isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _members(path, child)
+        else:
+            yield path, child
+
+
+def _is_layer(module: nn.Module, beside: Sequence[nn.Module]) -> bool:
+    """Say whether a module is one of several of its class, and has modules and parameters of its own."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
     has_parts = next(iter(module.children()), None) is not None
+    alike = sum(type(each) is type(module) for each in beside)
     return alike > 1 and has_parts and next(iter(module.parameters()), None) is not None

@@ -1,20 +1,23 @@
 """One pass over all layers: forward of some micro-batches, layer after layer, and backward in the other direction."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.utils._pytree import tree_map_only
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autotuner.errors import InputError
+from autotuner.runtime.batches import moved_to
 from autotuner.runtime.devices import DeviceRuntime
-from autotuner.runtime.layer_to_layer.call import AutocastState, RepeatedCall, called, called_again
+from autotuner.runtime.layer_to_layer.attribute_watch import AttributeWatch
+from autotuner.runtime.layer_to_layer.call import LEAKS, AutocastState, RepeatedCall, called, called_again, repeated
 from autotuner.runtime.layer_to_layer.comparison import check_equal, tensors_of
-from autotuner.runtime.layer_to_layer.edges import first_uses, share_nodes
+from autotuner.runtime.layer_to_layer.edges import Key, first_uses, key_of, share_nodes
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.lockstep import Lockstep
 from autotuner.runtime.layer_to_layer.slots import Slots
@@ -36,6 +39,7 @@ class LayerPass:
         runtime: of the device.
         expected: the order in which layers will run; another one is only slower.
         checks: whether layers are checked to compute the same when they run again.
+        watch: of attributes that micro-batches share, where that is checked.
         stash: where inputs of layers are kept on the host; None for the device.
 
     Attributes:
@@ -46,19 +50,25 @@ class LayerPass:
     """
 
     def __init__(
-        self, slots: Slots, runtime: DeviceRuntime, expected: Sequence[HostLayer], checks: bool, stash: HostStash | None
+        self,
+        slots: Slots,
+        runtime: DeviceRuntime,
+        expected: Sequence[HostLayer],
+        *,
+        checks: bool = False,
+        stash: HostStash | None = None,
+        watch: AttributeWatch | None = None,
     ) -> None:
         self._slots, self._runtime, self._expected, self._checks = slots, runtime, expected, checks
-        self._stash = stash
+        self._stash, self._watch = stash, watch
         self.marks: tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]] = [], []
         self.order: list[HostLayer] = []
         self.calls: list[list[RepeatedCall]] = []
         self.losses: list[Tensor] = []
         self._lockstep: Lockstep | None = None
         self._asked: list[HostLayer | None] = []
-        self._samples: list[list[Tensor]] = []
         # Gradients of tensors that several layers read, summed as they come.
-        self._pending: list[dict[GradientEdge, Tensor]] = []
+        self._pending: list[dict[Key, Tensor]] = []
 
     @property
     def is_forward(self) -> bool:
@@ -80,11 +90,13 @@ class LayerPass:
         functions = [partial(self._micro_batch, loss, number, batch, count, backward)
                      for number, batch in enumerate(batches)]  # fmt: skip
         autocast, stream = AutocastState.now(self._runtime.device.type), self._runtime.current()
+        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
 
         @contextmanager
         def around() -> Iterator[None]:
+            own = self._runtime.guard(), self._runtime.on(stream), autocast.again(), torch.enable_grad()
             with ExitStack() as stack:
-                for each in (self._runtime.guard(), self._runtime.on(stream), autocast.again(), torch.enable_grad()):
+                for each in (*modes, *own):
                     stack.enter_context(each)
                 yield
 
@@ -122,7 +134,7 @@ class LayerPass:
     def _micro_batch(self, loss: Loss, number: int, batch: Any, count: int, backward: bool) -> None:
         """Run forward of a micro-batch, and backward of what is behind its layers."""
         device = self._runtime.device
-        found = loss(tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch))
+        found = loss(moved_to(batch, device))
         if not isinstance(found, Tensor) or found.numel() != 1:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise InputError(f"the loss is {shape}: return a tensor of one element")
@@ -130,9 +142,12 @@ class LayerPass:
             found = found / count
         self.losses.append(found.detach())
         self._asked[number] = None
+        if backward and not found.requires_grad:
+            raise InputError("the loss has no gradient: it is detached, or no parameter is trained")
         if backward:
             before = [edge.node for calls in self.calls for edge in calls[number].inputs.edges.values()]
             _backward([found], [None], keeps=share_nodes(found, before))
+            self._check_leaks()
 
     def run_layer(self, layer: HostLayer, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
         """Run a layer in the thread of a micro-batch, once all have come to it; return its outputs."""
@@ -140,21 +155,29 @@ class LayerPass:
         number = self._lockstep.current
         assert number is not None
         self._asked[number] = layer
-        self._lockstep.pause()
+        with nullcontext() if self._watch is None else self._watch.apart():
+            self._lockstep.pause()
         if not torch.is_grad_enabled():
             raise InputError(
-                f"{layer.name} runs without gradients within a training step, as in a reentrant checkpoint: layer to "
-                "layer runs each layer again by itself, so switch checkpointing off"
+                f"{layer.name} runs without gradients within a training step, as in a reentrant checkpoint or another "
+                "pass under no_grad: layer to layer runs each layer again by itself, so switch checkpointing off, and "
+                "make other passes outside of the loss"
             )
-        versions = [buffer._version for buffer in layer.module.buffers()]
-        found, call = called(layer.forward, arguments, keywords, self._runtime)
-        if self._checks and versions != [buffer._version for buffer in layer.module.buffers()]:
+        layer.check_autocast(self._runtime.device.type)
+        buffers = list(layer.module.buffers())
+        versions = [buffer._version for buffer in buffers]
+        values = [buffer.clone() for buffer in buffers] if self._checks else []
+        with nullcontext() if self._watch is None else self._watch.within(layer.module):
+            found, call = called(layer.name, layer.forward, arguments, keywords, self._runtime)
+        if versions != [buffer._version for buffer in buffers] or any(
+            not torch.equal(before, buffer) for before, buffer in zip(values, buffers, strict=False)
+        ):
             raise InputError(
                 f"{layer.name} writes to its buffers, as batch normalisation does, and layer to layer runs each layer "
                 "twice a step: they would be written twice"
             )
         if self._checks and number == 0:
-            self._samples.append([each.detach().clone() for each in tensors_of(found)])
+            check_equal(layer.name, tensors_of(found), tensors_of(repeated(layer.forward, call, self._runtime)[1]))
         self.calls[-1].append(call)
         if self._stash is not None:
             self._stash.put(call)
@@ -179,7 +202,7 @@ class LayerPass:
                     self._take(place, number)
                     self._backward_of(place, number, call)
                     _add_gradients(sums, trained)
-                    self._go_on(number, uses[number].get(place, ()))
+                    self._go_on(number, uses[number].pop(place, {}))
                 self.marks[1].append((began, self._runtime.mark()))
                 if any(each is not None for each in sums):
                     is_done(layer, sums)
@@ -199,24 +222,25 @@ class LayerPass:
         """Run a layer again for one micro-batch, and add up the gradients of its inputs."""
         if all(gradient is None for gradient in call.gradients):
             return
-        layer = self.order[place]
-
-        def check(outputs: list[Any]) -> None:
-            if self._checks and number == 0:
-                check_equal(layer.name, self._samples[place], tensors_of(outputs))
-                self._samples[place] = []
-
         pending = self._pending[number]
-        for leaf, gradient in called_again(layer.forward, call, self._runtime, check).items():
-            edge = call.inputs.edges[leaf]
-            pending[edge] = gradient if edge not in pending else pending[edge] + gradient
+        for leaf, gradient in called_again(self.order[place].forward, call, self._runtime).items():
+            key = key_of(call.inputs.edges[leaf])
+            pending[key] = gradient if key not in pending else pending[key] + gradient
+        call.inputs.edges.clear()
 
-    def _go_on(self, number: int, edges: Sequence[GradientEdge]) -> None:
+    def _go_on(self, number: int, edges: dict[Key, GradientEdge]) -> None:
         """Run backward of a micro-batch behind tensors whose gradients are complete: at once, as autograd adds them."""
         pending = self._pending[number]
-        there = [edge for edge in edges if edge in pending]
+        there = [key for key in edges if key in pending]
         if there:
-            _backward(there, [pending.pop(edge) for edge in there], keeps=True)
+            _backward([edges[key] for key in there], [pending.pop(key) for key in there], keeps=True)
+            self._check_leaks()
+
+    def _check_leaks(self) -> None:
+        """Check, where that is asked for, that no gradient has come to a layer but by its outputs."""
+        layer = self._slots.layer_with_gradient() if self._checks else None
+        if layer is not None:
+            raise InputError(LEAKS.format(layer))
 
 
 def _backward(of: Sequence[Tensor] | Sequence[GradientEdge], gradients: Sequence[Tensor | None], keeps: bool) -> None:
@@ -227,7 +251,12 @@ def _backward(of: Sequence[Tensor] | Sequence[GradientEdge], gradients: Sequence
     """
     # Torch refuses to keep graphs that were compiled with this setting, and asks for it to be as it was then.
     with torch._functorch.config.patch(donated_buffer=False):
-        torch.autograd.backward(of, gradients, retain_graph=keeps)
+        try:
+            torch.autograd.backward(of, gradients, retain_graph=keeps)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):  # the weights of the next layer are in its slot
+                raise InputError(LEAKS.format("a layer")) from error
+            raise
 
 
 def _add_gradients(sums: Sums, trained: Sequence[nn.Parameter]) -> None:

@@ -35,6 +35,16 @@ class Packing:
             end += -(-tensor.numel() * dtype.itemsize // ALIGNED_BYTES) * ALIGNED_BYTES
         return cls(tuple(tensor.shape for tensor in tensors), tuple(dtypes), tuple(offsets), end)
 
+    def apart(self, buffer: Tensor) -> list[Tensor]:
+        """Return the tensors in a buffer on the host, each with a storage of its own, so that each can be saved."""
+        whole = buffer.numpy()
+        return [
+            torch.frombuffer(whole[offset : offset + shape.numel() * dtype.itemsize], dtype=dtype).view(shape)
+            if shape.numel()
+            else torch.empty(shape, dtype=dtype)
+            for shape, dtype, offset in zip(self.shapes, self.dtypes, self.offsets, strict=True)
+        ]
+
     def views(self, buffer: Tensor) -> list[Tensor]:
         """Return the tensors in a buffer.
 

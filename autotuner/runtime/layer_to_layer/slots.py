@@ -93,3 +93,21 @@ class Slots:
         for slot in self._slots:
             for weights in slot.weights.values():
                 yield from weights
+
+    def layer_with_gradient(self) -> str | None:
+        """Return the name of a layer whose weights on the device have a gradient, None for none."""
+        return next(
+            (name for slot in self._slots for name, weights in slot.weights.items()
+             if any(weight.grad is not None for weight in weights)), None,
+        )  # fmt: skip
+
+    def clear_gradients(self) -> None:
+        """Drop gradients of the weights, as after an error."""
+        for weight in self.parameters():
+            weight.grad = None
+
+    def wait_on_host(self, layer: HostLayer) -> None:
+        """Wait until the copy of a layer's weights is over, so that the host may write to them."""
+        for slot in self._slots:
+            if slot.layer is layer:
+                self._link.wait_on_host(slot.ticket)

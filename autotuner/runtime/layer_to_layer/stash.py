@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.call import RepeatedCall
-from autotuner.runtime.layer_to_layer.packing import Packing
+from autotuner.runtime.layer_to_layer.packing import ALIGNED_BYTES, Packing
 
 
 @dataclass
@@ -42,26 +42,39 @@ class HostStash:
 
     def __init__(self, device: torch.device, link: HostLink) -> None:
         self._device, self._link = device, link
-        self._free: dict[int, list[Tensor]] = {}
+        self._free: list[Tensor] = []
+        self._all: list[Tensor] = []
         self.bytes = 0
         self.tickets: list[Any] = []
 
     def begin(self) -> None:
-        """Begin a pass."""
+        """Begin a pass: what another one has left is let go."""
         self.bytes = 0
         self.tickets.clear()
+        self._free = list(self._all)
 
     def put(self, call: RepeatedCall) -> None:
         """Begin to bring the inputs of a call to the host."""
         for place in call.inputs.from_layers():
             tensor: Tensor = call.inputs.leaves[place].contiguous()
             packing = Packing.of([tensor], [tensor.dtype])
-            free = self._free.setdefault(packing.total_bytes, [])
-            buffer = free.pop() if free else self._link.host_bytes(packing.total_bytes)
+            buffer = self._buffer(packing.total_bytes)
             ticket = self._link.up(packing.views(buffer)[0], tensor)
             call.inputs.leaves[place] = _Parked(packing, buffer, ticket)
             self.tickets.append(ticket)
             self.bytes += packing.total_bytes
+
+    def _buffer(self, needed_bytes: int) -> Tensor:
+        """Return the smallest free buffer that is large enough, or a new one, of a size that others may need, too."""
+        fitting = [each for each in self._free if each.numel() >= needed_bytes]
+        if fitting:
+            found = min(fitting, key=Tensor.numel)
+            self._free = [each for each in self._free if each is not found]
+            return found
+        step = max(ALIGNED_BYTES, 1 << max(0, needed_bytes.bit_length() - 3))
+        made = self._link.host_bytes(-(-needed_bytes // step) * step)
+        self._all.append(made)
+        return made
 
     def fetch(self, call: RepeatedCall) -> None:
         """Begin to bring the inputs of a call back."""
@@ -70,7 +83,7 @@ class HostStash:
                 (view,) = leaf.packing.views(leaf.buffer)
                 leaf.there = torch.empty_like(view, device=self._device)
                 self._link.wait(leaf.ticket)
-                leaf.ticket = self._link.down(leaf.there, view)
+                leaf.ticket = self._link.down(leaf.there, view, first=True)
                 self.tickets.append(leaf.ticket)
 
     def take(self, call: RepeatedCall) -> None:
@@ -80,4 +93,4 @@ class HostStash:
             if isinstance(leaf, _Parked):
                 self._link.wait(leaf.ticket)
                 call.inputs.leaves[place] = leaf.there
-                self._free[leaf.packing.total_bytes].append(leaf.buffer)
+                self._free.append(leaf.buffer)

@@ -5,7 +5,7 @@ backward, whatever the number of micro-batches. Of forward, the inputs of layers
 again. (Pudipeddi et al., Training Large Neural Networks with Constant Memory using a New Execution Algorithm, 2020.)
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -20,10 +20,12 @@ from autotuner.plan.phrases import binary
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.devices.protocol import HostLink
+from autotuner.runtime.layer_to_layer.attribute_watch import AttributeWatch
 from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
 from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
+from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
 from autotuner.runtime.layer_to_layer.stash_choice import LayeredNeeds, StashChoice
@@ -90,15 +92,20 @@ class LayerToLayerStep:
         self.steps = self.skipped = 0
         self.gradient_norm: Tensor | None = None
         self.times: LayerTimes | None = None
-        own = {id(parameter) for layer in self._layers for parameter in layer.parameters}
-        self._resident = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
-        for layer in self._layers:
-            layer.module.forward = torch.compiler.disable(partial(self._forward, layer))  # type: ignore[no-untyped-call]
+        self._is_closed, self._has_watched = False, False
+        self._own = {id(parameter) for layer in self._layers for parameter in layer.parameters}
+        self._replaced = [ReplacedForward(layer.module, partial(self._forward, layer)) for layer in self._layers]
+
+    def run_as_they_are(self, modules: Iterable[nn.Module]) -> None:
+        """Have modules that hold layers run as Python, in what is compiled around them."""
+        self._replaced += [ReplacedForward(module, module.forward) for module in modules]
 
     def close(self) -> None:
         """Give the layers their own forward back; their parameters stay on the host."""
-        for layer in self._layers:
-            vars(layer.module).pop("forward", None)
+        for each in reversed(self._replaced):
+            each.undo()
+        self._replaced.clear()
+        self._is_closed = True
         self._updates.close()
 
     @property
@@ -160,6 +167,8 @@ class LayerToLayerStep:
         Raises:
             InputError: no batch; a loss that has not one element; a layer that cannot run this way.
         """
+        if self._is_closed:
+            raise InputError("this step is closed: make a new one with autotuner.layer_to_layer")
         if not batches:
             raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
         arrived: list[Arrived] = []
@@ -168,14 +177,18 @@ class LayerToLayerStep:
         is_measured = self._choice is not None and shape not in self._choice.needs
         meter = self._runtime.meter() if is_measured else None
         began, busy_s = perf_counter(), self._updates.busy_s
-        with self._passing(self._choice is None or self._choice.is_on_host(shape)) as run:
+        is_watched = len(batches) > 1 and not self._has_watched
+        with self._passing(self._choice is None or self._choice.is_on_host(shape), is_watched) as run:
             run.run_forward(self.loss, batches)
             self._check_some_ran(run)
+            for layer in self._layers:
+                layer.check_gradients()
             copied = self._copied()
             run.run_backward(partial(self._layer_is_done, arrived, norms))
             self._update(arrived, norms)
             self._note(run, copied, perf_counter() - began, self._updates.busy_s - busy_s)
         self._order = run.order
+        self._has_watched |= is_watched
         self.steps += 1
         if self._choice is not None and meter is not None:
             slots = f"{binary(self.slot_bytes)} for the weights of two layers"
@@ -212,13 +225,15 @@ class LayerToLayerStep:
             ) from None
 
     @contextmanager
-    def _passing(self, stashes: bool = True) -> Iterator[LayerPass]:
+    def _passing(self, stashes: bool = True, watches: bool = False) -> Iterator[LayerPass]:
         """Have the layers run in a pass for a while; nothing of it is left behind.
 
         Args:
             stashes: whether inputs of layers are kept on the host, where that was asked for.
+            watches: whether it is checked that micro-batches leave each other's tensors alone.
         """
         for layer in self._layers:
+            layer.check()
             layer.refresh()
         self._clear_gradients()
         self._slots.tickets.clear()
@@ -226,7 +241,8 @@ class LayerToLayerStep:
         if self._stash is not None:
             self._stash.begin()
         run = self._pass = LayerPass(
-            self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash if stashes else None
+            self._slots, self._runtime, self._order, checks=self.steps == 0, stash=self._stash if stashes else None,
+            watch=AttributeWatch(self._model) if watches else None,
         )  # fmt: skip
         try:
             with self._runtime.guard():
@@ -276,10 +292,13 @@ class LayerToLayerStep:
             place = self._order.index(layer) + 1 if layer in self._order else len(self._order)
             if place < len(self._order):
                 self._slots.fetch(self._order[place])
-            return layer.forward(*arguments, **keywords)
+            found = layer.forward(*arguments, **keywords)
+            self._slots.wait_on_host(layer)  # the caller may write to the parameters next
+        return found
 
     def _layer_is_done(self, arrived: list[Arrived], norms: dict[int, Tensor], layer: HostLayer, sums: Sums) -> None:
         """Send the gradients of a layer to the host, and update it where nothing else is waited for."""
+        layer.check_gradients()
         if not self._in_backward or self._per_layer:
             there = [each for each in sums if each is not None]
             found = [torch.linalg.vector_norm(each) for each in there]
@@ -299,11 +318,14 @@ class LayerToLayerStep:
 
     def _update(self, arrived: Sequence[Arrived], norms: dict[int, Tensor]) -> None:
         """Update what is left at the end of backward: all of it, or nothing where a gradient is not finite."""
-        resident = [parameter for parameter in self._resident if parameter.grad is not None]
+        self._updates.wait()  # while layers are updated, the optimizer's groups have their parameters alone
+        trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        resident = [each for each in trained if id(each) not in self._own and each.grad is not None]
         scale: float | None = None
         if not self._in_backward:
+            for layer in self._layers:
+                layer.check_gradients()
             norms |= {id(p): torch.linalg.vector_norm(p.grad) for p in resident if p.grad is not None}
-            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             ordered = [norms[id(parameter)] for parameter in trained if id(parameter) in norms]
             norm = self.gradient_norm = torch.linalg.vector_norm(torch.stack(ordered)) if ordered else torch.zeros(())
             if not bool(torch.isfinite(norm)):
@@ -327,5 +349,6 @@ class LayerToLayerStep:
         return (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _clear_gradients(self) -> None:
+        self._slots.clear_gradients()
         for parameter in self._model.parameters():
             parameter.grad = None

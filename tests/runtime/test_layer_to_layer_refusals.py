@@ -1,0 +1,405 @@
+"""What layer to layer cannot compute is refused, and what happens around steps leaves them as they should be."""
+
+import copy
+import gc
+import pickle
+import weakref
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autotuner
+from autotuner.errors import InputError
+from autotuner.runtime.layer_to_layer.call import RepeatedCall
+from autotuner.runtime.layer_to_layer.stash import HostStash
+from tests.runtime.test_layer_to_layer import Block, Net, adamw, assert_equal, batch, loss_of, of, plain_step
+
+
+def layered(model: nn.Module, loss: Any = loss_of, **options: Any) -> Any:
+    return autotuner.layer_to_layer(model, adamw(model), loss, compiler=None, **options)
+
+
+@dataclass
+class Held:
+    """An object with a tensor."""
+
+    x: Tensor
+
+
+class Leaking(Block):
+    """A layer that keeps what it makes."""
+
+    def forward(self, x: Tensor, side: Tensor | None = None) -> Tensor:
+        self.kept = super().forward(x, side)
+        return self.kept
+
+
+class Appending(Block):
+    """A layer that appends to a list."""
+
+    def forward(self, x: Any, side: Any = None) -> Any:
+        side.append(x.square().mean())
+        return super().forward(x)
+
+
+class InPlace(Block):
+    """A layer that writes to its input."""
+
+    def forward(self, x: Tensor, side: Tensor | None = None) -> Tensor:
+        return super().forward(x.add_(1.0), side)
+
+
+class Wrapping(Block):
+    """A layer that returns an object of a class."""
+
+    def forward(self, x: Any, side: Any = None) -> Any:  # noqa: ARG002
+        return Held(super().forward(x.x if isinstance(x, Held) else x))
+
+
+class Counting(Block):
+    """A layer that counts its calls behind autograd's back."""
+
+    count: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, side: Tensor | None = None) -> Tensor:
+        self.count.data += 1
+        return super().forward(x, side)
+
+
+def hooked(parameter: Tensor) -> None:
+    parameter.register_hook(torch.neg)  # type: ignore[no-untyped-call]
+
+
+def with_layers(kind: type[Block], forward: Callable[[Net, Tensor], Tensor] | None = None) -> Net:
+    model = Net()
+    model.blocks = nn.ModuleList(kind(8) for _ in range(2))
+    if forward is not None:
+        model.forward = lambda tokens: forward(model, tokens)  # type: ignore[method-assign]
+    return model
+
+
+def through(model: Net, tokens: Tensor, *side: Any) -> Any:
+    x: Any = model.embedding(tokens)
+    for block in model.blocks:
+        x = block(x, *side)
+    return x
+
+
+def head_of_kept(model: Net, tokens: Tensor) -> Tensor:
+    found: Tensor = model.head(through(model, tokens) + of(model, 1).kept)
+    return found
+
+
+def appended(model: Net, tokens: Tensor) -> Tensor:
+    aside: list[Tensor] = []
+    found: Tensor = model.head(through(model, tokens, aside)) + sum(aside)
+    return found
+
+
+def unwrapped(model: Net, tokens: Tensor) -> Tensor:
+    found: Tensor = model.head(through(model, tokens).x)
+    return found
+
+
+@pytest.mark.parametrize("model, words", [
+    pytest.param(
+        lambda: with_layers(Leaking, head_of_kept), r"blocks\.1 has made reaches the loss otherwise", id="leak"
+    ),
+    pytest.param(
+        lambda: with_layers(Appending, appended), r"^blocks\.0 changes a list or mapping that it is given", id="list"
+    ),
+    pytest.param(lambda: with_layers(InPlace), r"^blocks\.0 changes its input in place", id="in place"),
+    pytest.param(
+        lambda: with_layers(Wrapping, unwrapped), r"^blocks\.0 returns a Held that holds tensors", id="object"
+    ),
+    pytest.param(lambda: with_layers(Counting), r"^blocks\.0 writes to its buffers", id="buffer"),
+])  # fmt: skip
+def test_layers_whose_gradients_would_be_lost_are_refused(model: Callable[[], Net], words: str) -> None:
+    made = model()
+    before = copy.deepcopy(list(made.parameters()))
+    with pytest.raises(InputError, match=words):
+        layered(made, optimizer_in_backward=True)(batch(0))
+    assert all(torch.equal(one, other) for one, other in zip(before, made.parameters(), strict=True))
+
+
+def test_inputs_that_have_no_gradient_are_not_changed_in_place_either() -> None:
+    model = with_layers(InPlace)
+    model.embedding.requires_grad_(False)
+    with pytest.raises(InputError, match=r"^blocks\.0 changes its input in place"):
+        layered(model)(batch(0))
+
+
+def penalised(model: Any, given: Any) -> Tensor:
+    return loss_of(model, given) + 1e-2 * of(model, 1).grow.weight.square().sum()
+
+
+def test_a_penalty_on_weights_of_layers_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^parameters of blocks\.1 are read outside of its forward, by the loss"):
+        layered(Net(), penalised)(batch(0))
+
+
+def test_micro_batches_that_would_read_each_others_tensors_are_refused() -> None:
+    model = Net()
+
+    def masked(tokens: Tensor) -> Tensor:
+        model.mask = (tokens % 2).unsqueeze(-1).float()
+        found: Tensor = model.head(through(model, tokens)) * model.mask
+        return found
+
+    model.forward = masked  # type: ignore[method-assign]
+    step = layered(model)
+    step(batch(0))
+    with pytest.raises(InputError, match=r"keeps a tensor of one micro-batch in its attribute mask, .* one"):
+        step(batch(0), batch(1))
+
+
+def test_what_layers_keep_for_themselves_is_no_matter() -> None:
+    model = with_layers(Leaking)
+    twin = copy.deepcopy(model)
+    optimizer, step = adamw(twin), layered(model)
+    assert torch.equal(step(batch(0), batch(1)), plain_step(twin, optimizer, batch(0), batch(1)))
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda m: m.blocks.bfloat16(), r"^blocks\.0 has changed since .* another type"),
+    (lambda m: of(m, 1).grow.requires_grad_(False), r"^blocks\.1 has changed since .* require a gradient"),
+    (lambda m: m.load_state_dict(m.state_dict(), assign=True), r"^blocks\.0 has changed since .* was replaced"),
+    (lambda m: hooked(of(m, 2).grow.weight), r"^a parameter of blocks\.2 has a hook"),
+])  # fmt: skip
+def test_models_that_change_behind_a_step_are_refused(change: Callable[[nn.Module], Any], words: str) -> None:
+    model = Net()
+    step = layered(model)
+    step(batch(0))
+    change(model)
+    with pytest.raises(InputError, match=words):
+        step(batch(1))
+
+
+def test_a_copy_of_the_model_is_a_plain_model() -> None:
+    model = Net()
+    step = layered(model)
+    step(batch(0))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            of(copied, 1).grow.weight.mul_(3.0)
+        plain = Net()
+        plain.load_state_dict(copied.state_dict())
+        assert torch.equal(copied(batch(1)["tokens"]), plain(batch(1)["tokens"]))
+        torch.autograd.backward(loss_of(copied, batch(1)))
+        assert of(copied, 0).grow.weight.grad is not None
+
+
+def test_checkpoints_of_two_types_are_saved(tmp_path: Path) -> None:
+    model = Net()
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.norm.double()
+    layered(model)
+    torch.save(model.state_dict(), tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_parameters_that_come_later_and_are_in_no_layer_are_trained() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    steps = []
+    for each in (model, twin):
+        each.head.requires_grad_(False)
+        steps.append(torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.02, fused=True))
+    step = autotuner.layer_to_layer(twin, steps[1], loss_of, compiler=None)
+    for each, optimizer in zip((model, twin), steps, strict=True):
+        each.head.requires_grad_(True)
+        optimizer.add_param_group({"params": list(each.head.parameters())})
+    for number in range(2):
+        assert torch.equal(step(batch(number)), plain_step(model, steps[0], batch(number)))
+    assert_equal(model, twin)
+
+
+class Failing(Block):
+    """A layer whose backward fails once."""
+
+    fails = False
+
+    def forward(self, x: Tensor, side: Tensor | None = None) -> Tensor:
+        found = super().forward(x, side)
+        if Failing.fails:
+            found.register_hook(self.fail)  # type: ignore[no-untyped-call]
+        return found
+
+    def fail(self, _: Tensor) -> None:
+        Failing.fails = False
+        raise MemoryError("no memory")
+
+
+def test_an_error_in_backward_leaves_no_gradient_behind() -> None:
+    torch.manual_seed(0)
+    model = with_layers(Failing)
+    twin = copy.deepcopy(model)
+    optimizer, step = adamw(twin), layered(model, stash="host")
+    plain_step(twin, optimizer, batch(0))
+    step(batch(0))
+    Failing.fails = True
+    with pytest.raises(MemoryError):
+        step(batch(1), batch(2))
+    Failing.fails = False
+    assert torch.equal(step(batch(1)), plain_step(twin, optimizer, batch(1)))
+    assert torch.equal(step(batch(2)), plain_step(twin, optimizer, batch(2)))
+
+
+def test_an_error_of_the_optimizer_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    optimizer = adamw(model)
+    step = autotuner.layer_to_layer(model, optimizer, loss_of, compiler=None, optimizer_in_backward=True)
+    step(batch(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, "step", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            step(batch(1))
+    step(batch(2))
+
+
+def test_memory_of_optimizers_before_has_the_order_of_the_parameters_now() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    for block in model.blocks:
+        grow = block.grow
+        assert isinstance(grow, nn.Linear)
+        grow.weight.data = grow.weight.data.t().contiguous().t()  # as channels-last models have it
+    twin = copy.deepcopy(model)
+    mine, other = adamw(model), adamw(twin)
+    for each, optimizer in ((model, mine), (twin, other)):
+        plain_step(each, optimizer, batch(0))
+    step = autotuner.layer_to_layer(twin, other, loss_of, compiler=None)
+    for number in range(1, 3):
+        torch.testing.assert_close(step(batch(number)), plain_step(model, mine, batch(number)), rtol=1e-6, atol=1e-6)
+
+
+class Pairs(nn.Module):
+    """Layers as lists of two modules, which cannot be called themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.layers = nn.ModuleList(nn.ModuleList([Block(8), Block(8)]) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        pairs: Any = self.layers
+        for first, second in pairs:
+            x = second(first(x))
+        found: Tensor = self.head(x)
+        return found
+
+
+def test_members_of_lists_in_lists_are_layers() -> None:
+    torch.manual_seed(0)
+    model = Pairs()
+    twin = copy.deepcopy(model)
+    optimizer, step = adamw(model), layered(twin)
+    assert step.layers[:3] == ("layers.0.0", "layers.0.1", "layers.1.0")
+    for number in range(2):
+        assert torch.equal(step(batch(number)), plain_step(model, optimizer, batch(number)))
+    assert_equal(model, twin)
+
+
+def test_batches_of_any_mapping_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Any] = []
+    own = Tensor.to
+
+    def noted(tensor: Tensor, *given: Any, **named: Any) -> Tensor:
+        moved.append(given)
+        return own(tensor, *given, **named)
+
+    monkeypatch.setattr(Tensor, "to", noted)
+    layered(Net())(UserDict(batch(0)))
+    assert len([given for given in moved if given[:1] == (torch.device("cpu"),)]) >= 2
+
+
+def test_steps_that_are_made_twice_or_closed_say_so() -> None:
+    model = Net()
+    step = layered(model)
+    with pytest.raises(InputError, match=r"^this model has a step already: step\.close\(\) first"):
+        layered(model)
+    step.close()
+    with pytest.raises(InputError, match=r"^this step is closed: make a new one"):
+        step(batch(0))
+    layered(model)(batch(0))
+
+
+@pytest.mark.parametrize("given, words", [
+    ({"max_norm": 0.0}, r"^max_norm=0\.0: give a number above 0"),
+    ({"max_norm": "1"}, r"^max_norm='1': give a number above 0"),
+    ({"device": "gpu"}, r"^device='gpu': "),
+    ({"link_dtype": torch.float16}, r"^link_dtype=torch\.float16: give torch\.bfloat16"),
+])  # fmt: skip
+def test_options_of_other_kinds_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        layered(Net(), **given)
+
+
+def test_what_is_no_model_or_has_another_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="takes a module and an optimizer of torch's, and was given str and AdamW"):
+        autotuner.layer_to_layer("llama", adamw(Net()))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^the optimizer has none of the model's parameters"):
+        autotuner.layer_to_layer(Net(), adamw(Net()))
+    makers: list[Any] = [autotuner.layer_to_layer, autotuner.training_step]
+    for make in makers:
+        model = Net()
+        with pytest.raises(TypeError, match="max_nrom"):
+            make(model, adamw(model), max_nrom=1.0)
+
+
+def test_weights_are_rounded_on_the_way_under_autocast_alone() -> None:
+    step = layered(Net(), link_dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"^link_dtype=torch\.bfloat16 is for steps under torch\.autocast"):
+        step(batch(0))
+
+
+def test_a_loss_without_a_gradient_is_told() -> None:
+    with pytest.raises(InputError, match=r"^the loss has no gradient: it is detached, or no parameter is trained"):
+        layered(Net(), lambda model, given: loss_of(model, given).detach())(batch(0))
+
+
+def test_calls_go_as_backward_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[RepeatedCall]] = []
+    most: list[int] = []
+    put, take = HostStash.put, HostStash.take
+
+    def noting(stash: HostStash, call: RepeatedCall) -> None:
+        alive.append(weakref.ref(call))
+        put(stash, call)
+
+    def counting(stash: HostStash, call: RepeatedCall) -> None:
+        gc.collect()
+        take(stash, call)
+        calls = [each for each in (found() for found in alive) if each is not None]
+        most.append(sum(isinstance(leaf, Tensor) for each in calls for leaf in each.inputs.leaves))
+
+    monkeypatch.setattr(HostStash, "put", noting)
+    monkeypatch.setattr(HostStash, "take", counting)
+    layered(Net(depth=12), stash="host")(batch(0))
+    # The first layer's input stays on the device; of the others, only that of the layer that runs is there.
+    assert most == [2] * 11 + [1]
+
+
+def test_host_memory_for_inputs_is_used_again_for_other_shapes() -> None:
+    model = Net()
+    step = layered(model, stash="host")
+    stash = step._stash
+    held = []
+    for rows in (8, 3, 5, 8, 1, 7):
+        step({name: tensor[:1].expand(rows, -1) for name, tensor in batch(0).items()})
+        held.append(sum(buffer.numel() for buffer in stash._all))
+    assert len(set(held)) == 1
