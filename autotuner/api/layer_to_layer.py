@@ -169,7 +169,9 @@ def layer_to_layer(
         around = _modules_around(model, found)
         if around:
             step.run_as_they_are(around)
-            step.loss = torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
+            step.loss = _cut_by_layers(
+                torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
+            )  # fmt: skip
     STEPS.add(step)
     return step
 
@@ -187,6 +189,21 @@ def _modules_around(model: nn.Module, layers: Iterable[str]) -> list[nn.Module]:
         for name, part in parts.items()
     )
     return list(parts.values()) if is_called else []
+
+
+def _cut_by_layers(compiled: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """Have the functions around a part that is not compiled go on in one graph behind it.
+
+    So what they return and nobody reads is left out, such as logits beside their loss.
+    """
+    if not hasattr(torch._dynamo.config, "nested_graph_breaks"):
+        return compiled
+
+    def run(batch: Any) -> Tensor:
+        with torch._dynamo.config.patch(nested_graph_breaks=True):
+            return compiled(batch)
+
+    return run
 
 
 def _compiled_rest(module: Any, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 import autotuner
+from autotuner.api.backend import COMPILED
 from autotuner.api.training import called
 from tests.ecosystem.known import Tuned, assert_same, remember, use
 
@@ -140,3 +141,19 @@ def test_checkpointing_within_layers_changes_no_value(reentrant: bool) -> None:
     step, optimizer = autotuner.layer_to_layer(model, sgd(model), compiler=None), sgd(twin)
     for number in range(2):
         assert torch.equal(step(batch(number)), plainly(twin, optimizer, [batch(number)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration"])
+def test_logits_are_never_whole_where_they_are_large(kind: str) -> None:
+    sizes = {"LlamaForCausalLM": WIDTHS, "BertForMaskedLM": WIDTHS, "T5ForConditionalGeneration": OF_ALL | T5}[kind]
+    of: Any = getattr(transformers, kind)
+    words = 40_000
+    torch.manual_seed(0)
+    model = of(of.config_class(**sizes | {"vocab_size": words, "max_position_embeddings": 64})).train()
+    ids = torch.randint(3, words, (2, 64))
+    before = len(COMPILED)
+    step = autotuner.layer_to_layer(model, sgd(model), compiler="aot_eager")
+    step({"input_ids": ids, "labels": ids})
+    (told,) = [each for graph in COMPILED[before:] for each in graph.heads]
+    assert f"rows of {words:,} logits is computed with its head" in told

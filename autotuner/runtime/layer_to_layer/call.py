@@ -134,7 +134,7 @@ class RepeatedCall:
                 self.gradients[place] = gradient if before is None else before + gradient
 
 
-def called(
+def called_once(
     name: str,
     forward: Callable[..., Any],
     arguments: Sequence[Any],

@@ -15,7 +15,14 @@ from autotuner.errors import InputError
 from autotuner.runtime.batches import moved_to
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.layer_to_layer.attribute_watch import AttributeWatch
-from autotuner.runtime.layer_to_layer.call import LEAKS, AutocastState, RepeatedCall, called, called_again, repeated
+from autotuner.runtime.layer_to_layer.call import (
+    LEAKS,
+    AutocastState,
+    RepeatedCall,
+    called_again,
+    called_once,
+    repeated,
+)
 from autotuner.runtime.layer_to_layer.comparison import check_equal, tensors_of
 from autotuner.runtime.layer_to_layer.edges import Key, first_uses, key_of, share_nodes
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
@@ -168,7 +175,7 @@ class LayerPass:
         versions = [buffer._version for buffer in buffers]
         values = [buffer.clone() for buffer in buffers] if self._checks else []
         with nullcontext() if self._watch is None else self._watch.within(layer.module):
-            found, call = called(layer.name, layer.forward, arguments, keywords, self._runtime)
+            found, call = called_once(layer.name, layer.forward, arguments, keywords, self._runtime)
         if versions != [buffer._version for buffer in buffers] or any(
             not torch.equal(before, buffer) for before, buffer in zip(values, buffers, strict=False)
         ):
