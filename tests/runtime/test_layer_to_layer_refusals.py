@@ -76,6 +76,14 @@ class Counting(Block):
         return super().forward(x, side)
 
 
+class Replacing(Counting):
+    """A layer that counts its calls in a new buffer each time."""
+
+    def forward(self, x: Tensor, side: Tensor | None = None) -> Tensor:
+        self.count = self.count + 1
+        return Block.forward(self, x, side)
+
+
 def hooked(parameter: Tensor) -> None:
     parameter.register_hook(torch.neg)  # type: ignore[no-untyped-call]
 
@@ -123,6 +131,7 @@ def unwrapped(model: Net, tokens: Tensor) -> Tensor:
         lambda: with_layers(Wrapping, unwrapped), r"^blocks\.0 returns a Held that holds tensors", id="object"
     ),
     pytest.param(lambda: with_layers(Counting), r"^blocks\.0 writes to its buffers", id="buffer"),
+    pytest.param(lambda: with_layers(Replacing), r"^blocks\.0 writes to its buffers", id="new buffer"),
 ])  # fmt: skip
 def test_layers_whose_gradients_would_be_lost_are_refused(model: Callable[[], Net], words: str) -> None:
     made = model()

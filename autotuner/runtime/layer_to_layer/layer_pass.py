@@ -176,8 +176,11 @@ class LayerPass:
         values = [buffer.clone() for buffer in buffers] if self._checks else []
         with nullcontext() if self._watch is None else self._watch.within(layer.module):
             found, call = called_once(layer.name, layer.forward, arguments, keywords, self._runtime)
-        if versions != [buffer._version for buffer in buffers] or any(
-            not torch.equal(before, buffer) for before, buffer in zip(values, buffers, strict=False)
+        now = list(layer.module.buffers())
+        if (
+            [*map(id, buffers)] != [*map(id, now)]
+            or versions != [buffer._version for buffer in now]
+            or any(not torch.equal(before, buffer) for before, buffer in zip(values, now, strict=False))
         ):
             raise InputError(
                 f"{layer.name} writes to its buffers, as batch normalisation does, and layer to layer runs each layer "
