@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autotuner.api import summary as summary
     from autotuner.api.comparing import compare_batches as compare_batches
     from autotuner.api.layer_to_layer import layer_to_layer as layer_to_layer
+    from autotuner.api.length_batches import batches as batches
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
     from autotuner.api.tuning import tune as tune
@@ -46,6 +47,7 @@ _PLACES = {
     "TuneOptions": "settings",
     "TunedWarning": "errors",
     "apply": "api",
+    "batches": "api.length_batches",
     "check": "api",
     "compare_batches": "api.comparing",
     "layer_to_layer": "api.layer_to_layer",

@@ -11,7 +11,7 @@ NAMES = (
     "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TuneOptions", "TunedWarning", "apply", "check",
     "load_configuration", "module", "optimize", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
-OF_TORCH = ("compare_batches", "layer_to_layer", "regions", "training_step")
+OF_TORCH = ("batches", "compare_batches", "layer_to_layer", "regions", "training_step")
 """Those that are imported with torch, whose models they are for."""
 
 
