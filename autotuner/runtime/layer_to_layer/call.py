@@ -30,6 +30,10 @@ class AutocastState:
         kinds = sorted({device_type, "cpu"})
         return cls(tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds))
 
+    def is_of(self, dtype: torch.dtype, device_type: str) -> bool:
+        """Say whether autocast of a device is on, with a type."""
+        return (device_type, True, dtype) in self.states
+
     def again(self) -> AbstractContextManager[Any]:
         """Return a context with that autocast."""
         stack = ExitStack()
@@ -139,9 +143,14 @@ def called_once(
     forward: Callable[..., Any],
     arguments: Sequence[Any],
     keywords: dict[str, Any],
+    autocast: AutocastState,
     runtime: DeviceRuntime,
 ) -> tuple[Any, RepeatedCall]:
     """Call a layer, and return its outputs, without its graph, and the call, which can be made again.
+
+    Args:
+        name: of the layer.
+        autocast: in which it is called.
 
     Raises:
         InputError: the layer changes what it is given, or returns tensors of a graph in an object of some class.
@@ -151,9 +160,9 @@ def called_once(
     versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
     for place in inputs.edges:
         leaves[place].register_hook(partial(_refuse_leak, name))
-    autocast, on_host = AutocastState.now(runtime.device.type), torch.get_rng_state()
+    on_host = torch.get_rng_state()
     try:
-        with runtime.noted_draws() as drawn, autocast.again():
+        with runtime.noted_draws() as drawn, torch.enable_grad(), autocast.again():
             outputs, spec = tree_flatten(forward(*positional, **named))
     except RuntimeError as error:
         if "is being used in an in-place operation" in str(error):

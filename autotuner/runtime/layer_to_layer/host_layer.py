@@ -103,15 +103,16 @@ class HostLayer:
                     "remove it"
                 )
 
-    def check_autocast(self, device_type: str) -> None:
+    def check_autocast(self, is_rounded: Callable[[torch.dtype], bool]) -> None:
         """Check that what is rounded on the way is rounded anyway.
+
+        Args:
+            is_rounded: says whether autocast of a type is on.
 
         Raises:
             InputError: the layer runs without autocast, or with that of another type.
         """
-        if self._rounds is not None and not (
-            torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == self._rounds
-        ):
+        if self._rounds is not None and not is_rounded(self._rounds):
             raise InputError(
                 f"link_dtype={self._rounds} is for steps under torch.autocast of that type, and {self.name} runs "
                 "without: leave link_dtype out, or run the step under autocast"

@@ -39,7 +39,7 @@ class LayerPass:
     """Forward of micro-batches, and their backward.
 
     Each micro-batch runs in a thread, and pauses where it comes to a layer. When all have come there, the layer's
-    weights are on the device, and one after the other runs it.
+    weights are on the device, and the caller's thread runs it for one after the other.
 
     Args:
         slots: where weights are on the device.
@@ -74,6 +74,8 @@ class LayerPass:
         self.losses: list[Tensor] = []
         self._lockstep: Lockstep | None = None
         self._asked: list[HostLayer | None] = []
+        self._calls: list[Callable[[], Any]] = []
+        self._found: list[Any] = []
         # Gradients of tensors that several layers read, summed as they come.
         self._pending: list[dict[Key, Tensor]] = []
 
@@ -94,6 +96,7 @@ class LayerPass:
         """
         count = len(batches)
         self._asked, self._pending = [None] * count, [{} for _ in batches]
+        self._calls, self._found = [lambda: None] * count, [None] * count
         functions = [partial(self._micro_batch, loss, number, batch, count, backward)
                      for number, batch in enumerate(batches)]  # fmt: skip
         autocast, stream = AutocastState.now(self._runtime.device.type), self._runtime.current()
@@ -118,6 +121,7 @@ class LayerPass:
                             self._slots.fetch(self._expected[len(self.order)])
                         began = self._runtime.mark()
                         for number in range(count):
+                            self._found[number] = self._calls[number]()
                             paused[number] = self._lockstep.advance(number)
                         self.marks[0].append((began, self._runtime.mark()))
         finally:
@@ -157,25 +161,40 @@ class LayerPass:
             self._check_leaks()
 
     def run_layer(self, layer: HostLayer, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-        """Run a layer in the thread of a micro-batch, once all have come to it; return its outputs."""
+        """Have a layer run for the micro-batch of this thread, once all have come to it; return its outputs."""
         assert self._lockstep is not None
         number = self._lockstep.current
         assert number is not None
-        self._asked[number] = layer
-        with nullcontext() if self._watch is None else self._watch.apart():
-            self._lockstep.pause()
         if not torch.is_grad_enabled():
             raise InputError(
                 f"{layer.name} runs without gradients within a training step, as in a reentrant checkpoint or another "
                 "pass under no_grad: layer to layer runs each layer again by itself, so switch checkpointing off, and "
                 "make other passes outside of the loss"
             )
-        layer.check_autocast(self._runtime.device.type)
+        autocast = AutocastState.now(self._runtime.device.type)
+        self._asked[number] = layer
+        self._calls[number] = partial(self._run_layer, layer, number, arguments, keywords, autocast)
+        with nullcontext() if self._watch is None else self._watch.apart():
+            self._lockstep.pause()
+        found, self._found[number] = self._found[number], None
+        return found
+
+    def _run_layer(
+        self,
+        layer: HostLayer,
+        number: int,
+        arguments: Sequence[Any],
+        keywords: dict[str, Any],
+        autocast: AutocastState,
+    ) -> Any:
+        """Run a layer for a micro-batch, and note the call."""
+        self._calls[number] = lambda: None
+        layer.check_autocast(partial(autocast.is_of, device_type=self._runtime.device.type))
         buffers = list(layer.module.buffers())
         versions = [buffer._version for buffer in buffers]
         values = [buffer.clone() for buffer in buffers] if self._checks else []
         with nullcontext() if self._watch is None else self._watch.within(layer.module):
-            found, call = called_once(layer.name, layer.forward, arguments, keywords, self._runtime)
+            found, call = called_once(layer.name, layer.forward, arguments, keywords, autocast, self._runtime)
         now = list(layer.module.buffers())
         if (
             [*map(id, buffers)] != [*map(id, now)]

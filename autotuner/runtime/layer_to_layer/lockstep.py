@@ -37,6 +37,8 @@ class _Turn:
         """
         self._go.release()
         self._back.acquire()
+        if self.has_ended:
+            self._thread.join()  # what torch keeps for a thread, such as handles of libraries, goes to the next one
         if self._error is not None:
             error, self._error = self._error, None
             raise error
