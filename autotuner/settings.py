@@ -144,6 +144,13 @@ class TuneOptions:
             TypeError: there is no such option.
         """
         chosen: dict[str, Any] = {name: value for name, value in given.items() if (name, value) != ("limits", None)}
+        for name in chosen:
+            if name not in cls.names():
+                is_limit = name in (field.name for field in fields(Limits))
+                instead = (
+                    f"write limits=autotuner.Limits({name}=...)" if is_limit else f"it has {', '.join(cls.names())}"
+                )
+                raise TypeError(f"a tuning has no option {name!r}: {instead}")
         return cls(**chosen)
 
     @classmethod

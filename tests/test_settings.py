@@ -127,8 +127,12 @@ def test_the_options_of_a_job_have_the_same_names_and_defaults_for_python_caller
     assert sent.tune_options() == TuneOptions()
     assert set(fields) <= set(SubmittedJob.model_fields)
     assert TuneOptions.of(limits=None, gap=0.5) == TuneOptions(gap=0.5)
-    with pytest.raises(TypeError, match="bugdet_bytes"):
+    with pytest.raises(TypeError, match=r"^a tuning has no option 'bugdet_bytes': it has gap, .*budget_bytes, "):
         TuneOptions.of(bugdet_bytes=None)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"^a tuning has no option 'seconds': write limits=autotuner\.Limits\(seconds=\.\.\.\)"
+    ):
+        TuneOptions.of(seconds=20)  # type: ignore[call-arg]
     assert TuneOptions.from_json(TuneOptions(limits=Limits(3.0, 5), retry=True).to_json()).limits == Limits(3.0, 5)
 
 

@@ -71,6 +71,7 @@ def optimize(
 
         from autotuner.api.backend import check_examples, chosen, compile_graph
 
+    TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
     check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler) | {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:

@@ -155,6 +155,9 @@ class Effort:
     fleet: "Fleet | None" = None
     tuning: TuneKeywords = field(default_factory=lambda: TuneKeywords())
 
+    def __post_init__(self) -> None:
+        TuneOptions.of(**self.tuning)  # an unknown one ends here, before anything is read
+
     def device_type(self, default: str) -> str:
         """Return the type of the device that is used, which is there."""
         device = self.device or default

@@ -363,11 +363,6 @@ def test_what_is_no_model_or_has_another_optimizer_is_refused() -> None:
         autotuner.layer_to_layer("llama", adamw(Net()))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^the optimizer has none of the model's parameters"):
         autotuner.layer_to_layer(Net(), adamw(Net()))
-    makers: list[Any] = [autotuner.layer_to_layer, autotuner.training_step]
-    for make in makers:
-        model = Net()
-        with pytest.raises(TypeError, match="max_nrom"):
-            make(model, adamw(model), max_nrom=1.0)
 
 
 def test_weights_are_rounded_on_the_way_under_autocast_alone() -> None:
