@@ -407,3 +407,33 @@ def test_host_memory_for_inputs_is_used_again_for_other_shapes() -> None:
         step({name: tensor[:1].expand(rows, -1) for name, tensor in batch(0).items()})
         held.append(sum(buffer.numel() for buffer in stash._all))
     assert len(set(held)) == 1
+
+
+class Biasing(Block):
+    """A layer that returns a bias beside its output, which all layers behind it read."""
+
+    def forward(self, x: Any, side: Any = None) -> Any:
+        bias = self.norm(x) if side is None else side
+        return super().forward(x, bias), bias
+
+
+def biased(model: Net, tokens: Tensor) -> Tensor:
+    x, bias = model.embedding(tokens), None
+    for block in model.blocks:
+        x, bias = block(x, bias)
+    found: Tensor = model.head(x)
+    return found
+
+
+def test_what_a_layer_makes_for_all_others_is_on_the_host_once() -> None:
+    torch.manual_seed(0)
+    model = with_layers(Biasing, biased)
+    model.blocks.extend(Biasing(8) for _ in range(4))
+    twin = with_layers(Biasing, biased)
+    twin.blocks.extend(Biasing(8) for _ in range(4))
+    twin.load_state_dict(model.state_dict())
+    optimizer, step = adamw(twin), layered(model, stash="host")
+    for number in range(2):
+        torch.testing.assert_close(step(batch(number)), plain_step(twin, optimizer, batch(number)))
+    # Of 3 * 5 tokens of 8 numbers, in multiples of 256 bytes: the outputs of five layers, and one bias.
+    assert step.stash_bytes == 6 * 512

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.call import RepeatedCall
+from autotuner.runtime.layer_to_layer.edges import key_of
 from autotuner.runtime.layer_to_layer.packing import ALIGNED_BYTES, Packing
 
 
@@ -44,6 +45,7 @@ class HostStash:
         self._device, self._link = device, link
         self._free: list[Tensor] = []
         self._all: list[Tensor] = []
+        self._seen: set[Any] = set()
         self.bytes = 0
         self.tickets: list[Any] = []
 
@@ -51,11 +53,16 @@ class HostStash:
         """Begin a pass: what another one has left is let go."""
         self.bytes = 0
         self.tickets.clear()
+        self._seen.clear()
         self._free = list(self._all)
 
     def put(self, call: RepeatedCall) -> None:
         """Begin to bring the inputs of a call to the host."""
         for place in call.inputs.from_layers():
+            key = key_of(call.inputs.edges[place])
+            if key in self._seen:  # another layer reads it, too: it stays, once for all that follow
+                continue
+            self._seen.add(key)
             tensor: Tensor = call.inputs.leaves[place].contiguous()
             packing = Packing.of([tensor], [tensor.dtype])
             buffer = self._buffer(packing.total_bytes)
