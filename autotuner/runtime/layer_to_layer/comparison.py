@@ -27,11 +27,11 @@ def check_equal(name: str, first: Sequence[Tensor], again: Sequence[Tensor]) -> 
     Raises:
         InputError: it does not.
     """
-    for before, after in zip(first, again, strict=True):
+    for before, after in zip((each.detach() for each in first), (each.detach() for each in again), strict=True):
         if not before.is_floating_point() or not before.numel():
             continue
         largest = float(before.abs().max())
-        apart = float((before - after.detach()).abs().max())
+        apart = float((before - after).abs().max())
         if apart > APART.get(before.dtype, APART_ROUNDED) * largest:
             raise InputError(
                 f"{name} computes other values when it runs again, {apart:.3g} apart of at most {largest:.3g}: it "
