@@ -28,6 +28,8 @@ class HostLayer:
     Attributes:
         forward: the module's own, which calls go to.
         trained: the numbers of the parameters that are trained.
+        weights, gradients: of all parameters, and of those that are trained, as they travel.
+        own_gradients: as the optimizer takes them.
         stamp: changes whenever the values on the host have changed.
     """
 
@@ -47,6 +49,7 @@ class HostLayer:
         self.weights = Packing.of(self.parameters, [travelling(each, dtype) for each in self.parameters])
         of_trained = [self.parameters[number] for number in self.trained]
         self.gradients = Packing.of(of_trained, [travelling(each, dtype) for each in of_trained])
+        self.own_gradients = Packing.of(of_trained, [each.dtype for each in of_trained])
         self.stamp = 0
         self._link, self._buffer = link, link.host_bytes(self.weights.total_bytes)
         self._packed = self.weights.apart(self._buffer)

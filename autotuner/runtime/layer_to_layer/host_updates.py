@@ -59,6 +59,10 @@ class HostUpdates:
         else:
             self._ring = [link.host_bytes(largest) for _ in range(min(AHEAD, len(layers)))]
         self._keeps_all = keeps_all
+        # Memory that is allocated anew for each layer would be cleared by the system each time, which takes longer than
+        # an update.
+        rounded = [layer.own_gradients.total_bytes for layer in layers if layer.own_gradients != layer.gradients]
+        self._scratch = torch.empty(max(rounded, default=0), dtype=torch.uint8)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="updates of layers")
         self._queued: list[Future[None]] = []
         self.busy_s, self.bytes_up = 0.0, 0
@@ -115,11 +119,12 @@ class HostUpdates:
         began, layer = perf_counter(), arrived.layer
         with torch.no_grad():
             views = layer.gradients.views(arrived.buffer)
+            own = layer.own_gradients.views(self._scratch) if layer.own_gradients != layer.gradients else views
             moved = []
-            for number, view, is_there in zip(layer.trained, views, arrived.has, strict=True):
+            for number, view, gradient, is_there in zip(layer.trained, views, own, arrived.has, strict=True):
                 if is_there:
                     parameter = layer.parameters[number]
-                    parameter.grad = view.to(parameter.dtype)
+                    parameter.grad = gradient if gradient is view else gradient.copy_(view)
                     if scale is not None:
                         parameter.grad.mul_(scale)
                     moved.append(parameter)
