@@ -1,1 +1,1 @@
-"""Training layer after layer: parameters, gradients and optimizer state on the host, two layers' weights on the device."""
+"""Training layer after layer: parameters, gradients and state on the host, two layers' weights on the device."""
