@@ -504,6 +504,8 @@ def refusals() -> list[Any]:
     twice.forward = lambda tokens: twice.head(of(twice, 0)(of(twice, 0)(twice.embedding(tokens))))  # type: ignore[method-assign]
     unused = Net()
     unused.forward = lambda tokens: unused.head(unused.embedding(tokens))  # type: ignore[method-assign]
+    with torch.device("meta"):
+        empty = Net()
     hooked = Net()
     of(hooked, 0).grow.weight.register_hook(lambda grad: grad)  # type: ignore[no-untyped-call]
     return [
@@ -511,6 +513,7 @@ def refusals() -> list[Any]:
         pytest.param(
             tied, r"grow\.weight is a parameter of blocks\.0 and blocks\.1: .* parameters of its own", id="tied"
         ),
+        pytest.param(empty, r"^embedding\.weight has no values yet: .* parameters that are plain tensors", id="meta"),
         pytest.param(twice, r"^blocks\.0 runs twice in one forward", id="twice"),
         pytest.param(unused, r"^none of blocks\.0, blocks\.1, blocks\.2, blocks\.3 ran", id="unused"),
         pytest.param(hooked, r"^a parameter of blocks\.0 has a hook on its gradient", id="hook"),

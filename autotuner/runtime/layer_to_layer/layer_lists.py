@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from autotuner.errors import InputError
 
@@ -11,7 +11,7 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a model by name: the members of its outermost lists that have several of one class.
 
     Raises:
-        InputError: there are none, one has a parameter that is used outside of it too.
+        InputError: there are none, one has a parameter that is used outside of it too, or that is no plain tensor.
     """
     found: dict[str, nn.Module] = {}
 
@@ -39,6 +39,11 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
                 users.setdefault(id(parameter), set()).add(owner)
     for path, module in model.named_modules():
         for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if type(parameter.data) is not Tensor or parameter.is_meta:
+                kind = "has no values yet" if parameter.is_meta else f"is a {type(parameter.data).__name__}"
+                raise InputError(f"{path}.{key} {kind}: layer to layer takes parameters that are plain tensors")
             shared = users.get(id(parameter), set())
             if len(shared) > 1 and shared != {""}:
                 those = " and ".join(sorted(name or "the rest of the model" for name in shared))
