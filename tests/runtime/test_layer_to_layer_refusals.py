@@ -437,3 +437,30 @@ def test_what_a_layer_makes_for_all_others_is_on_the_host_once() -> None:
         torch.testing.assert_close(step(batch(number)), plain_step(twin, optimizer, batch(number)))
     # Of 3 * 5 tokens of 8 numbers, in multiples of 256 bytes: the outputs of five layers, and one bias.
     assert step.stash_bytes == 6 * 512
+
+
+class Asking(Block):
+    """A layer that asks whether two of its inputs are one tensor, as attention does."""
+
+    def forward(self, x: Any, side: Any = None) -> Any:
+        assert side is x
+        return super().forward(x, side)
+
+
+def doubled(model: Net, tokens: Tensor) -> Tensor:
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = block(x, side=x)
+    found: Tensor = model.head(x)
+    return found
+
+
+@pytest.mark.parametrize("stash", ["device", "host"])
+def test_a_tensor_that_is_given_twice_is_one_tensor(stash: str) -> None:
+    torch.manual_seed(0)
+    model, twin = with_layers(Asking, doubled), with_layers(Asking, doubled)
+    twin.load_state_dict(model.state_dict())
+    optimizer, step = adamw(twin), layered(model, stash=stash)
+    for number in range(2):
+        assert torch.equal(step(batch(number)), plain_step(twin, optimizer, batch(number)))
+    assert_equal(model, twin)

@@ -75,11 +75,13 @@ class Inputs:
         leaves: tensors without their graphs, and all else.
         spec: of the arguments.
         edges: where the gradients of those go that want one, by place among the leaves.
+        same: places of tensors that are given once more, with the first place of each.
     """
 
     leaves: list[Any]
     spec: TreeSpec
     edges: dict[int, GradientEdge]
+    same: dict[int, int]
 
     @classmethod
     def of(cls, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> "tuple[Inputs, list[Any]]":
@@ -91,12 +93,18 @@ class Inputs:
         given = tuple(emptied(each) for each in arguments), {key: emptied(each) for key, each in keywords.items()}
         leaves, spec = tree_flatten(given)
         check_objects(f"{name} is given", leaves)
+        first: dict[int, int] = {}
+        tensors = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        same = {place: first[id(leaf)] for place, leaf in tensors.items() if first.setdefault(id(leaf), place) != place}
         edges = {
             place: get_gradient_edge(leaf)
+            for place, leaf in tensors.items() if leaf.requires_grad and place not in same
+        }  # fmt: skip
+        kept = [
+            None if place in same else leaf.detach() if isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and leaf.requires_grad
-        }
-        return cls([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec, edges), leaves
+        ]
+        return cls(kept, spec, edges, same), leaves
 
     def from_layers(self) -> list[int]:
         """Return the places of leaves that another layer has made."""
@@ -108,6 +116,8 @@ class Inputs:
             leaf.detach().requires_grad_(place in self.edges) if isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(self.leaves)
         ]
+        for place, first in self.same.items():  # a layer may ask whether two are one
+            leaves[place] = leaves[first]
         arguments, keywords = tree_unflatten(leaves, self.spec)
         return leaves, arguments, keywords
 
