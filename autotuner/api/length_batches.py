@@ -38,7 +38,7 @@ class WayOfBatching:
     @property
     def padding(self) -> float:
         """The share of padding in all tokens of the batches."""
-        return 1 - self.tokens / self.padded_tokens
+        return 1 - self.tokens / max(self.padded_tokens, 1)
 
     def __str__(self) -> str:
         speed = "" if self.cost is None else f", {self.tokens / self.cost:,.4g} tokens in a unit of cost"
@@ -85,20 +85,22 @@ class LengthBatches(Sampler[list[int]]):
             ranks: processes that train together.
             rank: of this one.
             seed: of the order; the same on all ranks.
-            drop_last: whether sequences are left out that fill no step. Otherwise the last steps have smaller batches.
+            drop_last: whether sequences are left out that fill no step, other ones each epoch. Otherwise one step has
+                smaller batches, of equal size on all ranks, for which a few sequences may come twice.
 
         Raises:
             InputError: no sequences, or too few for one step; a number that is below 1; a rank that is not one of them.
         """
-        self._lengths = np.asarray(lengths, dtype=np.int64)
+        given = np.asarray(lengths)
         numbers = {"batch_size": batch_size, "sizes": sizes, "multiple": multiple, "window": window, "ranks": ranks}
         for name, value in numbers.items():
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name}={value!r}: give a whole number from 1 on")
         if not 0 <= rank < ranks:
             raise InputError(f"rank={rank}: of {ranks} ranks, give one from 0 to {ranks - 1}")
-        if self._lengths.ndim != 1 or not len(self._lengths) or self._lengths.min() < 1:
-            raise InputError("lengths: give the number of tokens of each sequence, at least 1 of each")
+        if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu" or given.min() < 1:
+            raise InputError("lengths: give a list of whole numbers, the tokens of each sequence, at least 1 of each")
+        self._lengths = given.astype(np.int64)
         if drop_last and len(self._lengths) < batch_size * ranks:
             raise InputError(
                 f"{len(self._lengths)} sequences fill no step of {batch_size * ranks}: give more, or drop_last=False"
@@ -107,33 +109,40 @@ class LengthBatches(Sampler[list[int]]):
         self._seed, self._drop_last, self._multiple = seed, drop_last, multiple
         self.padded_lengths = padded_lengths(self._lengths, sizes, multiple)
         self.epoch = 0
-        self._begin = 0
+        self._drawn, self._loaded = 0, 0
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
+        """Return the number of batches of a whole epoch."""
         whole, rest = divmod(len(self._lengths), self._batch_size * self._ranks)
-        return whole + (rest >= self._ranks and not self._drop_last)
+        return whole + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this rank, as numbers of sequences; after `load_state_dict`, those that are left."""
-        begin, self._begin = self._begin, 0
+        """Yield the batches of this rank, as numbers of sequences; once after `load_state_dict`, what is left."""
+        begin, self._loaded = self._loaded, 0
+        self._drawn = begin
         for number, step in enumerate(self._steps(self._window)):
             if number >= begin:
-                self._begin = number + 1
+                self._drawn = number + 1
                 yield [int(sequence) for sequence in step[self._rank]]
-        self._begin = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration draw another order, as torch's `DistributedSampler` has it."""
-        self.epoch, self._begin = epoch, 0
+        """Have the next iteration draw the order of an epoch, as torch's `DistributedSampler` has it."""
+        if epoch != self.epoch:
+            self.epoch, self._drawn, self._loaded = epoch, 0, 0
 
-    def state_dict(self) -> dict[str, int]:
-        """Return where an iteration is, for `load_state_dict` of an equal sampler."""
-        return {"epoch": self.epoch, "begin": self._begin}
+    def state_dict(self, consumed: int | None = None) -> dict[str, int]:
+        """Return where an epoch is, for `load_state_dict` of an equal sampler.
+
+        Args:
+            consumed: batches of the epoch that the loop has had; by default those that were drawn from this sampler,
+                which are more where a loader has workers that draw ahead.
+        """
+        return {"epoch": self.epoch, "begin": self._drawn if consumed is None else consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another sampler was."""
-        self.epoch, self._begin = state["epoch"], state["begin"]
+        """Have the next iteration go on where another sampler was: with nothing, where that epoch was over."""
+        self.epoch, self._loaded = state["epoch"], state["begin"]
+        self._drawn = self._loaded
 
     def padded_length(self, batch: Sequence[int]) -> int:
         """Return the length that sequences of a batch are padded to, by their numbers.
@@ -199,15 +208,18 @@ class LengthBatches(Sampler[list[int]]):
         generator = np.random.default_rng([self._seed, self.epoch])
         order = generator.permutation(len(self._lengths))
         of_step = self._batch_size * self._ranks
+        rest = len(order) % of_step
+        if rest and self._drop_last:
+            order = order[: len(order) - rest]  # before any sorting: which ones are left out is drawn, too
+        elif rest % self._ranks:
+            order = np.concatenate([order, np.resize(order, self._ranks - rest % self._ranks)])
         for start in range(0, len(order), window * of_step):
             part = order[start : start + window * of_step]
             if window > 1:
                 part = part[np.argsort(self._lengths[part], kind="stable")]
             cuts = [part[begin : begin + of_step] for begin in range(0, len(part), of_step)]
             for place in generator.permutation(len(cuts)) if window > 1 else range(len(cuts)):
-                step = cuts[place]
-                if len(step) == of_step or (not self._drop_last and len(step) >= self._ranks):
-                    yield self._dealt(step) if deals else np.array_split(step, self._ranks)
+                yield self._dealt(cuts[place]) if deals else np.array_split(cuts[place], self._ranks)
 
     def _dealt(self, step: Any) -> list[Any]:
         """Deal the sequences of a step to ranks in zig-zag, the longest first."""
@@ -226,17 +238,16 @@ def padded_lengths(lengths: Any, sizes: int, multiple: int) -> list[int]:
         multiple: each is one of it.
 
     Cost:
-        O(sizes * n**2) for n multiples up to the longest.
+        O(sizes * n**2) for n multiples that occur.
     """
-    counts = np.bincount(-(-np.asarray(lengths) // multiple))[1:]
+    ends, counts = np.unique(-(-np.asarray(lengths) // multiple), return_counts=True)
+    ends, below = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
     number = len(counts)
-    below = np.concatenate([[0], np.cumsum(counts)])
     # Of each end, the least padded tokens, in multiples, of all sequences up to it; and the size before that gives it.
     least = np.where(below == 0, 0.0, np.inf)
-    least[1:] = [(end * below[end]) for end in range(1, number + 1)]
+    least[1:] = (ends * below)[1:]
     chosen = [np.zeros(number + 1, dtype=np.int64)]
     for _ in range(min(sizes, number) - 1):
-        ends = np.arange(number + 1)
         total = least[:, None] + ends[None, :] * (below[None, :] - below[:, None])
         total[ends[:, None] > ends[None, :]] = np.inf
         chosen.append(total.argmin(axis=0))
@@ -244,7 +255,7 @@ def padded_lengths(lengths: Any, sizes: int, multiple: int) -> list[int]:
     found, end = [], number
     for before in reversed(chosen):
         if end:
-            found.append(int(end) * multiple)
+            found.append(int(ends[end]) * multiple)
         end = before[end]
     return sorted(set(found))
 

@@ -37,7 +37,7 @@ def test_padded_lengths_are_those_with_the_least_padding(seed: int) -> None:
     assert padded(found, given) == best
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("window", [1, 8])
 def test_each_sequence_comes_once_an_epoch_on_one_rank(ranks: int, window: int) -> None:
     given = lengths()
@@ -58,11 +58,25 @@ def test_each_sequence_comes_once_an_epoch_on_one_rank(ranks: int, window: int) 
 
 
 def test_what_fills_no_step_is_left_out_unless_it_is_asked_for() -> None:
-    given = lengths(42)
+    given = lengths(43)
     assert [len(batch) for batch in LengthBatches(given, 4, ranks=2)] == [4] * 5
-    sampler = LengthBatches(given, 4, ranks=2, drop_last=False)
-    assert sorted(len(batch) for batch in sampler) == [1, 4, 4, 4, 4, 4]
-    assert len(sampler) == 6
+    samplers = [LengthBatches(given, 4, ranks=2, rank=rank, drop_last=False) for rank in range(2)]
+    seen = [list(sampler) for sampler in samplers]
+    for sampler, found in zip(samplers, seen, strict=True):
+        assert sorted(len(batch) for batch in found) == [2, 4, 4, 4, 4, 4]  # one of them comes twice
+        assert len(sampler) == 6
+    assert {number for found in seen for batch in found for number in batch} == set(range(43))
+    few = LengthBatches([3], 4, ranks=2, rank=1, drop_last=False)
+    assert (list(few), len(few)) == ([[0]], 1)
+
+
+def test_what_is_left_out_is_another_each_epoch_however_long() -> None:
+    sampler = LengthBatches(list(range(1, 101)), 8)
+    seen: set[int] = set()
+    for epoch in range(40):
+        sampler.set_epoch(epoch)
+        seen.update(number for batch in sampler for number in batch)
+    assert seen == set(range(100))
 
 
 def test_batches_have_few_lengths_and_little_padding() -> None:
@@ -112,8 +126,22 @@ def test_an_epoch_goes_on_where_it_was_left() -> None:
     again = LengthBatches(given, 4, seed=5)
     again.load_state_dict(state)
     assert list(again) == rest
-    again.set_epoch(2)
     assert list(again) == before + rest
+    again.load_state_dict(state)
+    again.set_epoch(2)  # as a loop over epochs begins
+    assert list(again) == rest
+    assert list(again) == before + rest
+    again.load_state_dict(sampler.state_dict())
+    assert list(again) == []  # that epoch was over
+    again.load_state_dict(sampler.state_dict(consumed=3))
+    assert list(again) == [*before, *rest][3:]
+
+
+def test_to_look_at_a_batch_leaves_the_epoch_as_it_is() -> None:
+    sampler = LengthBatches(lengths(), 4)
+    whole = list(sampler)
+    next(iter(sampler))
+    assert list(sampler) == whole
 
 
 def test_a_loader_takes_it() -> None:
@@ -136,8 +164,11 @@ def test_a_loader_takes_it() -> None:
     ({"sizes": 1.5}, r"^sizes=1\.5: give a whole number from 1 on"),
     ({"ranks": 2, "rank": 2}, r"^rank=2: of 2 ranks, give one from 0 to 1"),
     ({"batch_size": 50}, r"^40 sequences fill no step of 50: give more, or drop_last=False"),
-    ({"lengths": []}, r"^lengths: give the number of tokens of each sequence"),
-    ({"lengths": [3, 0]}, r"^lengths: give the number of tokens of each sequence"),
+    ({"lengths": []}, r"^lengths: give a list of whole numbers"),
+    ({"lengths": [3, 0]}, r"^lengths: give a list of whole numbers, the tokens of each sequence, at least 1"),
+    ({"lengths": [1.9, 2.7]}, r"^lengths: give a list of whole numbers"),
+    ({"lengths": "abc"}, r"^lengths: give a list of whole numbers"),
+    ({"batch_size": True}, r"^batch_size=True: give a whole number"),
 ])  # fmt: skip
 def test_what_makes_no_batches_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from autotuner.errors import InputError
 
@@ -24,6 +25,10 @@ class AttributeWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(module): (name, module) for name, module in model.named_modules()}
+        self._buffers = [
+            (name, key, module) for name, module in model.named_modules() for key in module._buffers
+            if not isinstance(module, _NormBase)  # whose statistics are only written
+        ]  # fmt: skip
         self._own: set[tuple[str, str]] = set()
 
     @contextmanager
@@ -42,17 +47,32 @@ class AttributeWatch:
         Raises:
             InputError: one does not.
         """
-        before = _kept(self._modules.values())
+        before, written = _kept(self._modules.values()), self._versions()
         yield
         after = _kept(self._modules.values())
+        for key, version in self._versions().items():
+            if version != written.get(key) and key not in self._own:
+                self._refuse(key)
         for key in (before.keys() | after.keys()) - self._own:
             one, other = before.get(key), after.get(key)
             if one is not other and not (one is not None and other is not None and _equal(one, other)):
-                where = ".".join(filter(None, key))
-                raise InputError(
-                    f"the model keeps a tensor of one micro-batch in its attribute {where}, and layer to layer, "
-                    "micro-batches take turns: hand it on as an argument, or give each step one micro-batch"
-                )
+                self._refuse(key)
+
+    def _versions(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return what changes where a buffer is written to, or replaced."""
+        found = {}
+        for name, key, module in self._buffers:
+            buffer = module._buffers.get(key)
+            if buffer is not None:
+                found[name, key] = id(buffer), buffer._version
+        return found
+
+    def _refuse(self, key: tuple[str, str]) -> None:
+        raise InputError(
+            f"the model keeps a tensor of one micro-batch in its attribute {'.'.join(filter(None, key))}, and layer to "
+            "layer, micro-batches take turns: hand it on as an argument, give each step one micro-batch, or where it "
+            "is a table that grows, run the longest micro-batch once before"
+        )
 
 
 def _kept(modules: Iterable[tuple[str, nn.Module]]) -> Kept:

@@ -1,7 +1,8 @@
 """A call of a layer that forgets its graph, and is made again in backward, where its outputs have gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,15 +57,15 @@ class _Cut(torch.autograd.Function):
     """Outputs of a layer without its graph: backward notes their gradients, and goes no further."""
 
     @staticmethod
-    def forward(ctx: Any, note: Callable[..., None], _: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, note: Callable[..., None], _: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         ctx.note = note
         ctx.set_materialize_grads(False)
-        return outputs
+        return tuple(output.detach() for output in outputs)  # which the caller may write to
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.note(gradients)
-        return (None,) * (len(gradients) + 2)
+        return None, None, None
 
 
 @dataclass
@@ -76,12 +77,14 @@ class Inputs:
         spec: of the arguments.
         edges: where the gradients of those go that want one, by place among the leaves.
         same: places of tensors that are given once more, with the first place of each.
+        versions: of the tensors, which change where somebody writes to them.
     """
 
     leaves: list[Any]
     spec: TreeSpec
     edges: dict[int, GradientEdge]
     same: dict[int, int]
+    versions: dict[int, int]
 
     @classmethod
     def of(cls, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> "tuple[Inputs, list[Any]]":
@@ -104,7 +107,31 @@ class Inputs:
             None if place in same else leaf.detach() if isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(leaves)
         ]
-        return cls(kept, spec, edges, same), leaves
+        made = cls(kept, spec, edges, same, {})
+        made.note_versions()
+        return made, leaves
+
+    def note_versions(self) -> None:
+        """Note what the tensors are now."""
+        self.versions = {place: leaf._version for place, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
+
+    def check_unchanged(self, name: str) -> None:
+        """Check that nobody has written to the tensors.
+
+        Args:
+            name: of the layer.
+
+        Raises:
+            InputError: somebody has.
+        """
+        leaves = self.leaves
+        if any(
+            isinstance(leaves[place], Tensor) and leaves[place]._version != of for place, of in self.versions.items()
+        ):
+            raise InputError(
+                f"what {name} was given was changed in place after the call, and layer to layer runs each layer twice "
+                "on it: write the result into a new tensor (x = x + y in place of x += y)"
+            )
 
     def from_layers(self) -> list[int]:
         """Return the places of leaves that another layer has made."""
@@ -127,14 +154,18 @@ class RepeatedCall:
     """A call of a layer for one micro-batch.
 
     Args:
+        name: of the layer.
         inputs: of the call.
+        context: variables of the caller's context before it.
         drawn: states of the generators of the host and the device before it.
         autocast: in the call.
         places: which of the outputs have a gradient.
         gradients: of these outputs, as far as they have come.
     """
 
+    name: str
     inputs: Inputs
+    context: Context
     drawn: tuple[Tensor, Any]
     autocast: AutocastState
     places: tuple[int, ...] = ()
@@ -155,12 +186,14 @@ def called_once(
     keywords: dict[str, Any],
     autocast: AutocastState,
     runtime: DeviceRuntime,
+    slots: Collection[int] = (),
 ) -> tuple[Any, RepeatedCall]:
     """Call a layer, and return its outputs, without its graph, and the call, which can be made again.
 
     Args:
         name: of the layer.
         autocast: in which it is called.
+        slots: addresses of memory that other weights will be in: what lies there is handed out as a copy.
 
     Raises:
         InputError: the layer changes what it is given, or returns tensors of a graph in an object of some class.
@@ -170,7 +203,7 @@ def called_once(
     versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
     for place in inputs.edges:
         leaves[place].register_hook(partial(_refuse_leak, name))
-    on_host = torch.get_rng_state()
+    context, on_host = copy_context(), torch.get_rng_state()
     try:
         with runtime.noted_draws() as drawn, torch.enable_grad(), autocast.again():
             outputs, spec = tree_flatten(forward(*positional, **named))
@@ -187,7 +220,7 @@ def called_once(
             "return what it adds"
         )
     check_objects(f"{name} returns", outputs)
-    call = RepeatedCall(inputs, (on_host, drawn), autocast)
+    call = RepeatedCall(name, inputs, context, (on_host, drawn), autocast)
     handed: list[Any] = []
     of_graph: list[int] = []
     for place, output in enumerate(outputs):
@@ -195,7 +228,8 @@ def called_once(
         if source is not None:
             handed.append(given[source])
         elif isinstance(output, Tensor):
-            handed.append(output.detach())
+            lies_in_slot = output.untyped_storage().data_ptr() in slots
+            handed.append(output.detach().clone() if lies_in_slot else output.detach())
             if output.requires_grad:
                 of_graph.append(place)
         else:
@@ -203,7 +237,7 @@ def called_once(
     if of_graph:
         call.places, call.gradients = tuple(of_graph), [None] * len(of_graph)
         anchor = torch.zeros((), requires_grad=True)
-        cut = _Cut.apply(call.note, anchor, *(handed[place] for place in of_graph))  # type: ignore[no-untyped-call]
+        cut = _Cut.apply(call.note, anchor, [handed[place] for place in of_graph])  # type: ignore[no-untyped-call]
         for place, tensor in zip(of_graph, cut, strict=True):
             handed[place] = tensor
     return tree_unflatten(handed, spec), call
@@ -215,13 +249,14 @@ def _refuse_leak(name: str, _: Tensor) -> None:
 
 def repeated(forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime) -> tuple[list[Any], list[Any]]:
     """Make a call again, and return its leaves and its outputs, with their graph; generators are put back."""
+    call.inputs.check_unchanged(call.name)
     leaves, arguments, keywords = call.inputs.arguments()
     on_host, drawn = call.drawn
     with (
         torch.enable_grad(), in_state(torch.default_generator, on_host), runtime.draws_again(drawn),
         call.autocast.again(),
     ):  # fmt: skip
-        return leaves, tree_flatten(forward(*arguments, **keywords))[0]
+        return leaves, tree_flatten(call.context.copy().run(forward, *arguments, **keywords))[0]
 
 
 def called_again(forward: Callable[..., Any], call: RepeatedCall, runtime: DeviceRuntime) -> dict[int, Tensor]:

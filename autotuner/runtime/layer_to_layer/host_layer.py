@@ -53,7 +53,7 @@ class HostLayer:
         self.stamp = 0
         self._link, self._buffer = link, link.host_bytes(self.weights.total_bytes)
         self._packed = self.weights.apart(self._buffer)
-        self._versions = [-1] * len(self.parameters)
+        self._versions = [(-1, 0)] * len(self.parameters)
         self._dtypes, self._rounds = [each.dtype for each in self.parameters], dtype
         self.refresh()
 
@@ -78,10 +78,11 @@ class HostLayer:
                 changed = True
             elif not travels_as_it_is and not parameter.is_cpu:
                 parameter.data = parameter.data.cpu()
-            if parameter._version != self._versions[number] or id(parameter) in written:
+            now = parameter._version, parameter.data_ptr()
+            if now != self._versions[number] or id(parameter) in written:
                 if not travels_as_it_is:
                     packed.copy_(parameter.detach())
-                self._versions[number] = parameter._version
+                self._versions[number] = now
                 changed = True
         self.stamp += changed
 
@@ -117,8 +118,8 @@ class HostLayer:
         """
         if self._rounds is not None and not is_rounded(self._rounds):
             raise InputError(
-                f"link_dtype={self._rounds} is for steps under torch.autocast of that type, and {self.name} runs "
-                "without: leave link_dtype out, or run the step under autocast"
+                f"link_dtype={self._rounds} is for steps and evaluation under torch.autocast of that type, and "
+                f"{self.name} runs without: leave link_dtype out, or run it under autocast"
             )
 
     def check_gradients(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from autotuner.errors import InputError
 
@@ -26,6 +27,12 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
                 look(path, member)
 
     look("", model)
+    # Lists of convolutions with batch normalisation, as stems are, stay on the device beside other layers.
+    others = {
+        name: module for name, module in found.items()
+        if not any(isinstance(part, _BatchNorm) for part in module.modules())
+    }  # fmt: skip
+    found = others or found
     if not found:
         raise InputError(
             f"{type(model).__name__} has no list of layers: an nn.ModuleList, nn.ModuleDict or nn.Sequential with two "

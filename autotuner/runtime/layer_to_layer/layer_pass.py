@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -153,6 +154,8 @@ class LayerPass:
             found = found / count
         self.losses.append(found.detach())
         self._asked[number] = None
+        if self.calls:
+            self.calls[-1][number].inputs.check_unchanged(self.order[-1].name)
         if backward and not found.requires_grad:
             raise InputError("the loss has no gradient: it is detached, or no parameter is trained")
         if backward:
@@ -173,7 +176,8 @@ class LayerPass:
             )
         autocast = AutocastState.now(self._runtime.device.type)
         self._asked[number] = layer
-        self._calls[number] = partial(self._run_layer, layer, number, arguments, keywords, autocast)
+        run = partial(self._run_layer, layer, number, arguments, keywords, autocast)
+        self._calls[number] = partial(copy_context().run, run)
         with nullcontext() if self._watch is None else self._watch.apart():
             self._lockstep.pause()
         found, self._found[number] = self._found[number], None
@@ -189,12 +193,16 @@ class LayerPass:
     ) -> Any:
         """Run a layer for a micro-batch, and note the call."""
         self._calls[number] = lambda: None
+        if len(self.calls) > 1:
+            self._keep(self.calls[-2][number])
         layer.check_autocast(partial(autocast.is_of, device_type=self._runtime.device.type))
         buffers = list(layer.module.buffers())
         versions = [buffer._version for buffer in buffers]
         values = [buffer.clone() for buffer in buffers] if self._checks else []
         with nullcontext() if self._watch is None else self._watch.within(layer.module):
-            found, call = called_once(layer.name, layer.forward, arguments, keywords, autocast, self._runtime)
+            found, call = called_once(
+                layer.name, layer.forward, arguments, keywords, autocast, self._runtime, self._slots.addresses
+            )
         now = list(layer.module.buffers())
         if (
             [*map(id, buffers)] != [*map(id, now)]
@@ -208,9 +216,13 @@ class LayerPass:
         if self._checks and number == 0:
             check_equal(layer.name, tensors_of(found), tensors_of(repeated(layer.forward, call, self._runtime)[1]))
         self.calls[-1].append(call)
+        return found
+
+    def _keep(self, call: RepeatedCall) -> None:
+        """Have the inputs of a call go to the host, where that is asked for, now that the caller is done with them."""
+        call.inputs.check_unchanged(call.name)
         if self._stash is not None:
             self._stash.put(call)
-        return found
 
     def run_backward(self, is_done: Callable[[HostLayer, Sums], None]) -> None:
         """Run the layers again, the last one first, and their backward.

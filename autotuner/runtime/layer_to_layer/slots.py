@@ -47,6 +47,7 @@ class Slots:
         bytes: of all slots.
         bytes_down: how many bytes went to the device.
         tickets: of copies, which the caller clears.
+        addresses: of the slots' memory.
     """
 
     def __init__(self, layers: Sequence[HostLayer], device: torch.device, link: HostLink, count: int = 2) -> None:
@@ -55,6 +56,12 @@ class Slots:
         self._slots = [_WeightSlot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(count)]
         self.bytes, self.bytes_down = count * largest, 0
         self.tickets: list[Any] = []
+        self.addresses = {slot.memory.untyped_storage().data_ptr() for slot in self._slots}
+
+    def forget(self) -> None:
+        """Have all weights brought anew: what is written to parameters by `.data` is not seen otherwise."""
+        for slot in self._slots:
+            slot.stamp = -1
 
     def fetch(self, layer: HostLayer) -> None:
         """Begin to bring a layer's weights, unless they are there: into the slot that was filled least recently."""

@@ -21,6 +21,7 @@ from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.attribute_watch import AttributeWatch
+from autotuner.runtime.layer_to_layer.call import AutocastState
 from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
@@ -236,6 +237,7 @@ class LayerToLayerStep:
             layer.check()
             layer.refresh()
         self._clear_gradients()
+        self._slots.forget()
         self._slots.tickets.clear()
         self._updates.tickets.clear()
         if self._stash is not None:
@@ -251,6 +253,9 @@ class LayerToLayerStep:
             self._updates.finish()
             self._pass = None
             self._clear_gradients()
+            self._slots.forget()
+            if self._stash is not None:
+                self._stash.end()
 
     def _copied(self) -> tuple[int, int, int]:
         """Return how many copies there were in this pass: of weights, of gradients, of inputs."""
@@ -287,7 +292,11 @@ class LayerToLayerStep:
                 f"{layer.name} is on the host, and gradients are computed in step(batch) alone: call the model under "
                 "torch.no_grad()"
             )
+        kind = self._device.type
+        layer.check_autocast(partial(AutocastState.now(kind).is_of, device_type=kind))
         layer.refresh()
+        if layer is self._order[0]:
+            self._slots.forget()
         with self._slots.reading(layer):
             place = self._order.index(layer) + 1 if layer in self._order else len(self._order)
             if place < len(self._order):
