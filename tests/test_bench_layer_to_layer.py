@@ -1,27 +1,22 @@
 """scripts/bench_layer_to_layer: its page, its picture, and a run of it on a CPU."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_layer_to_layer"
+from tests.script import SCRIPTS, script
+
+SCRIPT = SCRIPTS / "bench_layer_to_layer"
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    loader = SourceFileLoader("bench_layer_to_layer", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("bench_layer_to_layer", loader)
-    assert spec is not None
-    found = importlib.util.module_from_spec(spec)
-    loader.exec_module(found)
-    return found
+    return script("bench_layer_to_layer")
 
 
 def row(layers: int, side: str, **more: Any) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 """The page of scripts/bench_loss: what it says of made-up runs."""
 
-import importlib.util
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow  # it imports transformers
+from tests.script import script
 
-LOADER = SourceFileLoader("bench_loss", str(Path(__file__).parents[1] / "scripts" / "bench_loss"))
+pytestmark = pytest.mark.slow  # it imports transformers
 
 
 def run_of(seed: int, eager: float, tuned: float) -> dict[str, Any]:
@@ -21,10 +18,7 @@ def run_of(seed: int, eager: float, tuned: float) -> dict[str, Any]:
 
 
 def test_the_page_compares_sides_with_seeds() -> None:
-    spec = importlib.util.spec_from_loader("bench_loss", LOADER)
-    assert spec is not None
-    bench = importlib.util.module_from_spec(spec)
-    LOADER.exec_module(bench)
+    bench = script("bench_loss")
     about = {
         "model": "bert", "sizes": {"width": 64}, "dtype": "float32", "steps": 20, "text_bytes": 1000,
         "regions": ["2 of 2"], "device": "a device", "versions": {}, "date": "2026-11-23", "commit": "abc",

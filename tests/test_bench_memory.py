@@ -1,24 +1,16 @@
 """scripts/bench_memory: how the largest batch is looked for, and its page."""
 
-import importlib.util
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_memory"
+from tests.script import script
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    loader = SourceFileLoader("bench_memory", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("bench_memory", loader)
-    assert spec is not None
-    found = importlib.util.module_from_spec(spec)
-    loader.exec_module(found)
-    return found
+    return script("bench_memory")
 
 
 @pytest.mark.slow

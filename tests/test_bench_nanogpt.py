@@ -1,23 +1,19 @@
 """scripts/bench_nanogpt: its table of made-up times, and what it says without a checkout."""
 
-import importlib.util
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_nanogpt"
+from tests.script import SCRIPTS, script
+
+SCRIPT = SCRIPTS / "bench_nanogpt"
 
 
 @pytest.mark.slow
 def test_the_table_compares_sides_of_one_round() -> None:
-    loader = SourceFileLoader("bench_nanogpt", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("bench_nanogpt", loader)
-    assert spec is not None
-    bench = importlib.util.module_from_spec(spec)
-    loader.exec_module(bench)
+    bench = script("bench_nanogpt")
     times = {"autotuner": [10.0, 20.0, 10.0], "eager": [15.0, 30.0, 15.0], "torch.compile": [12.0, 26.0, 13.0]}
     losses = {"autotuner": [4.0, 2.002], "eager": [4.0, 2.0], "torch.compile": [4.0, 2.0]}
     _, _, tuned, eager, compiled, _, better = bench.page(times, losses)

@@ -119,7 +119,9 @@ def layer_to_layer(
         raise InputError("this model has a step already: step.close() first")
     TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
     if are_several():
-        raise InputError("several processes train one model, and layer to layer is for one")
+        raise InputError(
+            "several processes train one model, and layer to layer is for one: run it in a process without a group"
+        )
     if link_dtype not in (None, torch.bfloat16):
         raise InputError(f"link_dtype={link_dtype}: give torch.bfloat16, or None for no rounding")
     if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
@@ -145,7 +147,9 @@ def layer_to_layer(
         raise InputError(f"layer_to_layer moves parameters layer by layer, and {reason}")
     check_examples(example_inputs, server, configurations)
     if compiler is None and example_inputs is not None:
-        raise InputError("example_inputs are there to tune layers, and with compiler=None none runs tuned")
+        raise InputError(
+            "example_inputs are there to tune layers, and with compiler=None none runs tuned: leave one of them out"
+        )
     options = None if compiler is None else chosen(database, server, configurations, compiler)
     found = repeated_layers(model)
     runs_on = _device(model, device)

@@ -17,14 +17,15 @@ STEPS_SEEN = 200
 
 @dataclass(frozen=True)
 class WayOfBatching:
-    """The cost of an epoch that is batched in one way.
+    """The cost of steps of an epoch that is batched in one way, as many as were looked at.
 
     Args:
         name: of the way.
         shapes: how many padded lengths there are.
         tokens: of the sequences.
         padded_tokens: of the batches, padding among them.
-        cost: of all steps, in the unit of the cost that was given; None without one.
+        cost: of these steps, in the unit that was given: of each, that of the slowest rank times the number of ranks.
+            None where no cost was given.
         imbalance: the work of the rank that has most, over the mean of all ranks, on average over steps.
     """
 
@@ -41,7 +42,7 @@ class WayOfBatching:
         return 1 - self.tokens / max(self.padded_tokens, 1)
 
     def __str__(self) -> str:
-        speed = "" if self.cost is None else f", {self.tokens / self.cost:,.4g} tokens in a unit of cost"
+        speed = "" if self.cost is None else f", {self.tokens / self.cost:,.4g} tokens a rank in a unit of cost"
         return (
             f"{self.name}: {self.padding:.1%} of the tokens are padding, {self.shapes} padded lengths{speed}, "
             f"imbalance of ranks {self.imbalance:.3f}"
@@ -52,9 +53,9 @@ class LengthBatches(Sampler[list[int]]):
     """A batch sampler: each batch has sequences that are padded to one of a few lengths.
 
     Each epoch draws all sequences in another order. In a window of that order, sequences are sorted by length and cut
-    into steps, whose order is drawn again. So each sequence comes once an epoch, in random company of its like. The
-    sequences of a step are dealt to ranks in zig-zag, so that all have equal work (as in Breaking MLPerf Training,
-    2024).
+    into steps, whose order is drawn again. So each sequence comes once an epoch, in random company of its like, but
+    for a few that fill no step. The sequences of a step are dealt to ranks in zig-zag, so that all have about equal
+    work (as in Breaking MLPerf Training, 2024).
 
     Attributes:
         padded_lengths: the lengths that batches are padded to, in order.
@@ -147,8 +148,7 @@ class LengthBatches(Sampler[list[int]]):
     def padded_length(self, batch: Sequence[int]) -> int:
         """Return the length that sequences of a batch are padded to, by their numbers.
 
-        With several ranks, that is the length of the whole step where its sequences are sorted: ranks then have equal
-        shapes, but for a step that straddles two lengths.
+        Ranks have equal shapes in a step whose sequences are all padded to one length: most are, as they are sorted.
         """
         longest = int(self._lengths[list(batch)].max())
         return next(length for length in self.padded_lengths if length >= longest)

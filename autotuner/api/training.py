@@ -10,13 +10,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
+from autotuner.runtime.batches import moved_to
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.plain_step import Loss
@@ -108,8 +108,7 @@ def training_step(
             "model that torch.compile was given"
         )
     if example_inputs is not None:
-        batch = dict(example_inputs) if isinstance(example_inputs, Mapping) else example_inputs
-        batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+        batch = moved_to(example_inputs, device)
         with needed_for("tuning"):
             from autotuner.api.tuning import Effort, tune_calls
 

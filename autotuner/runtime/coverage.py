@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import ref
 
-from torch import Tensor, nn
+from torch import Tensor
 
 LINES = 6
 """So many parts that are left out are told; all further ones are told as one."""
@@ -118,10 +118,6 @@ class CompiledGraph:
     tuned_us: float = 0.0
     selective: str = ""
     heads: tuple[str, ...] = ()
-
-    def is_of(self, model: nn.Module) -> bool:
-        """Say whether the graph was compiled with a parameter of a model."""
-        return self.reads_any(model.parameters())
 
     def reads_any(self, parameters: Iterable[Tensor]) -> bool:
         """Say whether the graph was compiled with one of these parameters."""

@@ -1,14 +1,13 @@
 """Figures of README, and the picture beside them, are those of docs/results/bench_model_cuda.json."""
 
 import json
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
 import pytest
 
 from tests.docs.blocks import ROOT
 from tests.docs.test_tables import rows
+from tests.script import script
 
 CASES = {each["case"]: each for each in json.loads((ROOT / "docs/results/bench_model_cuda.json").read_text())["cases"]}
 NAMES = {
@@ -43,9 +42,5 @@ def test_a_row_of_the_first_page_is_what_was_measured(row: list[str]) -> None:
 
 
 def test_the_picture_is_what_its_script_draws() -> None:
-    loader = SourceFileLoader("draw_models", str(ROOT / "scripts" / "draw_models"))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    script = module_from_spec(spec)
-    loader.exec_module(script)
-    assert script.PICTURE.read_text() == script.picture(CASES)
+    drawing = script("draw_models")
+    assert drawing.PICTURE.read_text() == drawing.picture(CASES)

@@ -59,8 +59,7 @@ class HostUpdates:
         else:
             self._ring = [link.host_bytes(largest) for _ in range(min(AHEAD, len(layers)))]
         self._keeps_all = keeps_all
-        # Memory that is allocated anew for each layer would be cleared by the system each time, which takes longer than
-        # an update.
+        # One piece for all layers: the system clears memory that is allocated anew.
         rounded = [layer.own_gradients.total_bytes for layer in layers if layer.own_gradients != layer.gradients]
         self._scratch = torch.empty(max(rounded, default=0), dtype=torch.uint8)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="updates of layers")

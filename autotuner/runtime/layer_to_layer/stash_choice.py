@@ -70,6 +70,6 @@ class StashChoice:
         if found.least_bytes > self._budget_bytes:
             raise BudgetError(
                 f"a step of this shape needs {binary(found.least_bytes)} on the device, {parts} among it, and the "
-                f"budget is {binary(self._budget_bytes)}: give smaller micro-batches, or more",
+                f"budget is {binary(self._budget_bytes)}: give smaller micro-batches, or a larger budget",
                 found.least_bytes,
             )

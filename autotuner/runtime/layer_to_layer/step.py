@@ -279,7 +279,9 @@ class LayerToLayerStep:
 
     def _check_some_ran(self, run: LayerPass) -> None:
         if not run.order:
-            raise InputError(f"none of {', '.join(self.layers)} ran in the model's forward")
+            raise InputError(
+                f"none of {', '.join(self.layers)} ran in the model's forward: it has to call them themselves"
+            )
 
     def _forward(self, layer: HostLayer, *arguments: Any, **keywords: Any) -> Any:
         """Run a layer in place of its own forward."""

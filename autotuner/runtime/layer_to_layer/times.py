@@ -43,7 +43,7 @@ class LayerTimes:
 
     @property
     def predicted(self) -> float:
-        """The least that the step takes where all that can overlaps, without what is in no layer."""
+        """The least that the step takes where all that can overlaps, without what is before the layers."""
         return sum(max(part.values()) for part in self.parts)
 
     @property
