@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
 from autotuner.api.progress_lines import Teller, show
-from autotuner.api.training import called, objective_of, without_cache
+from autotuner.api.training import called, objective_of, trace_past_notes, without_cache
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.plan.phrases import binary
@@ -157,6 +157,7 @@ def layer_to_layer(
     link = device_runtime(runs_on).link()
     layers = [HostLayer(name, module, link, link_dtype) for name, module in found.items()]
     _place(model, layers, optimizer, runs_on)
+    trace_past_notes(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
     step = LayerToLayerStep(
         model, optimizer, objective, layers, device=runs_on,
