@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from autotuner.server.client import Client
     from autotuner.tuner import Watch
 
-NESTED_SINCE = (2, 13)
-"""The version of torch with which dynamo was tried to go on in a calling function behind what it does not compile."""
-
 STEPS: "WeakSet[LayerToLayerStep]" = WeakSet()
 """The steps of this process."""
 
@@ -204,9 +201,6 @@ def _cut_by_layers(compiled: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]
 
     So what they return and nobody reads is left out, such as logits beside their loss.
     """
-    if tuple(map(int, torch.__version__.split(".")[:2])) < NESTED_SINCE:
-        return compiled
-
     def run(batch: Any) -> Tensor:
         with torch._dynamo.config.patch(nested_graph_breaks=True):
             return compiled(batch)
