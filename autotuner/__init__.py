@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from autotuner.api.comparing import compare_batches as compare_batches
     from autotuner.api.layer_to_layer import layer_to_layer as layer_to_layer
     from autotuner.api.length_batches import batches as batches
+    from autotuner.api.packing import packed as packed
+    from autotuner.api.packing import packed_attention as packed_attention
+    from autotuner.api.packing import packed_bounds as packed_bounds
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
     from autotuner.api.tuning import tune as tune
@@ -54,6 +57,9 @@ _PLACES = {
     "load_configuration": "api",
     "module": "api",
     "optimize": "api",
+    "packed": "api.packing",
+    "packed_attention": "api.packing",
+    "packed_bounds": "api.packing",
     "regions": "api.survey",
     "restore": "api",
     "save_configuration": "api",

@@ -11,7 +11,10 @@ NAMES = (
     "AutotunerError", "Client", "Configuration", "Limits", "Progress", "TuneOptions", "TunedWarning", "apply", "check",
     "load_configuration", "module", "optimize", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
-OF_TORCH = ("batches", "compare_batches", "layer_to_layer", "regions", "training_step")
+OF_TORCH = (
+    "batches", "compare_batches", "layer_to_layer", "packed", "packed_attention", "packed_bounds", "regions",
+    "training_step",
+)  # fmt: skip
 """Those that are imported with torch, whose models they are for."""
 
 

@@ -201,6 +201,7 @@ def _cut_by_layers(compiled: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]
 
     So what they return and nobody reads is left out, such as logits beside their loss.
     """
+
     def run(batch: Any) -> Tensor:
         with torch._dynamo.config.patch(nested_graph_breaks=True):
             return compiled(batch)

@@ -70,15 +70,26 @@ def words_at_once(
     Args:
         SWAPPED: the tile's axes are (columns, rows).
     """
-    column = tl.arange(0, COLUMNS)
     part = first + tl.arange(0, COLUMNS // 32)
     at = words + row_starts[:, None] + part[None, :]
     found = tl.load(at) if EVEN else tl.load(at, mask=ok[:, None] & (part < words_per_row)[None, :], other=0)
+    return spread_words(found, row_starts.shape[0], COLUMNS, SWAPPED)
+
+
+@triton.jit
+def spread_words(found, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWAPPED: tl.constexpr):
+    """Return for each element of a tile of 64 or 128 columns the word that holds its bit.
+
+    Args:
+        found: the words, (rows, columns / 32).
+        SWAPPED: the tile's axes are (columns, rows).
+    """
+    column = tl.arange(0, COLUMNS)
     if COLUMNS == 64:
         first_word, second_word = tl.split(found)
         spread = _chosen(column < 32, first_word, second_word, SWAPPED)
     else:
-        even, odd = tl.split(tl.reshape(found, (row_starts.shape[0], 2, 2)))
+        even, odd = tl.split(tl.reshape(found, (ROWS, 2, 2)))
         first_word, third_word = tl.split(even)
         second_word, fourth_word = tl.split(odd)
         half = _chosen(column < 32, first_word, second_word, SWAPPED)

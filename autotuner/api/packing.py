@@ -1,0 +1,87 @@
+"""`autotuner.packed`: a model of transformers that takes batches without padding; bounds for models of one's own."""
+
+from typing import Any
+
+from torch import Tensor
+
+from autotuner.errors import InputError
+from autotuner.runtime.packing.batches import Packing
+from autotuner.runtime.packing.bounds import bounds_of, narrowed
+from autotuner.runtime.packing.check import check
+from autotuner.runtime.packing.interface import NAME, register
+from autotuner.runtime.packing.operator import packed_attention as packed_attention
+
+
+def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Packing:
+    """Have a model of transformers take packed batches: sequences one behind the other, without padding.
+
+    The model's attention becomes one that keeps each token to its own sequence; all else sees tokens alone. The model
+    stays what it is, takes padded batches as before, and is tuned, compiled, trained and saved as before. A few tokens
+    are run to check that the model makes of each what it makes of it in a padded batch.
+
+    Args:
+        model: of transformers, with attention that can be set, one output for each token, and without an encoder
+            beside its decoder. It is changed in place.
+        multiple: the number of tokens of a batch is filled up to one of this number, so that there are few shapes.
+        tokens: the number of tokens of each batch, filled up to it; None for as few as there are.
+
+    Returns:
+        A function that packs: give it a padded batch, or use it as a collate function for examples. See `Packing`.
+
+    Raises:
+        InputError: the model cannot run packed; the message says why.
+        ExtraError: transformers is not installed.
+    """
+    if multiple < 1 or (tokens is not None and tokens < 1):
+        raise InputError(f"multiple and tokens are 1 or more; given: {multiple}, {tokens}")
+    if not hasattr(model, "set_attn_implementation") or not hasattr(model, "config"):
+        raise InputError(f"packed takes a model of transformers; given: {type(model).__name__}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InputError(f"{type(model).__name__} has an encoder and a decoder, which packed does not take")
+    register()
+    before = model.config._attn_implementation
+    if before == NAME:
+        before = "sdpa"
+    packing = Packing(multiple, tokens, shifted=False, first=_first_position(model))
+    try:
+        model.set_attn_implementation(NAME)
+        if model.config._attn_implementation != NAME:
+            raise InputError(f"{type(model).__name__} does not let its attention be set, so it cannot run packed")
+        packing.shifted = check(model, before, Packing(1, None, shifted=False, first=packing.first))
+    except BaseException:
+        model.set_attn_implementation(before)
+        raise
+    return packing
+
+
+def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None = None) -> Tensor:
+    """Return for each packed token the first token that it sees, and the one behind the last, for `packed_attention`.
+
+    Nothing waits for the device, and shapes follow from shapes alone.
+
+    Args:
+        positions: (tokens,), in the sequence: one begins wherever a position is not that of the token before, plus 1.
+        causal: no token sees one behind it.
+        window: so many tokens are seen at most, the own one among them; to both sides where it is not causal.
+
+    Returns:
+        (tokens, 2) of int32, on the same device.
+
+    >>> import torch
+    >>> packed_bounds(torch.tensor([0, 1, 2, 0, 1]), causal=True).tolist()
+    [[0, 1], [0, 2], [0, 3], [3, 4], [3, 5]]
+    """
+    if positions.dim() != 1:
+        raise InputError(f"positions are (tokens,); given: {list(positions.shape)}")
+    if window is not None and window < 1:
+        raise InputError(f"a window is 1 or more; given: {window}")
+    reach = None if window is None else window - 1
+    return narrowed(bounds_of(positions), reach, 0 if causal else reach)
+
+
+def _first_position(model: Any) -> int:
+    """Return the position of a first token: models like RoBERTa begin behind the number of their padding."""
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0

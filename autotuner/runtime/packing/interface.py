@@ -1,0 +1,134 @@
+"""Attention for models of transformers that keeps to bounds, where a batch is packed; else it is that of torch."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotuner.errors import InputError
+from autotuner.runtime.packing.bounds import narrowed
+from autotuner.runtime.packing.operator import packed_attention
+
+NAME = "autotuner_packed"
+"""Of this implementation of attention, in a model's configuration."""
+
+
+@dataclass
+class Record:
+    """What attention was called with, while it is noted.
+
+    Args:
+        windows: the sliding window of each call, or None.
+    """
+
+    windows: list[int | None] = field(default_factory=list)
+
+
+_RECORDS: list[Record] = []
+
+
+@contextmanager
+def recorded() -> Iterator[Record]:
+    """Note calls of packed attention."""
+    record = Record()
+    _RECORDS.append(record)
+    try:
+        yield record
+    finally:
+        _RECORDS.remove(record)
+
+
+def register() -> None:
+    """Have transformers know this implementation, and give it the masks of torch's attention for padded batches."""
+    utils: Any = importlib.import_module("transformers.modeling_utils")
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    utils.AttentionInterface.register(NAME, attend)
+    masks.AttentionMaskInterface.register(NAME, masks.sdpa_mask)
+
+
+def mask_of(bounds: Tensor) -> Tensor:
+    """Return bounds, (tokens, 2), as a mask of four dimensions, which models of transformers hand on as it is."""
+    return bounds[None, None]
+
+
+def is_packed(mask: Tensor | None) -> bool:
+    """Tell whether a mask is one of bounds."""
+    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] == 2
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it.
+
+    Args:
+        query: with key and value, (1, heads, tokens, features) of a packed batch.
+        attention_mask: (1, 1, tokens, 2), bounds; or anything that a padded batch has.
+        sliding_window: so many tokens are seen, the own one among them; to both sides where it is not causal.
+
+    Returns:
+        The output, (1, tokens, heads, features), and None.
+
+    Raises:
+        InputError: something is asked for that packed attention does not do.
+    """
+    if not is_packed(attention_mask):
+        known = {"is_causal": is_causal, "sliding_window": sliding_window, "softcap": softcap}
+        return _padded(module, query, key, value, attention_mask, dropout, scaling, known | others)
+    assert attention_mask is not None
+    if others.get("position_bias") is not None or others.get("s_aux") is not None:
+        raise InputError(f"{type(module).__name__} adds a bias to its scores, which packed attention does not know")
+    bounds = attention_mask[0, 0]
+    if query.shape[0] != 1 or query.shape[2] != bounds.shape[0] or key.shape[2] != bounds.shape[0]:
+        raise InputError(
+            f"{type(module).__name__} has queries of shape {list(query.shape)} and keys of shape {list(key.shape)} for "
+            f"{bounds.shape[0]} packed tokens: packed, a batch is one row, and attention is of its tokens alone, "
+            "without a cache of earlier ones"
+        )
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    reach = None if sliding_window is None else sliding_window - 1
+    if causal or reach is not None:
+        bounds = narrowed(bounds, reach, 0 if causal else reach)
+    if _RECORDS:
+        for record in _RECORDS:
+            record.windows.append(sliding_window)
+    factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0)
+    return out.transpose(0, 1)[None], None
+
+
+def _padded(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
+    scaling: float | None, others: dict[str, Any],
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of a batch that is not packed."""
+    if others["softcap"] is None:
+        sdpa: Any = importlib.import_module("transformers.integrations.sdpa_attention")
+        found: tuple[Tensor, None] = sdpa.sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, **others
+        )
+        return found
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * (scaling if scaling is not None else query.shape[-1] ** -0.5)
+    scores = others["softcap"] * torch.tanh(scores / others["softcap"])
+    if mask is None and getattr(module, "is_causal", True) and query.shape[2] > 1:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = nn.functional.dropout(scores.float().softmax(-1).to(value.dtype), dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), None

@@ -1,0 +1,105 @@
+"""Attention over packed tokens as an operator of torch, with its gradient: on a CUDA device by Triton."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels.torch import packed_attention as by_torch
+from autotuner.runtime.packing.bounds import seers_of
+
+SEEDS = 1 << 62
+
+
+def _runs_triton(query: Tensor) -> bool:
+    return query.is_cuda
+
+
+@torch.library.custom_op("autotuner::packed_attention", mutates_args=())
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float
+) -> tuple[Tensor, Tensor]:
+    if _runs_triton(query):
+        from autotuner.kernels.triton import packed
+
+        return packed.forward(query, key, value, bounds, seed, factor, p, cap)
+    out, log_sum_exp = by_torch.forward(query, key, value, bounds, seed, factor, p, cap)
+    return _rows_outermost(out), log_sum_exp
+
+
+@_forward.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _made(query), query.new_empty(query.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("autotuner::packed_attention_backward", mutates_args=())
+def _gradients(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
+    seed: Tensor, factor: float, p: float, cap: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if _runs_triton(query):
+        from autotuner.kernels.triton import packed
+
+        seers = seers_of(bounds)
+        return packed.backward(gradient, query, key, value, out, log_sum_exp, bounds, seers, seed, factor, p, cap)
+    found = by_torch.backward(gradient, query, key, value, bounds, seed, factor, p, cap)
+    into_query, into_key, into_value = map(_rows_outermost, found)
+    return into_query, into_key, into_value
+
+
+@_gradients.register_fake
+def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _made(query), _made(key), _made(value)
+
+
+def _made(like: Tensor) -> Tensor:
+    """Return an uninitialised tensor (heads, rows, features) whose rows are outermost in memory."""
+    heads, rows, features = like.shape
+    return like.new_empty(rows, heads, features).transpose(0, 1)
+
+
+def _rows_outermost(tensor: Tensor) -> Tensor:
+    return _made(tensor).copy_(tensor)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bounds, seed, *ctx.numbers = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(query, key, value, *output, bounds, seed)
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, out, log_sum_exp, bounds, seed = ctx.saved_tensors
+    found = _gradients(gradient, query, key, value, out, log_sum_exp, bounds, seed, *ctx.numbers)
+    return (*found, *[None] * 5)
+
+
+_forward.register_autograd(_backward, setup_context=_setup)
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, factor: float, p: float = 0.0, cap: float = 0.0
+) -> Tensor:
+    """Attention of each row over the keys between its bounds.
+
+    Args:
+        query: (heads, rows, features).
+        key: with value, (shared heads, rows, features): as many, or a divisor.
+        bounds: (rows, 2) of int32: the first key of a row and the one behind its last. Neither may decrease from row
+            to row, and a row sees one key at least; `bounds_of` makes them.
+        factor: of the scores.
+        p: the share of the weights that is dropped; the mask follows from torch's generator of the device.
+        cap: of the scores, as cap * tanh(scores / cap); 0 for none.
+
+    Returns:
+        (heads, rows, features), rows outermost in memory.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if p > 0.0:
+        seed = torch.randint(0, SEEDS, (1,), device=query.device)
+    else:
+        seed = torch.zeros(1, dtype=torch.int64, device=query.device)
+    out: Tensor = _forward(query, key, value, bounds, seed, factor, p, cap)[0]
+    return out

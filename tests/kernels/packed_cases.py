@@ -1,0 +1,106 @@
+"""Cases of attention over packed tokens, and how far programs are from dense attention with the same mask."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autotuner.kernels.triton import packed
+from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attention over some sequences.
+
+    Args:
+        lengths: of the sequences.
+        shared: heads of keys and values, of four heads of queries.
+        features: of a head.
+        before, behind: so many tokens are seen at most; None for all.
+        p: the share of the weights that is dropped.
+        cap: of the scores.
+    """
+
+    lengths: tuple[int, ...] = (5, 1, 70, 20)
+    shared: int = 4
+    features: int = 16
+    before: int | None = None
+    behind: int | None = None
+    p: float = 0.0
+    cap: float = 0.0
+
+
+CASES = {
+    "both directions": Case(),
+    "whole tiles": Case((64, 1, 63)),
+    "causal": Case(behind=0),
+    "causal, dropout": Case(behind=0, p=0.25),
+    "dropout": Case(p=0.25),
+    "window": Case((90, 6), before=9, behind=9),
+    "causal window": Case((90, 6), before=9, behind=0),
+    "heads that share a key": Case(shared=2, behind=0, p=0.25),
+    "one key for all heads": Case(shared=1),
+    "features that are no power of 2": Case(features=24, p=0.25),
+    "cap": Case(cap=1.5, behind=0),
+    "sequences of one token": Case((1,) * 40),
+}
+FACTOR = 0.5
+SEED = 1234567
+
+
+def operands(case: Case, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return query, key, value and a gradient, whose heads lie beside each other in a row; bounds; a seed."""
+    torch.manual_seed(0)
+    positions = torch.cat([torch.arange(length) for length in case.lengths])
+    made = [
+        torch.randn(len(positions), heads, case.features).to(device, dtype).transpose(0, 1)
+        for heads in (4, case.shared, case.shared, 4)
+    ]
+    bounds = narrowed(bounds_of(positions), case.before, case.behind).to(device)
+    return made, bounds, torch.tensor([SEED], device=device)
+
+
+def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
+    """Return which weights are kept, (heads, rows, keys), read off results: scores are equal, values unit vectors."""
+    heads, rows, features = like.shape
+    zeros = torch.zeros_like(like)
+    parts = []
+    for first in range(0, rows, features):
+        units = torch.zeros(rows, features, dtype=like.dtype, device=like.device)
+        width = min(features, rows - first)
+        units[first : first + width, :width] = torch.eye(width)
+        values = units.expand(heads, rows, features)
+        out, _ = packed.forward(zeros, zeros, values, bounds, seed, FACTOR, case.p, 0.0)
+        parts.append(out[..., :width] != 0)
+    return torch.cat(parts, -1)
+
+
+def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Return the largest errors of the output and the gradients, as shares of the largest value, against float64."""
+    (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
+    out, log_sum_exp = packed.forward(query, key, value, bounds, seed, FACTOR, case.p, case.cap)
+    found = packed.backward(
+        gradient, query, key, value, out, log_sum_exp, bounds, seers_of(bounds), seed, FACTOR, case.p, case.cap
+    )
+    place = torch.arange(len(bounds), device=device)
+    seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
+    wide = [each.double().requires_grad_() for each in (query, key, value)]
+    scores = FACTOR * wide[0] @ wide[1].repeat_interleave(4 // case.shared, 0).transpose(1, 2)
+    if case.cap:
+        scores = case.cap * torch.tanh(scores / case.cap)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    if case.p:
+        mask = kept(case, bounds, query, seed)
+        share = float(mask[:, seen].double().mean())
+        assert abs(share - (1 - case.p)) < 0.05, share
+        assert not torch.equal(mask[0], mask[1])
+        weights = weights * mask / (1 - case.p)
+    wanted = weights @ wide[2].repeat_interleave(4 // case.shared, 0)
+    of_inputs = torch.autograd.grad(wanted, wide, gradient.double())
+    return {
+        name: float((mine.double() - other).abs().max() / other.abs().max().clamp(min=1.0))
+        for name, mine, other in zip(
+            ("out", "query", "key", "value"), (out, *found), (wanted.detach(), *of_inputs), strict=True
+        )
+    }

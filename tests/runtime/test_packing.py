@@ -1,0 +1,264 @@
+"""Packed batches: bounds, attention within them, and models of transformers that take them."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import autotuner
+from autotuner.errors import InputError
+from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
+
+LENGTHS = (30, 7, 50, 1, 44)
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 120,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+GROUPED: dict[str, Any] = SMALL | {"num_key_value_heads": 2}
+WINDOWS: dict[str, Any] = GROUPED | {"head_dim": 8, "sliding_window": 8}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BERT": ("BertForMaskedLM", "BertConfig", SMALL),
+    "RoBERTa": ("RobertaForMaskedLM", "RobertaConfig", SMALL | {"max_position_embeddings": 130}),
+    "ModernBERT": (
+        "ModernBertForMaskedLM", "ModernBertConfig",
+        SMALL | {"local_attention": 16, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1,
+                 "eos_token_id": 2},
+    ),
+    "DistilBERT": (
+        "DistilBertForMaskedLM", "DistilBertConfig",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 120},
+    ),
+    "LLaMA": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "Mistral": ("MistralForCausalLM", "MistralConfig", GROUPED | {"sliding_window": 8}),
+    "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", WINDOWS),
+    "Gemma 3": ("Gemma3ForCausalLM", "Gemma3TextConfig", WINDOWS),
+    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 120}),
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", GROUPED | {"num_local_experts": 4}),
+}  # fmt: skip
+
+
+def made(name: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model, config, sizes = MODELS[name]
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes | options))
+
+
+def padded(words: int = 120) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, words - 2, (len(LENGTHS), max(LENGTHS)), generator=generator)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
+            module.attention_dropout = 0.0
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_losses_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
+    model = without_dropout(made(name).train())
+    twin = copy.deepcopy(model)
+    packing = autotuner.packed(model)
+    batch = padded()
+    tokens = packing(batch)
+    assert tokens["input_ids"].shape == (1, 256)  # 132 of them are tokens of sequences
+    there = batch["attention_mask"].bool()
+    wanted, found = twin(**batch), model(**tokens)
+    torch.testing.assert_close(packing.unpacked(found.logits, there)[there], wanted.logits[there], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-6, atol=1e-6)
+    wanted.loss.backward()
+    found.loss.backward()
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_padded_batches_run_as_before() -> None:
+    for name in ("BERT", "LLaMA", "Gemma 2"):
+        model = made(name).eval()
+        twin = copy.deepcopy(model)
+        autotuner.packed(model)
+        batch = padded()
+        there = batch["attention_mask"].bool()
+        torch.testing.assert_close(model(**batch).logits[there], twin(**batch).logits[there], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            model(input_ids=batch["input_ids"][:1, :20]).logits, twin(input_ids=batch["input_ids"][:1, :20]).logits
+        )
+
+
+def test_a_model_that_is_packed_stays_itself(tmp_path: Any) -> None:
+    model = made("LLaMA").train()
+    state, training = torch.get_rng_state(), [module.training for module in model.modules()]
+    autotuner.packed(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == training
+    model.save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    assert again.config._attn_implementation == "sdpa"
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    autotuner.packed(autotuner.packed(model) and model)  # and can be packed once more
+
+
+def test_examples_are_collated_and_filled_up_to_a_number_of_tokens() -> None:
+    examples = [{"input_ids": [5, 6, 7], "labels": [1, 2, 3]}, {"input_ids": [8, 9], "labels": [4, 5]}]
+    tokens = autotuner.packed(made("LLaMA"), tokens=8)(examples)
+    assert tokens["input_ids"].tolist() == [[5, 6, 7, 8, 9, 0, 0, 0]]
+    assert tokens["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, -100, -100]]  # of the token before
+    assert tokens["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 0]]
+    assert tokens["attention_mask"][0, 0].tolist() == [[0, 3]] * 3 + [[3, 5]] * 2 + [[5, 6], [6, 7], [7, 8]]
+    tokens = autotuner.packed(made("RoBERTa"), multiple=4)(examples)
+    assert tokens["labels"].tolist() == [[1, 2, 3, 4, 5, -100, -100, -100]]
+    assert tokens["position_ids"].tolist() == [[2, 3, 4, 2, 3, 2, 2, 2]]
+
+
+def test_what_cannot_be_packed_is_refused_in_a_sentence_and_stays_as_it_was() -> None:
+    small = transformers.BertConfig(**SMALL)
+    model = transformers.BertForSequenceClassification(small)
+    with pytest.raises(InputError, match=r"its logits are \[3, 2\] for \[3, 6\] tokens: packed, an output of a sequ"):
+        autotuner.packed(model)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(InputError, match="ElectraForPreTraining cannot run packed: on a few tokens, it raised IndexE"):
+        autotuner.packed(transformers.ElectraForPreTraining(transformers.ElectraConfig(**SMALL)))
+    mamba = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=120)
+    with pytest.raises(InputError, match="MambaForCausalLM"):
+        autotuner.packed(transformers.MambaForCausalLM(mamba))
+    t5 = transformers.T5Config(vocab_size=120, d_model=32, d_ff=64, num_layers=1, num_heads=4)
+    with pytest.raises(InputError, match="has an encoder and a decoder"):
+        autotuner.packed(transformers.T5ForConditionalGeneration(t5))
+    bloom = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=120)
+    with pytest.raises(InputError, match="does not let its attention be set"):
+        autotuner.packed(transformers.BloomForCausalLM(bloom))
+    with pytest.raises(InputError, match="takes a model of transformers; given: Linear"):
+        autotuner.packed(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="multiple and tokens are 1 or more; given: 0, None"):
+        autotuner.packed(made("BERT"), multiple=0)
+
+
+class Leaking(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Adds to each token what stands before it, wherever that belongs."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        found = super().forward(*arguments, **named)
+        found.logits = found.logits + 0.01 * found.logits.cumsum(1)
+        return found
+
+
+def test_a_model_whose_sequences_see_each_other_otherwise_is_refused() -> None:
+    with pytest.raises(InputError, match="tokens of one sequence change what it makes of another one"):
+        autotuner.packed(Leaking(transformers.LlamaConfig(**GROUPED)))
+
+
+def test_layers_with_windows_that_attention_is_not_told_of_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("Gemma 3")
+    monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", None)
+    with pytest.raises(InputError, match="2 of its layers have a window, and 2 calls do not tell of as many"):
+        autotuner.packed(model)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"attention_mask": torch.ones(1, 2)}, "has input_ids or inputs_embeds; given: attention_mask"),
+        ({"input_ids": torch.ones(2, 3), "labels": torch.ones(2)}, r"labels of a batch to pack is \[2\]"),
+        ({"input_ids": torch.ones(2, 3), "names": ["a"]}, "names of a batch to pack is list"),
+        ([{"input_ids": [1], "labels": [1, 2]}], "one entry for each token; given: input_ids: 1, labels: 2"),
+        ([{"input_ids": [1]}, {"labels": [1]}], "have the same names; given: input_ids; labels"),
+        ([], "a padded batch, as a mapping, or a list of examples"),
+        ([{"input_ids": [1] * 9}], "a batch has 9 tokens, and tokens=8: give fewer"),
+    ],
+)
+def test_a_batch_that_cannot_be_packed_is_refused(batch: Any, words: str) -> None:
+    packing = autotuner.packed(made("BERT"), tokens=8)
+    with pytest.raises(InputError, match=words):
+        packing(batch)
+
+
+def test_a_cache_of_earlier_tokens_is_refused() -> None:
+    model = made("LLaMA").eval()
+    tokens = autotuner.packed(model)(padded())
+    cache = model(input_ids=torch.ones(1, 3, dtype=torch.int64)).past_key_values
+    with pytest.raises(InputError, match="attention is of its tokens alone, without a cache of earlier ones"):
+        model(**tokens, past_key_values=cache)
+
+
+def test_dropped_weights_follow_from_the_generator_and_scale_the_rest() -> None:
+    positions = torch.arange(200)
+    bounds = autotuner.packed_bounds(positions)
+    zeros, ones = torch.zeros(8, 200, 4), torch.ones(8, 200, 4)
+    torch.manual_seed(0)
+    first = autotuner.packed_attention(zeros, zeros, ones, bounds, 1.0, p=0.25)
+    second = autotuner.packed_attention(zeros, zeros, ones, bounds, 1.0, p=0.25)
+    torch.manual_seed(0)
+    assert torch.equal(autotuner.packed_attention(zeros, zeros, ones, bounds, 1.0, p=0.25), first)
+    assert not torch.equal(first, second)
+    assert float(first.mean()) == pytest.approx(1.0, abs=0.01)
+    assert float(first.std()) == pytest.approx((0.25 / 0.75 / 200) ** 0.5, rel=0.1)
+
+
+def test_gradients_with_dropout_are_those_of_the_same_mask() -> None:
+    bounds = autotuner.packed_bounds(torch.cat([torch.arange(150), torch.arange(20)]), causal=True)
+    torch.manual_seed(0)
+    given = [torch.randn(2, 170, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+    def run(*operands: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return autotuner.packed_attention(*operands, bounds, 0.5, 0.3, 2.0)
+
+    assert torch.autograd.gradcheck(run, given, fast_mode=True)
+
+
+def test_bounds_say_who_sees_whom() -> None:
+    positions = torch.cat([torch.arange(n) for n in (5, 1, 9)])
+    for before, behind in ((None, None), (None, 0), (2, 0), (3, 3)):
+        bounds = narrowed(bounds_of(positions), before, behind)
+        place = torch.arange(15)
+        seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
+        far = place[None] - place[:, None]
+        of = torch.tensor([0] * 5 + [1] + [2] * 9)
+        wanted = of[None] == of[:, None]
+        wanted &= (far >= -(before if before is not None else 99)) & (far <= (behind if behind is not None else 99))
+        assert torch.equal(seen, wanted)
+        seers = seers_of(bounds)
+        assert torch.equal((place >= seers[:, :1]) & (place < seers[:, 1:]), wanted.T)
+    with pytest.raises(InputError, match=r"positions are \(tokens,\); given: \[1, 2\]"):
+        autotuner.packed_bounds(torch.zeros(1, 2))
+    with pytest.raises(InputError, match="a window is 1 or more; given: 0"):
+        autotuner.packed_bounds(positions, window=0)
+
+
+def test_the_operator_is_one_of_torch() -> None:
+    operands = [torch.randn(2, 9, 4, requires_grad=True) for _ in range(3)]
+    bounds = autotuner.packed_bounds(torch.arange(9), causal=True)
+    given = (*operands, bounds, torch.zeros(1, dtype=torch.int64), 0.5, 0.25, 0.0)
+    torch.library.opcheck(torch.ops.autotuner.packed_attention.default, given)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "autotuner"])
+def test_a_compiled_model_is_one_graph_and_computes_the_same(backend: str) -> None:
+    torch._dynamo.reset()
+    model = without_dropout(made("BERT").train())
+    twin = copy.deepcopy(model)
+    packing = autotuner.packed(model, tokens=256)
+    options = {"compiler": "aot_eager", "quiet": True} if backend == "autotuner" else None
+    compiled = torch.compile(model, backend=backend, fullgraph=True, options=options)
+    tokens = packing(padded())
+    found, wanted = compiled(**tokens).loss, twin(**padded()).loss
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    found.backward()
+    wanted.backward()
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_regions_of_a_packed_model_are_what_is_between_its_attentions() -> None:
+    model = made("BERT").train()
+    tokens = autotuner.packed(model, tokens=256)(padded())
+    found = autotuner.regions(model, [tokens])
+    assert [each.runs for each in found.regions] == [2, 2]  # of each layer: before its attention, and behind it
