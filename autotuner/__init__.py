@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autotuner.api.comparing import compare_batches as compare_batches
     from autotuner.api.layer_to_layer import layer_to_layer as layer_to_layer
     from autotuner.api.length_batches import batches as batches
+    from autotuner.api.packed_batches import packed_batches as packed_batches
     from autotuner.api.packing import packed as packed
     from autotuner.api.packing import packed_attention as packed_attention
     from autotuner.api.packing import packed_bounds as packed_bounds
@@ -59,6 +60,7 @@ _PLACES = {
     "optimize": "api",
     "packed": "api.packing",
     "packed_attention": "api.packing",
+    "packed_batches": "api.packed_batches",
     "packed_bounds": "api.packing",
     "regions": "api.survey",
     "restore": "api",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
 
+from autotuner.api.epoch_sampler import EpochSampler, own_rank
 from autotuner.errors import InputError
 
 Cost = Callable[[int, int], float]
@@ -49,7 +49,7 @@ class WayOfBatching:
         )
 
 
-class LengthBatches(Sampler[list[int]]):
+class LengthBatches(EpochSampler):
     """A batch sampler: each batch has sequences that are padded to one of a few lengths.
 
     Each epoch draws all sequences in another order. In a window of that order, sequences are sorted by length and cut
@@ -92,58 +92,22 @@ class LengthBatches(Sampler[list[int]]):
         Raises:
             InputError: no sequences, or too few for one step; a number that is below 1; a rank that is not one of them.
         """
-        given = np.asarray(lengths)
-        numbers = {"batch_size": batch_size, "sizes": sizes, "multiple": multiple, "window": window, "ranks": ranks}
-        for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name}={value!r}: give a whole number from 1 on")
-        if not 0 <= rank < ranks:
-            raise InputError(f"rank={rank}: of {ranks} ranks, give one from 0 to {ranks - 1}")
-        if given.ndim != 1 or not len(given) or given.dtype.kind not in "iu" or given.min() < 1:
-            raise InputError("lengths: give a list of whole numbers, the tokens of each sequence, at least 1 of each")
-        self._lengths = given.astype(np.int64)
+        numbers = {"batch_size": batch_size, "sizes": sizes, "multiple": multiple, "window": window}
+        super().__init__(lengths, ranks, rank, seed, numbers)
         if drop_last and len(self._lengths) < batch_size * ranks:
             raise InputError(
                 f"{len(self._lengths)} sequences fill no step of {batch_size * ranks}: give more, or drop_last=False"
             )
-        self._batch_size, self._window, self._ranks, self._rank = batch_size, window, ranks, rank
-        self._seed, self._drop_last, self._multiple = seed, drop_last, multiple
+        self._batch_size, self._window, self._drop_last, self._multiple = batch_size, window, drop_last, multiple
         self.padded_lengths = padded_lengths(self._lengths, sizes, multiple)
-        self.epoch = 0
-        self._drawn, self._loaded = 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
         whole, rest = divmod(len(self._lengths), self._batch_size * self._ranks)
         return whole + (rest > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this rank, as numbers of sequences; once after `load_state_dict`, what is left."""
-        begin, self._loaded = self._loaded, 0
-        self._drawn = begin
-        for number, step in enumerate(self._steps(self._window)):
-            if number >= begin:
-                self._drawn = number + 1
-                yield [int(sequence) for sequence in step[self._rank]]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration draw the order of an epoch, as torch's `DistributedSampler` has it."""
-        if epoch != self.epoch:
-            self.epoch, self._drawn, self._loaded = epoch, 0, 0
-
-    def state_dict(self, consumed: int | None = None) -> dict[str, int]:
-        """Return where an epoch is, for `load_state_dict` of an equal sampler.
-
-        Args:
-            consumed: batches of the epoch that the loop has had; by default those that were drawn from this sampler,
-                which are more where a loader has workers that draw ahead.
-        """
-        return {"epoch": self.epoch, "begin": self._drawn if consumed is None else consumed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Have the next iteration go on where another sampler was: with nothing, where that epoch was over."""
-        self.epoch, self._loaded = state["epoch"], state["begin"]
-        self._drawn = self._loaded
+    def _epoch_steps(self) -> Iterator[list[Any]]:
+        return self._steps(self._window)
 
     def padded_length(self, batch: Sequence[int]) -> int:
         """Return the length that sequences of a batch are padded to, by their numbers.
@@ -286,13 +250,7 @@ def batches(
     Raises:
         InputError: as `LengthBatches`.
     """
-    from torch import distributed
-
-    together = distributed.is_available() and distributed.is_initialized()
-    if ranks is None:
-        ranks = distributed.get_world_size() if together else 1
-    if rank is None:
-        rank = distributed.get_rank() if together else 0
+    ranks, rank = own_rank(ranks, rank)
     return LengthBatches(
         lengths, batch_size, sizes=sizes, multiple=multiple, window=window, ranks=ranks, rank=rank, seed=seed,
         drop_last=drop_last,

@@ -30,6 +30,11 @@ class Case:
     p: float = 0.0
     cap: float = 0.0
 
+    @property
+    def factor(self) -> float:
+        """Of the scores."""
+        return float(self.features**-0.5)
+
 
 CASES = {
     "both directions": Case(),
@@ -45,7 +50,6 @@ CASES = {
     "cap": Case(cap=1.5, behind=0),
     "sequences of one token": Case((1,) * 40),
 }
-FACTOR = 0.5
 SEED = 1234567
 
 
@@ -71,7 +75,7 @@ def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
         width = min(features, rows - first)
         units[first : first + width, :width] = torch.eye(width)
         values = units.expand(heads, rows, features)
-        out, _ = packed.forward(zeros, zeros, values, bounds, seed, FACTOR, case.p, 0.0)
+        out, _ = packed.forward(zeros, zeros, values, bounds, seed, case.factor, case.p, 0.0)
         parts.append(out[..., :width] != 0)
     return torch.cat(parts, -1)
 
@@ -79,14 +83,14 @@ def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
 def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
     """Return the largest errors of the output and the gradients, as shares of the largest value, against float64."""
     (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
-    out, log_sum_exp = packed.forward(query, key, value, bounds, seed, FACTOR, case.p, case.cap)
+    out, log_sum_exp = packed.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap)
     found = packed.backward(
-        gradient, query, key, value, out, log_sum_exp, bounds, seers_of(bounds), seed, FACTOR, case.p, case.cap
+        gradient, query, key, value, out, log_sum_exp, bounds, seers_of(bounds), seed, case.factor, case.p, case.cap
     )
     place = torch.arange(len(bounds), device=device)
     seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
     wide = [each.double().requires_grad_() for each in (query, key, value)]
-    scores = FACTOR * wide[0] @ wide[1].repeat_interleave(4 // case.shared, 0).transpose(1, 2)
+    scores = case.factor * wide[0] @ wide[1].repeat_interleave(4 // case.shared, 0).transpose(1, 2)
     if case.cap:
         scores = case.cap * torch.tanh(scores / case.cap)
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)

@@ -5,7 +5,7 @@ import torch
 
 from autotuner.runtime.packing.operator import packed_attention
 from tests.kernels.calls import interpreted
-from tests.kernels.packed_cases import CASES, FACTOR, Case, errors, operands
+from tests.kernels.packed_cases import CASES, Case, errors, operands
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -39,11 +39,11 @@ def test_programs_of_every_size_of_head_fit_the_device(features: int) -> None:
 def test_the_operator_can_be_captured_and_draws_another_mask_each_time() -> None:
     case = Case((64, 64), features=64, p=0.5)
     (query, key, value, _), bounds, _ = operands(case, torch.bfloat16, "cuda")
-    packed_attention(query, key, value, bounds, FACTOR, case.p)
+    packed_attention(query, key, value, bounds, case.factor, case.p)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = packed_attention(query, key, value, bounds, FACTOR, case.p)
+        out = packed_attention(query, key, value, bounds, case.factor, case.p)
     graph.replay()
     first = out.clone()
     graph.replay()

@@ -1,8 +1,8 @@
 """Attention over packed tokens as Triton programs: each row sees the keys between two bounds of its own.
 
-Bounds never decrease from row to row, so the keys of a tile of rows, and the rows that see a tile of keys, lie together:
-a program goes over these alone. Which weights are dropped is drawn again wherever it is needed, from a seed, the head
-and the place: a mask of all rows and keys is nowhere in memory. No program adds to what another one writes.
+Bounds never decrease from row to row, so the keys of a tile of rows lie together, and so do the rows that see a tile of
+keys: a program goes over these alone. Which weights are dropped is drawn again wherever it is needed, from a seed, the
+head and the place: a mask of all rows and keys is nowhere in memory. No program adds to what another one writes.
 
 Source:
     Dao: FlashAttention-2: faster attention with better parallelism and work partitioning (2023).
