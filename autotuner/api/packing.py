@@ -5,14 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.batches import Packing
+from autotuner.runtime.packing.batches import Packer
 from autotuner.runtime.packing.bounds import bounds_of, narrowed
 from autotuner.runtime.packing.check import check
 from autotuner.runtime.packing.interface import NAME, register
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
 
 
-def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Packing:
+def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Packer:
     """Have a model of transformers take packed batches: sequences one behind the other, without padding.
 
     The model's attention becomes one that keeps each token to its own sequence; all else sees tokens alone. The model
@@ -26,7 +26,7 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Pac
         tokens: the number of tokens of each batch, filled up to it; None for as few as there are.
 
     Returns:
-        A function that packs: give it a padded batch, or use it as a collate function for examples. See `Packing`.
+        A function that packs: give it a padded batch, or use it as a collate function for examples. See `Packer`.
 
     Raises:
         InputError: the model cannot run packed; the message says why.
@@ -42,16 +42,16 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Pac
     before = model.config._attn_implementation
     if before == NAME:
         before = "sdpa"
-    packing = Packing(multiple, tokens, shifted=False, first=_first_position(model))
+    packer = Packer(multiple, tokens, shifted=False, first=_first_position(model))
     try:
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
             raise InputError(f"{type(model).__name__} does not let its attention be set, so it cannot run packed")
-        packing.shifted = check(model, before, Packing(1, None, shifted=False, first=packing.first))
+        packer.shifted = check(model, before, Packer(1, None, shifted=False, first=packer.first))
     except BaseException:
         model.set_attn_implementation(before)
         raise
-    return packing
+    return packer
 
 
 def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None = None) -> Tensor:

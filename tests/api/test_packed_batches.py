@@ -1,5 +1,7 @@
 """Batches of sequences that fill a number of tokens."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -29,9 +31,9 @@ def test_batches_are_nearly_full_and_ranks_have_about_equal_attention() -> None:
     one, eight = PackedBatches(given, 512), PackedBatches(given, 512, ranks=8)
     assert one.filled > 0.99
     assert eight.filled > 0.995
-    assert eight.imbalance < 1.03
+    assert eight.imbalance < 1.05
     unsorted = PackedBatches(given, 512, ranks=8, window=1)
-    assert unsorted.imbalance > 1.05
+    assert unsorted.imbalance > 1.2
     assert (
         str(one)
         == f"{len(one)} batches of 512 tokens, {one.filled:.1%} filled, by {4000 / len(one):.1f} sequences each"
@@ -63,7 +65,10 @@ def test_a_loader_and_a_packing_take_it() -> None:
     )
     texts = [{"input_ids": torch.full((length,), 7), "labels": torch.full((length,), 7)} for length in lengths(40)]
     sampler = autotuner.packed_batches([len(text["input_ids"]) for text in texts], 128)
-    loader = DataLoader(texts, batch_sampler=sampler, collate_fn=autotuner.packed(model, tokens=128))  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(
+        texts,  # type: ignore[arg-type]
+        batch_sampler=sampler, collate_fn=autotuner.packed(model, tokens=128),
+    )  # fmt: skip
     batches = list(loader)
     assert {tuple(batch["input_ids"].shape) for batch in batches} == {(1, 128)}
     assert sum(int((batch["input_ids"] == 7).sum()) for batch in batches) == sum(lengths(40))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autotuner.kernels.triton import packed
+from autotuner.kernels.triton import packed_attention
 from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
 
 
@@ -75,7 +75,7 @@ def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
         width = min(features, rows - first)
         units[first : first + width, :width] = torch.eye(width)
         values = units.expand(heads, rows, features)
-        out, _ = packed.forward(zeros, zeros, values, bounds, seed, case.factor, case.p, 0.0)
+        out, _ = packed_attention.forward(zeros, zeros, values, bounds, seed, case.factor, case.p, 0.0)
         parts.append(out[..., :width] != 0)
     return torch.cat(parts, -1)
 
@@ -83,8 +83,8 @@ def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
 def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
     """Return the largest errors of the output and the gradients, as shares of the largest value, against float64."""
     (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
-    out, log_sum_exp = packed.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap)
-    found = packed.backward(
+    out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap)
+    found = packed_attention.backward(
         gradient, query, key, value, out, log_sum_exp, bounds, seers_of(bounds), seed, case.factor, case.p, case.cap
     )
     place = torch.arange(len(bounds), device=device)

@@ -15,7 +15,7 @@ IGNORED = -100
 PER_TOKEN = ("input_ids", "inputs_embeds")
 
 
-class Packing:
+class Packer:
     """Packs batches for a model that is told, by bounds, which tokens see each other.
 
     An instance is a collate function: of a `DataLoader`, or of transformers' `Trainer`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.batches import IGNORED, Packing
+from autotuner.runtime.packing.batches import IGNORED, Packer
 from autotuner.runtime.packing.interface import NAME, recorded
 
 LENGTHS = (4, 6, 1)
@@ -17,7 +17,7 @@ OUTPUTS = ("logits", "last_hidden_state")
 """Of a model, one of which has an entry for each token."""
 
 
-def check(model: Any, before: str, packing: Packing) -> bool:
+def check(model: Any, before: str, packer: Packer) -> bool:
     """Check that outputs and loss of a packed batch are those of the padded one, and say whether labels are shifted.
 
     Args:
@@ -28,7 +28,7 @@ def check(model: Any, before: str, packing: Packing) -> bool:
         InputError: they are not.
     """
     try:
-        return _checked(model, before, packing)
+        return _checked(model, before, packer)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises
@@ -36,10 +36,10 @@ def check(model: Any, before: str, packing: Packing) -> bool:
         raise _refusal(model, f"on a few tokens, it raised {type(error).__name__}: {said}") from error
 
 
-def _checked(model: Any, before: str, packing: Packing) -> bool:
+def _checked(model: Any, before: str, packer: Packer) -> bool:
     batch = _batch(model)
     mask = batch["attention_mask"].bool()
-    tokens = packing(batch)
+    tokens = packer(batch)
     with _quiet(model):
         with _attention(model, before):
             name, wanted, loss = _ran(model, batch)
@@ -55,19 +55,19 @@ def _checked(model: Any, before: str, packing: Packing) -> bool:
         own = slice(LENGTHS[0], sum(LENGTHS))
         if not torch.allclose(found[0, own], apart[0, own], rtol=0, atol=tolerance * float(found.abs().max())):
             raise _refusal(model, "tokens of one sequence change what it makes of another one")
-        made = packing.unpacked(found, mask)
+        made = packer.unpacked(found, mask)
         wanted = wanted * mask.view(*mask.shape, *[1] * (wanted.dim() - 2))
         worst = float((made - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
         if not worst <= 100 * tolerance:
             raise _refusal(model, f"what it makes of tokens differs by {worst:.2g} of the largest number")
-        return False if loss is None else _are_shifted(model, batch, packing, loss, tolerance)
+        return False if loss is None else _are_shifted(model, batch, packer, loss, tolerance)
 
 
-def _are_shifted(model: Any, batch: dict[str, Tensor], packing: Packing, loss: Tensor, tolerance: float) -> bool:
+def _are_shifted(model: Any, batch: dict[str, Tensor], packer: Packer, loss: Tensor, tolerance: float) -> bool:
     """Say whether a model's loss is of the next token's label."""
     found = {}
     for shifted in (False, True):
-        tokens = Packing(packing.multiple, packing.tokens, shifted, packing.first)(batch)
+        tokens = Packer(packer.multiple, packer.tokens, shifted, packer.first)(batch)
         found[shifted] = float(model(**tokens).loss)
         if abs(found[shifted] - float(loss)) <= 10 * tolerance * abs(float(loss)):
             return shifted

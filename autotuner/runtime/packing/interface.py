@@ -19,7 +19,7 @@ NAME = "autotuner_packed"
 
 @dataclass
 class Record:
-    """What attention was called with, while it is noted.
+    """Arguments of calls of attention, while they are noted.
 
     Args:
         windows: the sliding window of each call, or None.

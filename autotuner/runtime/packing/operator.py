@@ -20,9 +20,9 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float
 ) -> tuple[Tensor, Tensor]:
     if _runs_triton(query):
-        from autotuner.kernels.triton import packed
+        from autotuner.kernels.triton import packed_attention as by_triton
 
-        return packed.forward(query, key, value, bounds, seed, factor, p, cap)
+        return by_triton.forward(query, key, value, bounds, seed, factor, p, cap)
     out, log_sum_exp = by_torch.forward(query, key, value, bounds, seed, factor, p, cap)
     return _rows_outermost(out), log_sum_exp
 
@@ -38,10 +38,10 @@ def _gradients(
     seed: Tensor, factor: float, p: float, cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if _runs_triton(query):
-        from autotuner.kernels.triton import packed
+        from autotuner.kernels.triton import packed_attention as by_triton
 
         seers = seers_of(bounds)
-        return packed.backward(gradient, query, key, value, out, log_sum_exp, bounds, seers, seed, factor, p, cap)
+        return by_triton.backward(gradient, query, key, value, out, log_sum_exp, bounds, seers, seed, factor, p, cap)
     found = by_torch.backward(gradient, query, key, value, bounds, seed, factor, p, cap)
     into_query, into_key, into_value = map(_rows_outermost, found)
     return into_query, into_key, into_value
