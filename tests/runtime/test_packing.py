@@ -247,7 +247,7 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(backend: str) -> No
     twin = copy.deepcopy(model)
     packing = autotuner.packed(model, tokens=256)
     options: Any = {"compiler": "aot_eager", "quiet": True} if backend == "autotuner" else None
-    compiled = torch.compile(model, backend=backend, fullgraph=True, options=options)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True, options=options)
     tokens = packing(padded())
     found, wanted = compiled(**tokens).loss, twin(**padded()).loss
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
