@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autotuner.api import restore as restore
     from autotuner.api import save_configuration as save_configuration
     from autotuner.api import summary as summary
+    from autotuner.api.clipping import clip_in_buckets as clip_in_buckets
     from autotuner.api.comparing import compare_batches as compare_batches
     from autotuner.api.layer_to_layer import layer_to_layer as layer_to_layer
     from autotuner.api.length_batches import batches as batches
@@ -53,6 +54,7 @@ _PLACES = {
     "apply": "api",
     "batches": "api.length_batches",
     "check": "api",
+    "clip_in_buckets": "api.clipping",
     "compare_batches": "api.comparing",
     "layer_to_layer": "api.layer_to_layer",
     "load_configuration": "api",

@@ -12,7 +12,7 @@ NAMES = (
     "load_configuration", "module", "optimize", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
 OF_TORCH = (
-    "batches", "compare_batches", "layer_to_layer", "packed", "packed_attention", "packed_batches",
+    "batches", "clip_in_buckets", "compare_batches", "layer_to_layer", "packed", "packed_attention", "packed_batches",
     "packed_bounds", "regions", "training_step",
 )  # fmt: skip
 """Those that are imported with torch, whose models they are for."""
