@@ -85,8 +85,9 @@ def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
     (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
     out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap)
     found = packed_attention.backward(
-        gradient, query, key, value, out, log_sum_exp, bounds, seers_of(bounds), seed, case.factor, case.p, case.cap
-    )
+        gradient, query, key, value, out, log_sum_exp, bounds=bounds, seers=seers_of(bounds), seed=seed,
+        factor=case.factor, p=case.p, cap=case.cap,
+    )  # fmt: skip
     place = torch.arange(len(bounds), device=device)
     seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
     wide = [each.double().requires_grad_() for each in (query, key, value)]

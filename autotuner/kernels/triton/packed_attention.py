@@ -72,7 +72,7 @@ def forward(
 
 
 def backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, *, bounds: Tensor,
     seers: Tensor, seed: Tensor, factor: float, p: float, cap: float, tiles: PackedTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key and value, with rows outermost in memory.

@@ -35,20 +35,23 @@ def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("autotuner::packed_attention_backward", mutates_args=())
 def _gradients(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
-    seed: Tensor, factor: float, p: float, cap: float,
+    seed: Tensor, *, factor: float, p: float, cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if _runs_triton(query):
         from autotuner.kernels.triton import packed_attention as by_triton
 
         seers = seers_of(bounds)
-        return by_triton.backward(gradient, query, key, value, out, log_sum_exp, bounds, seers, seed, factor, p, cap)
+        return by_triton.backward(
+            gradient, query, key, value, out, log_sum_exp, bounds=bounds, seers=seers, seed=seed, factor=factor, p=p,
+            cap=cap,
+        )  # fmt: skip
     found = by_torch.backward(gradient, query, key, value, bounds, seed, factor, p, cap)
     into_query, into_key, into_value = map(_rows_outermost, found)
     return into_query, into_key, into_value
 
 
 @_gradients.register_fake
-def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _made(query), _made(key), _made(value)
 
 
@@ -63,14 +66,15 @@ def _rows_outermost(tensor: Tensor) -> Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, seed, *ctx.numbers = inputs
+    query, key, value, bounds, seed, *numbers = inputs
+    ctx.numbers = dict(zip(("factor", "p", "cap"), numbers, strict=True))
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(query, key, value, *output, bounds, seed)
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, out, log_sum_exp, bounds, seed = ctx.saved_tensors
-    found = _gradients(gradient, query, key, value, out, log_sum_exp, bounds, seed, *ctx.numbers)
+    found = _gradients(gradient, query, key, value, out, log_sum_exp, bounds, seed, **ctx.numbers)
     return (*found, *[None] * 5)
 
 
