@@ -12,7 +12,7 @@ from autotuner.runtime.packing.interface import NAME, register
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
 
 
-def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Packer:
+def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifted_labels: bool | None = None) -> Packer:
     """Have a model of transformers take packed batches: sequences one behind the other, without padding.
 
     The model's attention becomes one that keeps each token to its own sequence; all else sees tokens alone. The model
@@ -24,6 +24,8 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Pac
             beside its decoder. It is changed in place.
         multiple: the number of tokens of a batch is filled up to one of this number, so that there are few shapes.
         tokens: the number of tokens of each batch, filled up to it; None for as few as there are.
+        shifted_labels: whether the loss of a token is that of the next one's label, as in causal models, so that the
+            first label of a sequence belongs to no token of it; None to find out by the model's own loss.
 
     Returns:
         A function that packs: give it a padded batch, or use it as a collate function for examples. See `Packer`.
@@ -36,21 +38,27 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None) -> Pac
         raise InputError(f"multiple and tokens are 1 or more; given: {multiple}, {tokens}")
     if not hasattr(model, "set_attn_implementation") or not hasattr(model, "config"):
         raise InputError(f"packed takes a model of transformers; given: {type(model).__name__}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(f"{type(model).__name__} has an encoder and a decoder, which packed does not take")
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise InputError(f"{type(model).__name__} has attention to an encoder, which packed does not take")
+    if any(hasattr(config, name) for name in ("vision_config", "audio_config", "image_token_id")):
+        raise InputError(f"{type(model).__name__} has other inputs than text, which packed does not take")
     register()
-    before = model.config._attn_implementation
-    if before == NAME:
-        before = "sdpa"
-    packer = Packer(multiple, tokens, shifted=False, first=_first_position(model))
+    before = {"": config._attn_implementation}
+    before |= {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    packer = Packer(multiple, tokens, shifted_labels, first=_first_position(model))
     try:
         model.set_attn_implementation(NAME)
-        if model.config._attn_implementation != NAME:
+        if config._attn_implementation != NAME:
             raise InputError(f"{type(model).__name__} does not let its attention be set, so it cannot run packed")
-        packer.shifted = check(model, before, Packer(1, None, shifted=False, first=packer.first))
+        found = check(model, before, packer.first)
     except BaseException:
         model.set_attn_implementation(before)
         raise
+    if shifted_labels is None:
+        packer.shifted = found
+    elif found is not None and found != shifted_labels:
+        raise InputError(f"the loss of {type(model).__name__} says shifted_labels={found}; given: {shifted_labels}")
     return packer
 
 

@@ -80,6 +80,43 @@ def test_tokens_losses_and_gradients_are_those_of_the_padded_batch(name: str) ->
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_whether_labels_are_shifted_does_not_depend_on_rounding(dtype: torch.dtype) -> None:
+    small = transformers.CohereConfig(**GROUPED | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
+    for model in (made("LLaMA"), made("GPT-2"), transformers.CohereForCausalLM(small)):
+        assert autotuner.packed(model.to(dtype)).shifted is True
+    assert autotuner.packed(made("BERT").to(dtype)).shifted is False
+
+
+class Forwarding(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Takes labels, and does not say so in its signature."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return super().forward(*arguments, **named)
+
+
+def test_labels_are_found_out_where_the_signature_or_the_head_does_not_tell() -> None:
+    assert autotuner.packed(Forwarding(transformers.LlamaConfig(**GROUPED))).shifted is True
+    assert autotuner.packed(torch.compile(made("LLaMA"), backend="eager")).shifted is True
+    for name in ("LLaMA", "BERT"):
+        model = made(name)
+        nn.init.zeros_(model.get_output_embeddings().weight)
+        assert autotuner.packed(model).shifted is (name == "LLaMA")
+
+
+def test_labels_of_a_model_without_a_loss_need_to_be_explained() -> None:
+    small = transformers.BertConfig(**SMALL)
+    packer = autotuner.packed(transformers.BertModel(small))
+    assert packer.shifted is None
+    assert "labels" not in packer([{"input_ids": [5, 6]}])
+    with pytest.raises(InputError, match=r"say packed\(model, shifted_labels=...\), or leave labels out"):
+        packer([{"input_ids": [5, 6], "labels": [5, 6]}])
+    packer = autotuner.packed(transformers.BertModel(small), shifted_labels=True, tokens=2)
+    assert packer([{"input_ids": [5, 6], "labels": [5, 6]}])["labels"].tolist() == [[-100, 6]]
+    with pytest.raises(InputError, match="the loss of BertForMaskedLM says shifted_labels=False; given: True"):
+        autotuner.packed(made("BERT"), shifted_labels=True)
+
+
 def test_padded_batches_run_as_before() -> None:
     for name in ("BERT", "LLaMA", "Gemma 2"):
         model = made(name).eval()
@@ -118,10 +155,27 @@ def test_examples_are_collated_and_filled_up_to_a_number_of_tokens() -> None:
     assert tokens["position_ids"].tolist() == [[2, 3, 4, 2, 3, 2, 2, 2]]
 
 
+def test_examples_may_be_empty_or_padded_and_other_labels_are_ignored_behind() -> None:
+    packer = autotuner.packed(made("BERT"), tokens=4)
+    tokens = packer([
+        {"input_ids": [], "ner_labels": []},
+        {"input_ids": [5, 6], "ner_labels": [1, 2]},
+    ])  # fmt: skip
+    assert tokens["input_ids"].tolist() == [[5, 6, 0, 0]]
+    assert tokens["input_ids"].dtype == torch.int64
+    assert tokens["ner_labels"].tolist() == [[1, 2, -100, -100]]
+    padded_example = {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}
+    assert packer([padded_example])["attention_mask"][0, 0].tolist() == [[0, 2], [0, 2], [2, 3], [3, 4]]
+    tokens = packer({"input_ids": torch.full((2, 2), 7), "position_ids": torch.tensor([[4, 9]])})
+    assert tokens["position_ids"].tolist() == [[4, 9, 4, 9]]
+    with pytest.raises(InputError, match="a token is 1, that of padding, whose position this model counts otherwise"):
+        autotuner.packed(made("RoBERTa"))([{"input_ids": [5, 1, 6]}])
+
+
 def test_what_cannot_be_packed_is_refused_in_a_sentence_and_stays_as_it_was() -> None:
     small = transformers.BertConfig(**SMALL)
     model = transformers.BertForSequenceClassification(small)
-    with pytest.raises(InputError, match=r"its logits are \[3, 2\] for \[3, 6\] tokens: packed, an output of a sequ"):
+    with pytest.raises(InputError, match=r"it makes is \[3, 2\] for \[3, 11\] tokens: packed, an output of a sequ"):
         autotuner.packed(model)
     assert model.config._attn_implementation == "sdpa"
     with pytest.raises(InputError, match="ElectraForPreTraining cannot run packed: on a few tokens, it raised IndexE"):
@@ -130,7 +184,7 @@ def test_what_cannot_be_packed_is_refused_in_a_sentence_and_stays_as_it_was() ->
     with pytest.raises(InputError, match="MambaForCausalLM"):
         autotuner.packed(transformers.MambaForCausalLM(mamba))
     t5 = transformers.T5Config(vocab_size=120, d_model=32, d_ff=64, num_layers=1, num_heads=4)
-    with pytest.raises(InputError, match="has an encoder and a decoder"):
+    with pytest.raises(InputError, match="has attention to an encoder"):
         autotuner.packed(transformers.T5ForConditionalGeneration(t5))
     bloom = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=120)
     with pytest.raises(InputError, match="does not let its attention be set"):
@@ -155,10 +209,50 @@ def test_a_model_whose_sequences_see_each_other_otherwise_is_refused() -> None:
         autotuner.packed(Leaking(transformers.LlamaConfig(**GROUPED)))
 
 
+class EarlyLeak(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Adds to each token some of the one before it, in front of all layers."""
+
+    def forward(self, input_ids: Tensor, **named: Any) -> Any:
+        embedded = self.model.embed_tokens(input_ids)
+        return super().forward(inputs_embeds=embedded + 0.05 * embedded.roll(1, 1), **named)
+
+
+def test_a_head_that_makes_nothing_of_tokens_hides_nothing() -> None:
+    model = EarlyLeak(transformers.LlamaConfig(**GROUPED))
+    nn.init.zeros_(model.lm_head.weight)
+    with pytest.raises(InputError, match="tokens of one sequence change what it makes of another one"):
+        autotuner.packed(model)
+
+
+def test_models_are_packed_again_and_with_any_token_of_padding() -> None:
+    model = made("Gemma 2")
+    autotuner.packed(model)
+    assert autotuner.packed(model, tokens=8).tokens == 8
+    autotuner.packed(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED | {"pad_token_id": -1})))
+    eager = transformers.BertForSequenceClassification._from_config(
+        transformers.BertConfig(**SMALL), attn_implementation="eager"
+    )
+    with pytest.raises(InputError):
+        autotuner.packed(eager)
+    assert eager.config._attn_implementation == "eager"
+
+
+def test_models_that_see_more_than_text_are_refused() -> None:
+    crossed = transformers.BertConfig(**SMALL | {"is_decoder": True, "add_cross_attention": True})
+    with pytest.raises(InputError, match="has attention to an encoder, which packed does not take"):
+        autotuner.packed(transformers.BertLMHeadModel(crossed))
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.Gemma3Config(
+        text_config=WINDOWS, mm_tokens_per_image=4, vision_config=vision | {"image_size": 28, "patch_size": 14}
+    )
+    with pytest.raises(InputError, match="has other inputs than text"):
+        autotuner.packed(transformers.Gemma3ForConditionalGeneration(config))
+
+
 def test_layers_with_windows_that_attention_is_not_told_of_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("Gemma 3")
     monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", None)
-    with pytest.raises(InputError, match="2 of its layers have a window, and 2 calls do not tell of as many"):
+    with pytest.raises(InputError, match="by its configuration, 2 layers have a window; attention was told of 1"):
         autotuner.packed(model)
 
 
@@ -171,6 +265,20 @@ def test_layers_with_windows_that_attention_is_not_told_of_are_refused(monkeypat
         ([{"input_ids": [1], "labels": [1, 2]}], "one entry for each token; given: input_ids: 1, labels: 2"),
         ([{"input_ids": [1]}, {"labels": [1]}], "have the same names; given: input_ids; labels"),
         ([], "a padded batch, as a mapping, or a list of examples"),
+        (iter([{"input_ids": [1]}]), "a padded batch, as a mapping, or a list of examples"),
+        ({"input_ids": [[1, 2]]}, r"has tensors of shape \(sequences, length, ...\); given: list"),
+        ({"input_ids": torch.ones(3)}, r"has tensors of shape \(sequences, length, ...\); given: \[3\]"),
+        ({"input_ids": torch.ones(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}, "pad on the right"),
+        ({"input_ids": torch.ones(1, 3), "attention_mask": torch.tensor([[1, 0, 1]])}, "pad on the right"),
+        ({"input_ids": torch.ones(1, 3), "attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, "pad on the right"),
+        ({"input_ids": torch.ones(1, 3), "attention_mask": torch.zeros(1, 3)}, "a batch to pack has no tokens"),
+        ([{"input_ids": []}], "a batch to pack has no tokens"),
+        (
+            [{"input_ids": [1]}, {"input_ids": [1.0]}],
+            "is of one type, and has one entry for each token; given: torch.i",
+        ),
+        ([{"input_ids": torch.ones(1, 3)}], r"has one entry for each token; given: torch.float32 \[1, 3\]"),
+        ([{"input_ids": [1, 2], "text": "ab"}], "text of an example to pack is no list of numbers"),
         ([{"input_ids": [1] * 9}], "a batch has 9 tokens, and tokens=8: give fewer"),
     ],
 )
@@ -231,6 +339,26 @@ def test_bounds_say_who_sees_whom() -> None:
         autotuner.packed_bounds(torch.zeros(1, 2))
     with pytest.raises(InputError, match="a window is 1 or more; given: 0"):
         autotuner.packed_bounds(positions, window=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"key": torch.ones(3, 9, 4), "value": torch.ones(3, 9, 4)}, "2 heads of queries cannot share 3 of keys"),
+        (
+            {"value": torch.ones(2, 9, 8)},
+            r"the latter two of equal shape; given: \[2, 9, 4\], \[2, 9, 4\], \[2, 9, 8\]",
+        ),
+        ({"bounds": torch.zeros(8, 2, dtype=torch.int32)}, r"bounds are \(9, 2\) of int32"),
+        ({"bounds": torch.zeros(9, 2)}, "of torch.float32"),
+        ({"p": 1.0}, "p is from 0 up to 1; given: 1.0"),
+    ],
+)
+def test_operands_that_do_not_go_together_are_refused(changed: dict[str, Any], words: str) -> None:
+    given = {name: torch.ones(2, 9, 4) for name in ("query", "key", "value")}
+    bounds = autotuner.packed_bounds(torch.arange(9))
+    with pytest.raises(InputError, match=words):
+        autotuner.packed_attention(**{**given, "bounds": bounds, "factor": 1.0, **changed})
 
 
 def test_the_operator_is_one_of_torch() -> None:

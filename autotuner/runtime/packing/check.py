@@ -1,8 +1,8 @@
 """Checks, on a few tokens, that a packed model makes of each token what it makes of it in a padded batch."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -12,23 +12,29 @@ from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import IGNORED, Packer
 from autotuner.runtime.packing.interface import NAME, recorded
 
-LENGTHS = (4, 6, 1)
+LENGTHS = (4, 11, 1)
 OUTPUTS = ("logits", "last_hidden_state")
 """Of a model, one of which has an entry for each token."""
+_CHECKING = Lock()
 
 
-def check(model: Any, before: str, packer: Packer) -> bool:
+def check(model: Any, before: dict[str, str], first: int) -> bool | None:
     """Check that outputs and loss of a packed batch are those of the padded one, and say whether labels are shifted.
 
     Args:
         model: whose attention is packed attention.
-        before: the attention that it had.
+        before: the attention that it had, and its parts.
+        first: the position of a sequence's first token.
+
+    Returns:
+        Whether the loss of a token is that of the next one's label; None where the model has no loss by labels.
 
     Raises:
         InputError: they are not.
     """
     try:
-        return _checked(model, before, packer)
+        with _CHECKING, _quiet(model):
+            return _checked(model, before, first)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises
@@ -36,42 +42,63 @@ def check(model: Any, before: str, packer: Packer) -> bool:
         raise _refusal(model, f"on a few tokens, it raised {type(error).__name__}: {said}") from error
 
 
-def _checked(model: Any, before: str, packer: Packer) -> bool:
+def _checked(model: Any, before: dict[str, str], first: int) -> bool | None:
+    packer = Packer(1, None, False, first)
     batch = _batch(model)
     mask = batch["attention_mask"].bool()
     tokens = packer(batch)
-    with _quiet(model):
-        with _attention(model, before):
-            name, wanted, loss = _ran(model, batch)
-        with recorded() as record:
-            found = _output(model, tokens, name)
-        others = tokens | {"input_ids": tokens["input_ids"].clone()}
-        others["input_ids"][0, : LENGTHS[0]] = tokens["input_ids"][0, : LENGTHS[0]].flip(0) + 1
-        apart = _output(model, others, name)
-        _check_windows(model, record.windows)
-        if not record.windows:
-            raise _refusal(model, f"its attention does not go through transformers' interface as {NAME}")
-        tolerance = _tolerance(found)
-        own = slice(LENGTHS[0], sum(LENGTHS))
-        if not torch.allclose(found[0, own], apart[0, own], rtol=0, atol=tolerance * float(found.abs().max())):
+    with _attention(model, before):
+        padded = _outputs(model, batch)
+        shifted, loss = _loss_by_labels(model, batch)
+    if padded[0].shape[:2] != mask.shape or padded[0].dim() < 2:
+        told = f"what it makes is {list(padded[0].shape)} for {list(mask.shape)} tokens"
+        raise _refusal(model, f"{told}: packed, an output of a sequence has no place")
+    with recorded() as record:
+        found = _outputs(model, tokens)
+    if not record.windows:
+        raise _refusal(model, f"its attention does not go through transformers' interface as {NAME}")
+    _check_windows(model, record.windows)
+    others = tokens | {"input_ids": tokens["input_ids"].clone()}
+    others["input_ids"][0, : LENGTHS[0]] = tokens["input_ids"][0, : LENGTHS[0]].flip(0) + 1
+    own = slice(LENGTHS[0], sum(LENGTHS))
+    for mine, apart, wanted in zip(found, _outputs(model, others), padded, strict=True):
+        tolerance = _tolerance(mine)
+        if not torch.allclose(mine[0, own], apart[0, own], rtol=0, atol=tolerance * float(mine.abs().max())):
             raise _refusal(model, "tokens of one sequence change what it makes of another one")
-        made = packer.unpacked(found, mask)
-        wanted = wanted * mask.view(*mask.shape, *[1] * (wanted.dim() - 2))
-        worst = float((made - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
+        there, made = wanted[mask], packer.unpacked(mine, mask)[mask]
+        worst = float((made - there).abs().max()) / max(float(there.abs().max()), 1e-30)
         if not worst <= 100 * tolerance:
             raise _refusal(model, f"what it makes of tokens differs by {worst:.2g} of the largest number")
-        return False if loss is None else _are_shifted(model, batch, packer, loss, tolerance)
+    if loss is not None:
+        _check_loss(model, Packer(1, None, shifted, first)(batch | {"labels": _labels(batch)}), loss)
+    return shifted
 
 
-def _are_shifted(model: Any, batch: dict[str, Tensor], packer: Packer, loss: Tensor, tolerance: float) -> bool:
-    """Say whether a model's loss is of the next token's label."""
-    found = {}
-    for shifted in (False, True):
-        tokens = Packer(packer.multiple, packer.tokens, shifted, packer.first)(batch)
-        found[shifted] = float(model(**tokens).loss)
-        if abs(found[shifted] - float(loss)) <= 10 * tolerance * abs(float(loss)):
-            return shifted
-    raise _refusal(model, f"its loss is {found[False]:.6g}, or {found[True]:.6g}, and padded {float(loss):.6g}")
+def _check_loss(model: Any, tokens: dict[str, Tensor], wanted: Tensor) -> None:
+    found = model(**tokens).loss
+    if not abs(float(found) - float(wanted)) <= 10 * _tolerance(found) * abs(float(wanted)):
+        raise _refusal(model, f"its loss is {float(found):.6g}, and padded {float(wanted):.6g}")
+
+
+def _loss_by_labels(model: Any, batch: dict[str, Tensor]) -> tuple[bool | None, Tensor | None]:
+    """Say whether a model shifts labels, and return its loss of all of them; None where it has none of its own.
+
+    Where the first token of each sequence alone has a label, a model that shifts has no token with a loss.
+    """
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    labels[:, 0] = 1
+    try:
+        first, whole = (model(**batch, labels=each).loss for each in (labels, _labels(batch)))
+    except Exception:  # labels are of something else than tokens, or unknown
+        return None, None
+    if not isinstance(first, Tensor) or not isinstance(whole, Tensor) or not bool(whole.isfinite()):
+        return None, None
+    return not (bool(first.isfinite()) and bool(first)), whole
+
+
+def _labels(batch: dict[str, Tensor]) -> Tensor:
+    """Return a label of two for each token."""
+    return torch.where(batch["attention_mask"].bool(), batch["input_ids"] % 2, IGNORED)
 
 
 def _tolerance(found: Tensor) -> float:
@@ -79,41 +106,28 @@ def _tolerance(found: Tensor) -> float:
 
 
 def _batch(model: Any) -> dict[str, Tensor]:
-    """Return a padded batch of a few tokens for a model, with labels where it takes them for each token."""
+    """Return a padded batch of a few tokens for a model."""
     words = int(model.get_input_embeddings().weight.shape[0])
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(2, max(words - 1, 3), (len(LENGTHS), max(LENGTHS)), generator=generator)
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    ids[~mask] = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-    made = {"input_ids": ids, "attention_mask": mask.long()}
-    if "labels" in inspect.signature(model.forward).parameters:
-        made["labels"] = torch.where(mask, ids % 2, IGNORED)
+    padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+    padding = padding if 0 <= padding < words else 0
+    shape = (len(LENGTHS), max(LENGTHS))
+    ids = torch.randint(2, max(words - 1, 3), shape, generator=generator, device="cpu")
+    ids[ids == padding] = padding + 1 if padding + 2 < words else padding - 1
+    mask = torch.arange(max(LENGTHS), device="cpu") < torch.tensor(LENGTHS, device="cpu")[:, None]
+    ids[~mask] = padding
     device = next(model.parameters()).device
-    return {name: each.to(device) for name, each in made.items()}
+    return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
 
-def _ran(model: Any, batch: dict[str, Tensor]) -> tuple[str, Tensor, Tensor | None]:
-    """Run a model on a padded batch; return the name and value of an output that has an entry for each token, and the
-    loss."""
-    try:
-        made = model(**batch)
-    except Exception:  # labels are of something else than tokens
-        if batch.pop("labels", None) is None:
-            raise
-        made = model(**batch)
-    shape = batch["input_ids"].shape
-    name = next((name for name in OUTPUTS if isinstance(getattr(made, name, None), Tensor)), None)
-    if name is None or getattr(made, name).shape[:2] != shape:
-        told = (
-            f"its {name} are {list(getattr(made, name).shape)}" if name else "it has neither logits nor hidden states"
-        )
-        raise _refusal(model, f"{told} for {list(shape)} tokens: packed, an output of a sequence has no place")
-    return name, getattr(made, name), getattr(made, "loss", None)
-
-
-def _output(model: Any, tokens: dict[str, Tensor], name: str) -> Tensor:
-    found: Tensor = getattr(model(**{key: each for key, each in tokens.items() if key != "labels"}), name)
-    return found
+def _outputs(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Return what a model makes of tokens, and the last hidden states: a head may hide differences between these."""
+    made = model(**batch, output_hidden_states=True)
+    found = [getattr(made, name) for name in OUTPUTS if isinstance(getattr(made, name, None), Tensor)]
+    if not found:
+        raise _refusal(model, "it has neither logits nor hidden states")
+    hidden = getattr(made, "hidden_states", None)
+    return [found[0], *(hidden[-1:] if isinstance(hidden, tuple) else ())]
 
 
 def _check_windows(model: Any, windows: list[int | None]) -> None:
@@ -129,7 +143,8 @@ def _check_windows(model: Any, windows: list[int | None]) -> None:
             raise _refusal(model, f"it has layers of {', '.join(strange)}")
         wanted = list(kinds).count("sliding_attention")
     if sum(window is not None for window in windows) != wanted:
-        raise _refusal(model, f"{wanted} of its layers have a window, and {len(windows)} calls do not tell of as many")
+        told = sum(window is not None for window in windows)
+        raise _refusal(model, f"by its configuration, {wanted} layers have a window; attention was told of {told}")
 
 
 def _refusal(model: nn.Module, reason: str) -> InputError:
@@ -154,7 +169,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _attention(model: Any, name: str) -> Iterator[None]:
+def _attention(model: Any, name: dict[str, str]) -> Iterator[None]:
     """Have a model use an implementation of attention for a while."""
     model.set_attn_implementation(name)
     try:

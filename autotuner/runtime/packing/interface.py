@@ -17,7 +17,7 @@ NAME = "autotuner_packed"
 """Of this implementation of attention, in a model's configuration."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """Arguments of calls of attention, while they are noted.
 
@@ -94,11 +94,16 @@ def attend(
     if others.get("position_bias") is not None or others.get("s_aux") is not None:
         raise InputError(f"{type(module).__name__} adds a bias to its scores, which packed attention does not know")
     bounds = attention_mask[0, 0]
-    if query.shape[0] != 1 or query.shape[2] != bounds.shape[0] or key.shape[2] != bounds.shape[0]:
+    if len(query) != 1 or len(key) != 1 or query.shape[2] != bounds.shape[0] or key.shape[2] != bounds.shape[0]:
         raise InputError(
             f"{type(module).__name__} has queries of shape {list(query.shape)} and keys of shape {list(key.shape)} for "
             f"{bounds.shape[0]} packed tokens: packed, a batch is one row, and attention is of its tokens alone, "
             "without a cache of earlier ones"
+        )
+    if value.shape[-1] != query.shape[-1]:
+        raise InputError(
+            f"{type(module).__name__} has {value.shape[-1]} features of values and {query.shape[-1]} of queries, which "
+            "packed attention does not know"
         )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     reach = None if sliding_window is None else sliding_window - 1

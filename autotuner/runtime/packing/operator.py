@@ -5,10 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.errors import InputError
 from autotuner.kernels.torch import packed_attention as by_torch
 from autotuner.runtime.packing.bounds import seers_of
 
 SEEDS = 1 << 62
+PLACES_MAX = 1 << 31
+"""Programs count elements of a head in 32 bits."""
 
 
 def _runs_triton(query: Tensor) -> bool:
@@ -81,6 +84,25 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | No
 _forward.register_autograd(_backward, setup_context=_setup)
 
 
+def _check(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, p: float) -> None:
+    if query.dim() != 3 or key.shape != value.shape or key.shape[1:] != query.shape[1:]:
+        shapes = ", ".join(str(list(each.shape)) for each in (query, key, value))
+        raise InputError(
+            f"query, key and value are (heads, rows, features), the latter two of equal shape; given: {shapes}"
+        )
+    if query.shape[0] % key.shape[0]:
+        raise InputError(f"{query.shape[0]} heads of queries cannot share {key.shape[0]} of keys: give a divisor")
+    if bounds.shape != (query.shape[1], 2) or bounds.dtype != torch.int32:
+        raise InputError(
+            f"bounds are ({query.shape[1]}, 2) of int32, as packed_bounds makes them; given: {list(bounds.shape)} of "
+            f"{bounds.dtype}"
+        )
+    if not 0.0 <= p < 1.0:
+        raise InputError(f"p is from 0 up to 1; given: {p}")
+    if max(each.stride(1) for each in (query, key, value)) * query.shape[1] >= PLACES_MAX:
+        raise InputError(f"{query.shape[1]:,} rows reach further than {PLACES_MAX:,} elements: pack fewer tokens")
+
+
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, factor: float, p: float = 0.0, cap: float = 0.0
 ) -> Tensor:
@@ -96,8 +118,12 @@ def packed_attention(
         cap: of the scores, as cap * tanh(scores / cap); 0 for none.
 
     Returns:
-        (heads, rows, features), rows outermost in memory.
+        (heads, rows, features), rows outermost in memory. It can be differentiated once.
+
+    Raises:
+        InputError: shapes that do not go together, or p that is not from 0 up to 1.
     """
+    _check(query, key, value, bounds, p)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -105,5 +131,5 @@ def packed_attention(
         seed = torch.randint(0, SEEDS, (1,), device=query.device)
     else:
         seed = torch.zeros(1, dtype=torch.int64, device=query.device)
-    out: Tensor = _forward(query, key, value, bounds, seed, factor, p, cap)[0]
+    out: Tensor = _forward(query, key, value, bounds.contiguous(), seed, factor, p, cap)[0]
     return out
