@@ -8,7 +8,7 @@ from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import Packer
 from autotuner.runtime.packing.bounds import bounds_of, narrowed
 from autotuner.runtime.packing.check import check
-from autotuner.runtime.packing.interface import NAME, register
+from autotuner.runtime.packing.interface import NAME, bounds_by_positions, register
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
 
 
@@ -55,6 +55,8 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     except BaseException:
         model.set_attn_implementation(before)
         raise
+    if bounds_by_positions not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(bounds_by_positions, with_kwargs=True)
     if shifted_labels is None:
         packer.shifted = found
     elif found is not None and found != shifted_labels:

@@ -172,6 +172,20 @@ def test_examples_may_be_empty_or_padded_and_other_labels_are_ignored_behind() -
         autotuner.packed(made("RoBERTa"))([{"input_ids": [5, 1, 6]}])
 
 
+@pytest.mark.parametrize("name", ["LLaMA", "Gemma 3", "BERT"])
+def test_flattened_batches_are_packed_by_their_positions(name: str) -> None:
+    model = without_dropout(made(name).train())  # makes a cache by default, with which transformers looks at none
+    twin = copy.deepcopy(model)
+    packer = autotuner.packed(autotuner.packed(model) and model)
+    batch = padded()
+    rows = [row[there].tolist() for row, there in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)]
+    flat = transformers.DataCollatorWithFlattening()([{"input_ids": row} for row in rows])
+    flat["labels"] = packer([{"input_ids": row, "labels": row} for row in rows])["labels"][:, : sum(LENGTHS)]
+    assert "attention_mask" not in flat
+    torch.testing.assert_close(model(**flat).loss, twin(**batch).loss, rtol=1e-6, atol=1e-6)
+    assert len(model._forward_pre_hooks) == 1
+
+
 def test_what_cannot_be_packed_is_refused_in_a_sentence_and_stays_as_it_was() -> None:
     small = transformers.BertConfig(**SMALL)
     model = transformers.BertForSequenceClassification(small)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.bounds import narrowed
+from autotuner.runtime.packing.bounds import bounds_of, narrowed
 from autotuner.runtime.packing.operator import packed_attention
 
 NAME = "autotuner_packed"
@@ -115,6 +115,19 @@ def attend(
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0)
     return out.transpose(0, 1)[None], None
+
+
+def bounds_by_positions(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Give a model bounds where it is called with one row of positions and no mask, as flattened batches are.
+
+    With a cache, which models make by default, transformers does not look at positions: sequences would see each other.
+    """
+    positions, tokens = named.get("position_ids"), named.get("input_ids", named.get("inputs_embeds"))
+    if positions is None or tokens is None or positions.dim() != 2 or positions.shape[0] != 1 or tokens.shape[0] != 1:
+        return None
+    if named.get("attention_mask") is not None or named.get("past_key_values") is not None:
+        return None
+    return given, named | {"attention_mask": mask_of(bounds_of(positions[0]))}
 
 
 def _padded(
