@@ -15,7 +15,8 @@ class PackedBatches(EpochSampler):
 
     Each epoch draws all sequences in another order. A window of that order fills batches, each sequence the fullest one
     that has room, the longest first. Of these batches, ranks get those whose attention is about equal work in one step;
-    the order of steps is drawn. Each sequence comes once an epoch, but for those of a few batches that fill no step.
+    the order of steps is drawn. Each sequence comes once an epoch, but for those of fewer batches than there are ranks,
+    the least filled, which are no step.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PackedBatches(EpochSampler):
         return float(np.mean([max(step) * len(step) / sum(step) for step in work]))
 
     def __str__(self) -> str:
-        sequences = len(self._lengths) / max(len(self) * self._ranks, 1)
+        sequences = np.mean([len(batch) for step in self._all_steps() for batch in step])
         told = "" if self._ranks == 1 else f", imbalance of ranks in attention {self.imbalance:.3f}"
         return (
             f"{len(self)} batches of {self._tokens:,} tokens, {self.filled:.1%} filled, by {sequences:.1f} sequences "
@@ -98,11 +99,12 @@ class PackedBatches(EpochSampler):
         for number, part in enumerate(np.split(order, cuts)):
             batches = self._filled(np.concatenate([left, part]))
             batches.sort(key=lambda batch: -int(self._lengths[batch].sum()))
-            whole = len(batches) // self._ranks * self._ranks
-            if number < len(cuts) and whole == len(batches):
-                whole -= self._ranks  # its last batches are the least filled: their sequences go on to the next window
-            kept = sorted(batches[: max(whole, 0)], key=self._attention)
-            left = np.concatenate([*batches[max(whole, 0) :], np.empty(0, dtype=np.int64)])
+            steps_there = len(batches) // self._ranks
+            if number < len(cuts) and steps_there * self._ranks == len(batches):
+                steps_there -= 1  # the least filled ones: their sequences go on to the next window
+            whole = steps_there * self._ranks
+            kept = sorted(batches[:whole], key=self._attention)
+            left = np.concatenate([*batches[whole:], np.empty(0, dtype=np.int64)])
             own = [kept[begin : begin + self._ranks] for begin in range(0, len(kept), self._ranks)]
             steps += [own[place] for place in generator.permutation(len(own))]
         return steps

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import Packer
-from autotuner.runtime.packing.bounds import bounds_of, narrowed
+from autotuner.runtime.packing.bounds import bounds_of, visible
 from autotuner.runtime.packing.check import check
 from autotuner.runtime.packing.interface import NAME, bounds_by_positions, register
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
@@ -85,8 +85,7 @@ def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None
         raise InputError(f"positions are (tokens,); given: {list(positions.shape)}")
     if window is not None and window < 1:
         raise InputError(f"a window is 1 or more; given: {window}")
-    reach = None if window is None else window - 1
-    return narrowed(bounds_of(positions), reach, 0 if causal else reach)
+    return visible(bounds_of(positions), causal, window)
 
 
 def _first_position(model: Any) -> int:

@@ -13,6 +13,7 @@ from autotuner.runtime.packing.interface import mask_of
 IGNORED = -100
 """The label of tokens that have no part in the loss."""
 PER_TOKEN = ("input_ids", "inputs_embeds")
+"""One of these says how many tokens a batch has."""
 
 
 class Packer:

@@ -44,6 +44,20 @@ def narrowed(bounds: Tensor, before: int | None, behind: int | None) -> Tensor:
     return torch.stack((start, end), 1)
 
 
+def visible(bounds: Tensor, causal: bool, window: int | None) -> Tensor:
+    """Return bounds in which no token sees one behind it, or further than a window, where that is asked for.
+
+    Args:
+        window: so many tokens are seen at most, the own one among them; to both sides where it is not causal.
+
+    >>> visible(torch.tensor([[0, 3], [0, 3], [0, 3]]), causal=True, window=2).tolist()
+    [[0, 1], [0, 2], [1, 3]]
+    """
+    reach = None if window is None else window - 1
+    behind = 0 if causal else reach
+    return bounds if reach is None and behind is None else narrowed(bounds, reach, behind)
+
+
 def seers_of(bounds: Tensor) -> Tensor:
     """Return for each token the first row that sees it, and the one behind the last; bounds do not decrease.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.bounds import bounds_of, narrowed
+from autotuner.runtime.packing.bounds import bounds_of, visible
 from autotuner.runtime.packing.operator import packed_attention
 
 NAME = "autotuner_packed"
@@ -106,12 +106,9 @@ def attend(
             "packed attention does not know"
         )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    reach = None if sliding_window is None else sliding_window - 1
-    if causal or reach is not None:
-        bounds = narrowed(bounds, reach, 0 if causal else reach)
-    if _RECORDS:
-        for record in _RECORDS:
-            record.windows.append(sliding_window)
+    bounds = visible(bounds, causal, sliding_window)
+    for record in _RECORDS:
+        record.windows.append(sliding_window)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0)
     return out.transpose(0, 1)[None], None

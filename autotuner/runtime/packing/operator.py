@@ -14,15 +14,11 @@ PLACES_MAX = 1 << 31
 """Programs count elements of a head in 32 bits."""
 
 
-def _runs_triton(query: Tensor) -> bool:
-    return query.is_cuda
-
-
 @torch.library.custom_op("autotuner::packed_attention", mutates_args=())
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    if _runs_triton(query):
+    if query.is_cuda:
         from autotuner.kernels.triton import packed_attention as by_triton
 
         return by_triton.forward(query, key, value, bounds, seed, factor, p, cap)
@@ -40,7 +36,7 @@ def _gradients(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
     seed: Tensor, *, factor: float, p: float, cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if _runs_triton(query):
+    if query.is_cuda:
         from autotuner.kernels.triton import packed_attention as by_triton
 
         seers = seers_of(bounds)
