@@ -16,6 +16,7 @@ import autotuner
 from autotuner.errors import BudgetError, InputError
 from autotuner.runtime.devices import CpuRuntime
 from autotuner.runtime.devices.cpu import DirectLink
+from autotuner.runtime.layer_to_layer.rounded_adam import RoundedAdam
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.layer_to_layer.times import LayerTimes
 
@@ -75,6 +76,27 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
 
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def weighted(model: nn.Module) -> torch.optim.AdamW:
+    """AdamW of two groups, of which one decays."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0, "lr": 0.01}]
+    return torch.optim.AdamW(groups, lr=0.02, fused=True)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """Have a method note the arguments of its calls."""
+    calls: list[Any] = []
+    method = getattr(owner, name)
+
+    def noting(*args: Any) -> Any:
+        calls.append(args)
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, noting)
+    return calls
 
 
 def plain_step(
@@ -383,17 +405,75 @@ def test_weights_and_gradients_travel_once_for_all_micro_batches() -> None:
     assert down == pytest.approx((2 - 2 / 6) * up, rel=1e-6)
 
 
-def test_matrices_that_are_rounded_on_the_way_are_those_of_autocast() -> None:
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("make", [adamw, weighted])
+def test_matrices_that_are_rounded_on_the_way_are_those_of_autocast(
+    monkeypatch: pytest.MonkeyPatch, make: Make, max_norm: float | None
+) -> None:
+    calls = counted(monkeypatch, RoundedAdam, "update")
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    own = adamw(model)
+    own, other = make(model), make(twin)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (own, other)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        step = autotuner.layer_to_layer(twin, adamw(twin), loss_of, compiler=None, link_dtype=torch.bfloat16)
+        step = autotuner.layer_to_layer(
+            twin, other, loss_of, compiler=None, link_dtype=torch.bfloat16, max_norm=max_norm
+        )
+        for number in range(5):
+            mine, plain = step(batch(number)), plain_step(model, own, batch(number), max_norm=max_norm)
+            assert mine.item() == pytest.approx(plain.item(), rel=1e-5 if number < 2 else 2e-3)
+            for schedule in schedules:
+                schedule.step()
+    assert len(calls) == 4 * 2 * 4  # the first step makes the optimizer's state; matrices of four layers in all others
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
+        assert two.dtype == torch.float32
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert own.state[one]["step"] == other.state[two]["step"] == 5
+
+
+def test_one_update_from_a_rounded_gradient_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(33, 7))
+    twin = nn.Parameter(weight.detach().clone())
+    optimizers = [torch.optim.AdamW([each], lr=0.03, weight_decay=0.2, fused=True) for each in (weight, twin)]
+    adam = RoundedAdam(optimizers[1])
+    adam.prepare([twin], torch.bfloat16)
+    assert not adam.groups([twin])  # it has no state yet
+    for number in range(4):
+        gradient = torch.randn(33, 7).bfloat16()
+        weight.grad = gradient.float() * 0.5
+        optimizers[0].step()
+        if number == 0:
+            twin.grad = gradient.float() * 0.5
+            optimizers[1].step()
+            continue
+        rounded = torch.empty(33, 7, dtype=torch.bfloat16)
+        adam.update(twin, adam.groups([twin])[id(twin)], gradient, rounded, 0.5)
+        assert torch.equal(rounded, twin.detach().bfloat16())
+    torch.testing.assert_close(twin, weight, rtol=1e-6, atol=1e-6)
+    for name in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(optimizers[1].state[twin][name], optimizers[0].state[weight][name])
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"maximize": True}])
+def test_updates_that_the_loop_does_not_know_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    calls = counted(monkeypatch, RoundedAdam, "update")
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    own = adamw(model, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = autotuner.layer_to_layer(
+            twin, adamw(twin, **options), loss_of, compiler=None, link_dtype=torch.bfloat16
+        )
         for number in range(3):
             assert torch.equal(step(batch(number)), plain_step(model, own, batch(number)))
     assert_equal(model, twin)
-    assert all(p.dtype == torch.float32 for p in twin.parameters())
+    assert not calls
 
 
 def test_the_weights_of_two_layers_are_all_that_the_device_has() -> None:

@@ -86,6 +86,20 @@ class HostLayer:
                 changed = True
         self.stamp += changed
 
+    @property
+    def rounded(self) -> tuple[list[nn.Parameter], torch.dtype | None]:
+        """The trained parameters that travel rounded, and the type that they are rounded to."""
+        trained = zip(self.trained, self.gradients.dtypes, strict=True)
+        found = [self.parameters[n] for n, dtype in trained if dtype != self.parameters[n].dtype]
+        return found, self._rounds
+
+    @contextmanager
+    def written(self, number: int) -> Iterator[Tensor]:
+        """Have a parameter that is rounded on the way written to, with the rounded copy, which this gives."""
+        yield self._packed[number]
+        parameter = self.parameters[number]
+        self._versions[number] = parameter._version, parameter.data_ptr()
+
     def check(self) -> None:
         """Check that the layer has the parameters that it had when this was made.
 

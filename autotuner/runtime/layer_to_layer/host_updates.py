@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from autotuner.runtime.devices.protocol import HostLink
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
+from autotuner.runtime.layer_to_layer.rounded_adam import RoundedAdam
 from autotuner.runtime.optimizer_parts import update_only
 
 AHEAD = 3
@@ -62,6 +63,9 @@ class HostUpdates:
         # One piece for all layers: the system clears memory that is allocated anew.
         rounded = [layer.own_gradients.total_bytes for layer in layers if layer.own_gradients != layer.gradients]
         self._scratch = torch.empty(max(rounded, default=0), dtype=torch.uint8)
+        self._adam = RoundedAdam(optimizer)
+        for layer in layers:
+            self._adam.prepare(*layer.rounded)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="updates of layers")
         self._queued: list[Future[None]] = []
         self.busy_s, self.bytes_up = 0.0, 0
@@ -117,16 +121,18 @@ class HostUpdates:
         self._link.wait_on_host(arrived.ticket)
         began, layer = perf_counter(), arrived.layer
         with torch.no_grad():
-            views = layer.gradients.views(arrived.buffer)
-            own = layer.own_gradients.views(self._scratch) if layer.own_gradients != layer.gradients else views
+            views = dict(zip(layer.trained, layer.gradients.views(arrived.buffer), strict=True))
+            there = [number for number, has in zip(layer.trained, arrived.has, strict=True) if has]
+            left = self._update_rounded(layer, {number: views[number] for number in there}, scale)
+            own = layer.own_gradients.views(self._scratch) if layer.own_gradients != layer.gradients else views.values()
+            wide = dict(zip(layer.trained, own, strict=True))
             moved = []
-            for number, view, gradient, is_there in zip(layer.trained, views, own, arrived.has, strict=True):
-                if is_there:
-                    parameter = layer.parameters[number]
-                    parameter.grad = gradient if gradient is view else gradient.copy_(view)
-                    if scale is not None:
-                        parameter.grad.mul_(scale)
-                    moved.append(parameter)
+            for number in left:
+                parameter, view, gradient = layer.parameters[number], views[number], wide[number]
+                parameter.grad = gradient if gradient is view else gradient.copy_(view)
+                if scale is not None:
+                    parameter.grad.mul_(scale)
+                moved.append(parameter)
             try:
                 update_only(self._optimizer, moved)
             finally:
@@ -134,3 +140,15 @@ class HostUpdates:
                     parameter.grad = None
             layer.refresh(moved)
         self.busy_s += perf_counter() - began
+
+    def _update_rounded(self, layer: HostLayer, gradients: dict[int, Tensor], scale: float | None) -> list[int]:
+        """Update what can be updated from rounded gradients as they are, and return the numbers of all others."""
+        left, groups = [], self._adam.groups(layer.parameters[number] for number in gradients)
+        for number, gradient in gradients.items():
+            parameter = layer.parameters[number]
+            if id(parameter) not in groups or gradient.dtype == parameter.dtype:
+                left.append(number)
+                continue
+            with layer.written(number) as rounded:
+                self._adam.update(parameter, groups[id(parameter)], gradient, rounded, 1.0 if scale is None else scale)
+        return left
