@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from autotuner.errors import GraphError
-from autotuner.ir import derivatives, programmed
+from autotuner.ir import derivatives, packed_attention, programmed
 from autotuner.ir.derivatives import Gradient
 from autotuner.ir.graph import Operator
 from autotuner.ir.records import ELEMENT_BYTES as ELEMENT_BYTES
@@ -180,6 +180,13 @@ KINDS: Mapping[str, Kind] = {
              fused_alone=True, placewise=True, shown=True),
         Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
              fused_alone=True, shown=True),
+        Kind("packed_attention", "tnp,tnp,tnp,tc,z->tnp,nt", "D,D,D,R,R->D,R", "normalisation", 8,
+             packed_attention.ATTRIBUTES, ("value", "statistic"), gradient=packed_attention.gradient, fusible=False,
+             shorter=("D,D,D,R->D,R",), shown=True, stem="attention", statistics=("logsumexp",),
+             roles={3: "bounds", 4: "seed"}),
+        Kind("packed_attention_grad", "tnp,tnp,tnp,tnp,tnp,nt,tc,z->tnp,tnp,tnp", "D,D,D,D,D,R,R,R->D,D,D",
+             "normalisation", 20, packed_attention.ATTRIBUTES, ("value", "value", "value"), fusible=False,
+             shorter=("D,D,D,D,D,R,R->D,D,D",)),
         Kind("choice", "te->tk", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.choice,
              fusible=False),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
@@ -242,6 +249,8 @@ def check_operator(operator: Operator) -> None:
         programmed.of_operator(operator)
     if kind.name == "contraction":
         _check_contraction(operator, kind)
+    elif kind.name == "packed_attention":
+        packed_attention.check_axes(operator)
     elif "D" not in kind.pattern:
         _check_pattern(operator, kind)
 
@@ -255,6 +264,8 @@ def check_sizes(operator: Operator, extents: Mapping[str, int]) -> None:
     kind = kind_of(operator)
     if kind.name in programmed.PROGRAMMED:
         programmed.check_shapes(operator, extents)
+    if kind.name == "packed_attention":
+        packed_attention.check_extents(operator, extents)
     if kind.even and extents[str(operator.attribute("axis"))] % 2:
         axis = operator.attribute("axis")
         raise GraphError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from autotuner.errors import GraphError
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
+from autotuner.kernels.torch import packed_attention
 from autotuner.kernels.torch.programmed import PROGRAMMED, onto
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -327,5 +328,7 @@ REFERENCE: Mapping[str, Function] = {
     "layer_norm": _layer_norm,
     "layer_norm_grad_input": _layer_norm_grad_input,
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,
+    "packed_attention": packed_attention.of_node,
+    "packed_attention_grad": packed_attention.of_node,
     **PROGRAMMED,
 }

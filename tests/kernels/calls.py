@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -115,12 +116,12 @@ def prepare(call: Call, values: Values | None = None) -> Prepared:
     """Make operands up and build the kernel on them."""
     kernel = KERNELS[call.candidate.kernel]
     values = values or Values(call.subgraph, kernel.consistent)
-    buffers = Buffers()
+    buffers = Buffers(values.device)
     inputs, outputs = buffers.inputs(call, values, 0), buffers.outputs(call, values, 0)
     return Prepared(call, values, inputs, outputs, kernel.builder()(call, inputs, outputs))
 
 
-def faults(calls: Sequence[Call]) -> dict[str, str]:
+def faults(calls: Sequence[Call], device: str = "cpu") -> dict[str, str]:
     """Return what is wrong, by call: a result that is not that of `kernels.reference.evaluate` in float64, an element
     not written, an input changed, or an output left in other strides than its form's."""
     found: dict[str, str] = {}
@@ -129,7 +130,7 @@ def faults(calls: Sequence[Call]) -> dict[str, str]:
     for call in calls:
         kernel = KERNELS[call.candidate.kernel]
         if call.subgraph not in values:
-            values[call.subgraph] = Values(call.subgraph, kernel.consistent)
+            values[call.subgraph] = Values(call.subgraph, kernel.consistent, torch.device(device))
         made = prepare(call, values[call.subgraph])
         reason = fault(call, kernel, made.run, made.values, references, made.inputs, made.outputs)
         if reason:

@@ -9,9 +9,19 @@ import json
 
 import torch
 
-from tests.kernels.packed_cases import CASES, errors
+from tests.kernels.calls import faults
+from tests.kernels.packed_cases import CASES, errors, masks_differ
+from tests.kernels.packed_operators import calls_of, packed_graph
 
 if __name__ == "__main__":
     found = {name: errors(case, torch.float32, "cpu") for name, case in CASES.items()}
     found["float16"] = errors(CASES["causal, dropout"], torch.float16, "cpu")
-    print(json.dumps(found))
+    masks = masks_differ(CASES["causal, dropout"], "cpu")
+    operators = faults(
+        [
+            *calls_of(packed_graph("float32", rows=70, dropped=0.25), "triton"),
+            *calls_of(packed_graph("float16", rows=70, shared=2), "triton"),
+            *calls_of(packed_graph("float32", rows=70, dropped=0.1, cap=1.5), "triton"),
+        ]
+    )
+    print(json.dumps({"errors": found, "masks": masks, "operators": operators}))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autotuner.kernels.rules.attention_triton import kept_levels
+from autotuner.kernels.torch.packed_attention import kept_weights
 from autotuner.kernels.triton import packed_attention
 from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
 
@@ -78,6 +80,16 @@ def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
         out, _ = packed_attention.forward(zeros, zeros, values, bounds, seed, case.factor, case.p, 0.0)
         parts.append(out[..., :width] != 0)
     return torch.cat(parts, -1)
+
+
+def masks_differ(case: Case, device: str) -> int:
+    """Return of how many weights that are seen the programs and torch's operators decide otherwise."""
+    (query, *_), bounds, seed = operands(case, torch.float32, device)
+    everything = slice(0, len(bounds))
+    by_torch = kept_weights(seed, 4, everything, everything, len(bounds), kept_levels(case.p))
+    place = torch.arange(len(bounds), device=device)
+    seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
+    return int((by_torch != kept(case, bounds, query, seed))[:, seen].sum())
 
 
 def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:

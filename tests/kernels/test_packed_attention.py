@@ -1,22 +1,63 @@
 """Attention over packed tokens by Triton programs: in Triton's interpreter, and on a CUDA device."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from autotuner.kernels.rules.attention_triton import kept_levels
+from autotuner.kernels.torch.packed_attention import kept_weights
 from autotuner.runtime.packing.operator import packed_attention
-from tests.kernels.calls import interpreted
-from tests.kernels.packed_cases import CASES, Case, errors, operands
+from tests.kernels.calls import faults, interpreted
+from tests.kernels.packed_cases import CASES, Case, errors, masks_differ, operands
+from tests.kernels.packed_operators import calls_of, packed_graph
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 @pytest.mark.slow
 def test_programs_compute_what_dense_attention_with_their_mask_does() -> None:
-    found = interpreted("tests.kernels.interpreted_packed")
+    everything = interpreted("tests.kernels.interpreted_packed")
+    assert everything["masks"] == 0
+    assert everything["operators"] == {}
+    found = everything["errors"]
     assert set(found) == {*CASES, "float16"}
     for name, of_case in found.items():
         dtype = torch.float16 if name == "float16" else torch.float32
         assert max(of_case.values()) < TOLERANCES[dtype], (name, of_case)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("settings", [{}, {"dropped": 0.25}, {"shared": 2, "dropped": 0.1}, {"cap": 1.5}])
+def test_operators_by_torch_are_those_of_the_reference(dtype: str, settings: dict[str, Any]) -> None:
+    calls = calls_of(packed_graph(dtype, **settings), "torch")
+    assert len(calls) == 4  # forward and backward, with rows and with heads first
+    assert faults(calls) == {}
+
+
+def test_parts_of_a_mask_are_those_of_the_whole() -> None:
+    seed = torch.tensor([-7])
+    whole = kept_weights(seed, 3, slice(0, 90), slice(0, 90), 90, kept_levels(0.25))
+    assert torch.equal(
+        kept_weights(seed, 3, slice(40, 77), slice(33, 85), 90, kept_levels(0.25)), whole[:, 40:77, 33:85]
+    )
+    assert float(whole.double().mean()) == pytest.approx(0.75, abs=0.01)
+    assert not torch.equal(whole[0], whole[1])
+    assert not torch.equal(whole, kept_weights(seed + 1, 3, slice(0, 90), slice(0, 90), 90, kept_levels(0.25)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("settings", [{}, {"dropped": 0.25}, {"shared": 2, "dropped": 0.1}, {"cap": 1.5}])
+def test_operators_on_a_device_are_those_of_the_reference(dtype: str, settings: dict[str, Any]) -> None:
+    calls = calls_of(packed_graph(dtype, rows=700, **settings), "triton")
+    assert len(calls) == 4
+    assert faults(calls, "cuda") == {}
+
+
+@pytest.mark.gpu
+def test_masks_on_a_device_are_those_on_a_cpu() -> None:
+    assert masks_differ(CASES["causal, dropout"], "cuda") == 0
 
 
 @pytest.mark.gpu

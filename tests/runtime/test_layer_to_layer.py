@@ -467,9 +467,7 @@ def test_updates_that_the_loop_does_not_know_are_those_of_torch(
     twin = copy.deepcopy(model)
     own = adamw(model, **options)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        step = autotuner.layer_to_layer(
-            twin, adamw(twin, **options), loss_of, compiler=None, link_dtype=torch.bfloat16
-        )
+        step = autotuner.layer_to_layer(twin, adamw(twin, **options), loss_of, compiler=None, link_dtype=torch.bfloat16)
         for number in range(3):
             assert torch.equal(step(batch(number)), plain_step(model, own, batch(number)))
     assert_equal(model, twin)

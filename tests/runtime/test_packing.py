@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import autotuner
 from autotuner.errors import InputError
 from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
+from tests.runtime.capture.known import Compilation, assert_equal, assert_is_slope, gradients
 
 LENGTHS = (30, 7, 50, 1, 44)
 SMALL: dict[str, Any] = {
@@ -46,8 +47,8 @@ def made(name: str, **options: Any) -> Any:
     return getattr(transformers, model)(getattr(transformers, config)(**sizes | options))
 
 
-def padded(words: int = 120) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+def padded(words: int = 120, seed: int = 1) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, words - 2, (len(LENGTHS), max(LENGTHS)), generator=generator)
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
@@ -399,8 +400,56 @@ def test_a_compiled_model_is_one_graph_and_computes_the_same(backend: str) -> No
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_regions_of_a_packed_model_are_what_is_between_its_attentions() -> None:
-    model = made("BERT").train()
+@pytest.mark.parametrize("name", ["BERT", "LLaMA", "Mistral", "Gemma 2", "GPT-2"])
+def test_tuned_layers_have_their_attention_and_compute_the_same(name: str) -> None:
+    model = without_dropout(made(name).train())
     tokens = autotuner.packed(model, tokens=256)(padded())
-    found = autotuner.regions(model, [tokens])
-    assert [each.runs for each in found.regions] == [2, 2]  # of each layer: before its attention, and behind it
+    twin = copy.deepcopy(model)
+    compilation = Compilation(model)
+    found = gradients(model, lambda called: called(**tokens).loss, compilation.model)
+    kinds = [operator.kind for region in compilation.regions for operator in region.plan.memory.graph.operators]
+    assert kinds.count("packed_attention") == 2
+    count = len(compilation.compiled)
+    assert_equal(found, gradients(twin, lambda called: called(**tokens).loss), 1e-5)
+    other = autotuner.packed(twin, tokens=256)(padded(seed=2))  # other sequences, by the same plan
+    mine = gradients(model, lambda called: called(**other).loss, compilation.model)
+    assert_equal(mine, gradients(twin, lambda called: called(**other).loss), 1e-5)
+    assert len(compilation.compiled) == count
+
+
+@pytest.mark.parametrize("name", ["BERT", "LLaMA"])
+def test_layers_under_autocast_are_regions_with_attention(name: str) -> None:
+    model = made(name).train()
+    tokens = autotuner.packed(model, tokens=256)(padded())
+
+    def loss(called: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            found: Tensor = called(**tokens).loss
+        return found
+
+    compilation = Compilation(model)
+    plain = gradients(copy.deepcopy(without_dropout(model)), loss)
+    found = gradients(model, loss, compilation.model)
+    kinds = [operator.kind for region in compilation.regions for operator in region.plan.memory.graph.operators]
+    assert kinds.count("packed_attention") == 2
+    assert_equal(found, plain, 0.05)
+
+
+def test_tuned_layers_drop_weights_of_packed_attention_anew_in_each_call() -> None:
+    model = made("BERT", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).double().train()
+    tokens = autotuner.packed(model, tokens=256)(padded())
+    compilation = Compilation(model)
+    with torch.no_grad():
+        plain = float(copy.deepcopy(model).eval()(**tokens).loss)
+    losses = {float(compilation.model(**tokens).loss.detach()) for _ in range(3)}
+    assert len(losses) == 3
+    assert max(abs(each - plain) for each in losses) < 0.5
+    assert_is_slope(lambda: compilation.model(**tokens).loss, model.bert.encoder.layer[0].attention.self.value.weight)
+
+
+@pytest.mark.parametrize("name", ["BERT", "LLaMA", "GPT-2", "Mistral"])
+def test_regions_of_a_packed_model_are_its_layers_with_attention(name: str) -> None:
+    model = made(name).train()
+    tokens = autotuner.packed(model, tokens=256)(padded())
+    (found,) = autotuner.regions(model, [tokens]).regions
+    assert found.runs == 2  # one region for both layers

@@ -1,16 +1,30 @@
 """Attention over packed tokens by torch's operators: each row sees the keys between two bounds of its own.
 
-For every device, and as the reference of the Triton programs. Rows are taken a few at a time, with the keys that they
-see, so no matrix of all rows and keys is made.
+For every device, and as the reference of the Triton programs, whose masks of dropped weights it draws. Rows are taken a
+few at a time, with the keys that they see, so no matrix of all rows and keys is made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from autotuner.ir.packed_attention import BITS_OF_SEED
+from autotuner.ir.records import Call, Node, Subgraph
+from autotuner.kernels.rules.attention_triton import LEVELS, kept_levels
+from autotuner.kernels.rules.packed_attention import PackedSettings, heads_outermost, settings_of
+
 ROWS_AT_ONCE = 128
+LN_2 = log(2)
+WORD_BITS = 32
+_LOW = 0xFFFFFFFF
+_KEY_OF_HEAD = 0x1E3779B97F4A7C15
+_KEYS, _FACTORS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
+"""Of Philox4x32."""
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -32,23 +46,23 @@ class _Rows:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, (heads, rows, features), and the log-sum-exp in base e, (heads, rows).
+    """Return the output, (heads, rows, features), and the log-sum-exp in base 2, (heads, rows).
 
     Args:
         query: (heads, rows, features).
         key: with value, (shared heads, rows, features).
-        bounds: (rows, 2), the first key of a row and the one behind its last.
+        bounds: (rows, 2 or more), the first key of a row and the one behind its last.
         seed: of the mask of dropped weights, one int64.
         factor: of the scores.
-        p: the share of the weights that is dropped.
+        p: the share of the weights that is dropped, in whole 65536ths.
         cap: of the scores, as cap * tanh(scores / cap); 0 for none.
     """
     key, value = _for_all(key, query), _for_all(value, query)
     out = query.new_zeros(query.shape)
-    log_sum_exp = query.new_zeros(query.shape[:2], dtype=torch.float32)
+    log_sum_exp = query.new_zeros(query.shape[:2], dtype=_wide(query[:0]).dtype)
     for part in _parts(query, bounds, seed, p):
         weights, sums, _ = _weights(query, key, part, factor, cap)
-        log_sum_exp[:, part.rows] = sums
+        log_sum_exp[:, part.rows] = sums / LN_2
         if part.scale is not None:
             weights = weights * part.scale
         out[:, part.rows] = (weights @ _wide(value[:, part.keys])).to(out.dtype)
@@ -94,17 +108,16 @@ def _for_all(shared: Tensor, query: Tensor) -> Tensor:
 def _parts(query: Tensor, bounds: Tensor, seed: Tensor, p: float) -> Iterator[_Rows]:
     """Go over some rows at a time."""
     heads, count = query.shape[:2]
-    limits = bounds.tolist()
+    limits = bounds[:, :2].long().tolist()
     for first in range(0, count, ROWS_AT_ONCE):
         rows = slice(first, min(first + ROWS_AT_ONCE, count))
         keys = slice(min(low for low, _ in limits[rows]), max(high for _, high in limits[rows]))
         places = torch.arange(keys.start, keys.stop, device=query.device)
-        seen = (places >= bounds[rows, :1]) & (places < bounds[rows, 1:])
+        seen = (places >= bounds[rows, :1]) & (places < bounds[rows, 1:2])
         scale = None
-        if p:
-            generator = torch.Generator(query.device).manual_seed(int(seed) + first)
-            drawn = torch.rand(heads, *seen.shape, device=query.device, generator=generator)
-            scale = (drawn >= p).to(_wide(query[:0]).dtype) / (1 - p)
+        if kept_levels(p) < LEVELS:
+            kept = kept_weights(seed, heads, rows, keys, count, kept_levels(p))
+            scale = kept.to(_wide(query[:0]).dtype) / (1 - p)
         yield _Rows(rows, keys, seen, scale)
 
 
@@ -119,3 +132,128 @@ def _weights(
     scores = scores.masked_fill(~part.seen, float("-inf"))
     sums = scores.logsumexp(-1)
     return torch.exp(scores - sums[..., None]), sums, share
+
+
+def kept_weights(seed: Tensor, heads: int, rows: slice, keys: slice, count: int, levels: int) -> Tensor:
+    """Return which weights are kept, (heads, rows, keys), as the Triton programs draw them.
+
+    A word has the bits of 32 keys of a row. Binary digits of the share that is kept, from the lowest 1 upwards, join
+    one random word each, a 1 by OR and a 0 by AND.
+
+    Args:
+        seed: one int64.
+        count: keys of a whole row.
+        levels: so many 65536ths are kept.
+
+    Source:
+        Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
+    """
+    device = seed.device
+    head = torch.arange(heads, dtype=torch.int64, device=device)
+    of_head = (seed.reshape(()) + head * _KEY_OF_HEAD)[:, None, None]  # which wraps, as it does in the programs
+    row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)[:, None]
+    first = keys.start // WORD_BITS
+    word = torch.arange(first, -(-keys.stop // WORD_BITS), dtype=torch.int64, device=device)
+    place = (row * -(-count // WORD_BITS) + word)[None]
+    words = torch.zeros((), dtype=torch.int64, device=device)
+    for call in range(4):
+        for number, fresh in enumerate(_philox(of_head, place, call) if levels % (1 << (4 * call + 4)) else ()):
+            digit = 4 * call + number
+            if levels % (1 << (digit + 1)):
+                words = words | fresh if (levels >> digit) % 2 else words & fresh
+    bits = (words[..., None] >> torch.arange(WORD_BITS, device=device)) & 1
+    begin = keys.start - first * WORD_BITS
+    return bits.flatten(-2)[..., begin : begin + keys.stop - keys.start].bool()
+
+
+def _philox(seed: Tensor, counter: Tensor, call: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return four words of 32 bits, as int64."""
+    key, other_key = seed & _LOW, (seed >> 32) & _LOW
+    zero = torch.zeros_like(counter)
+    first, second, third, fourth = counter & _LOW, zero + call, zero, zero
+    for _ in range(_ROUNDS):
+        (high, low), (other_high, other_low) = _product(_FACTORS[0], first), _product(_FACTORS[1], third)
+        first, second = other_high ^ second ^ key, other_low
+        third, fourth = high ^ fourth ^ other_key, low
+        key, other_key = (key + _KEYS[0]) & _LOW, (other_key + _KEYS[1]) & _LOW
+    return first, second, third, fourth
+
+
+def _product(factor: int, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the higher and the lower 32 bits of products of 32 bits, whose 64 have no room in a signed number."""
+    low, high = words & 0xFFFF, words >> 16
+    below = factor * low  # 48 bits
+    above = factor * high + (below >> 16)
+    return above >> 16, ((above & 0xFFFF) << 16) | (below & 0xFFFF)
+
+
+# As operators ---------------------------------------------------------------------------------------------------------
+
+
+def seed_of(drawn: Tensor) -> Tensor:
+    """Return a seed, one int64, from as many drawn elements as it has bits, of which those are 1 that are not 0."""
+    bits = (drawn != 0).to(torch.int64)
+    return (bits << torch.arange(BITS_OF_SEED, device=drawn.device)).sum().reshape(1)
+
+
+def of_node(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Compute a forward or a backward operator; results have their axes as its spec has them."""
+    settings, turned = settings_of(node), heads_outermost(node)
+    operands = [each.permute(order) for each, order in zip(tensors, turned.reads, strict=False)]
+    return tuple(
+        each.permute(back) for each, back in zip(_computed(settings, operands, tensors), turned.back, strict=True)
+    )
+
+
+def _computed(settings: PackedSettings, operands: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the results, heads first; an operator reads its bounds, and perhaps a seed, behind those."""
+    bounds = tensors[settings.bounds]
+    seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else bounds.new_zeros(1, dtype=torch.int64)
+    numbers = settings.factor, settings.dropped, settings.cap
+    if settings.is_gradient:
+        gradient, query, key, value = operands[:4]
+        return backward(gradient, query, key, value, bounds, seed, *numbers)
+    query, key, value = operands[:3]
+    return forward(query, key, value, bounds, seed, *numbers)
+
+
+def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Compute one of the operators, and copy the results into the outputs."""
+    (node,) = call.subgraph.nodes
+    by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
+    made = dict(zip(call.subgraph.outputs, outputs, strict=True))
+    operands = [by_number[number] for number in node.inputs]
+
+    def run() -> None:
+        for number, result in zip(node.outputs, of_node(node, operands), strict=True):
+            if number in made:
+                made[number].copy_(result)
+
+    return run
+
+
+def made_up(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
+    """Make up bounds, of sequences of 4 to 512 tokens that see all of their own, and the results of a forward."""
+    (node,) = subgraph.nodes
+    settings, turned = settings_of(node), heads_outermost(node)
+    operands = dict(zip(subgraph.inputs, inputs, strict=True))
+    bounds = operands[node.inputs[settings.bounds]]
+    rows = bounds.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.empty(rows).log_normal_(log(200), 0.8, generator=generator).clamp_(4, 512).long()
+    ends = lengths.cumsum(0).clamp_(max=rows)
+    place = torch.arange(rows)
+    sequence = torch.searchsorted(ends, place, right=True)
+    last = ends[sequence]
+    begin = torch.cat((ends.new_zeros(1), ends))[sequence]
+    bounds.copy_(torch.stack((begin, last, begin, last), 1)[:, : bounds.shape[1]])
+    if not settings.is_gradient:
+        return
+    tensors = [operands[number] for number in node.inputs]
+    _, query, key, value = (each.permute(order) for each, order in zip(tensors[:4], turned.reads, strict=False))
+    seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else torch.zeros(1, dtype=torch.int64)
+    out, log_sum_exp = forward(
+        query, key, value, bounds, seed.to(bounds.device), settings.factor, settings.dropped, settings.cap
+    )
+    tensors[4].permute(turned.reads[4]).copy_(out)
+    tensors[5].permute(turned.reads[5]).copy_(log_sum_exp)

@@ -1,12 +1,17 @@
 """Attention over packed tokens by this project's own Triton programs: launches, and tiles by the size of a head."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from autotuner.kernels.rules.attention_triton import kept_levels
+from autotuner.ir.packed_attention import BITS_OF_SEED
+from autotuner.ir.records import Call, Node
+from autotuner.kernels.rules.attention_triton import LEVELS, kept_levels
+from autotuner.kernels.rules.packed_attention import heads_outermost, settings_of
 from autotuner.kernels.triton import packed_attention_program as program
 
 
@@ -62,13 +67,27 @@ def forward(
     heads, rows, features = query.shape
     out = torch.empty(rows, heads, features, dtype=query.dtype, device=query.device).transpose(0, 1)
     log_sum_exp = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
+    _forward_into(out, log_sum_exp, query, key, value, bounds, seed, (factor, p, cap), tiles)
+    return out, log_sum_exp
+
+
+def _forward_into(
+    out: Tensor, log_sum_exp: Tensor, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor,
+    numbers: tuple[float, float, float], tiles: PackedTiles | None = None,
+) -> None:  # fmt: skip
+    """Write the output and the log-sum-exp.
+
+    Args:
+        seed: one number, or as many elements as it has bits.
+        numbers: factor, p and cap.
+    """
+    (heads, rows, features), (factor, p, cap) = query.shape, numbers
     tile = (tiles or tiles_for(features, query.dtype)).forward
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
         program.forward[triton.cdiv(rows, tile.rows), heads](
             query, key, value, out, log_sum_exp, bounds, seed, *_strides(query, key, value, out),
-            rows, factor, cap or 1.0, 1 / (1 - p), **_flags(query, key, p, cap), **tile.options(rows),
+            rows, factor, cap or 1.0, 1 / (1 - p), **_flags(query, key, p, cap, bounds, seed), **tile.options(rows),
         )  # fmt: skip
-    return out, log_sum_exp
 
 
 def backward(
@@ -80,13 +99,31 @@ def backward(
     Args:
         seers: (keys, 2), the first row that sees a key and the one behind the last.
     """
-    gradient, query, key, value, out = _with_features_together(gradient, query, key, value, out)
+    given = _with_features_together(gradient, query, key, value, out)
+    rows, features = query.shape[1:]
+    into = tuple(
+        torch.empty(rows, each.shape[0], features, dtype=query.dtype, device=query.device).transpose(0, 1)
+        for each in (query, key, value)
+    )
+    _backward_into(into, given, log_sum_exp, bounds, seers, seed, (factor, p, cap), tiles)
+    return into  # type: ignore[return-value]
+
+
+def _backward_into(
+    into: Sequence[Tensor], given: Sequence[Tensor], log_sum_exp: Tensor, bounds: Tensor, seers: Tensor, seed: Tensor,
+    numbers: tuple[float, float, float], tiles: PackedTiles | None = None,
+) -> None:  # fmt: skip
+    """Write the gradients of query, key and value.
+
+    Args:
+        given: gradient of the output, query, key, value and output.
+        seed, numbers: as in `_forward_into`.
+    """
+    (gradient, query, key, value, out), (factor, p, cap) = given, numbers
     heads, rows, features = query.shape
-    into = [torch.empty(rows, each.shape[0], features, dtype=query.dtype, device=query.device).transpose(0, 1)
-            for each in (query, key, value)]  # fmt: skip
     means = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
     tiles = tiles or tiles_for(features, query.dtype)
-    flags, last = _flags(query, key, p, cap), (rows, factor, cap or 1.0, 1 - p)
+    flags, last = _flags(query, key, p, cap, bounds, seed), (rows, factor, cap or 1.0, 1 - p)
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
         program.query_gradient[triton.cdiv(rows, tiles.query.rows), heads](
             query, key, value, out, gradient, into[0], log_sum_exp, means, bounds, seed,
@@ -96,14 +133,64 @@ def backward(
             query, key, value, gradient, into[1], into[2], log_sum_exp, means, bounds, seers, seed,
             *_strides(query, key, value, gradient, into[1], into[2]), *last, **flags, **tiles.key.options(rows),
         )  # fmt: skip
-    return into[0], into[1], into[2]
 
 
-def _flags(query: Tensor, key: Tensor, p: float, cap: float) -> dict[str, int | bool | str]:
+def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Compute the forward of an operator; a log-sum-exp that nobody reads is written to memory of its own."""
+    node, (query, key, value, bounds, *seed) = _node_and_operands(call, inputs)
+    out, log_sum_exp = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
+    settings = settings_of(node)
+    numbers = settings.factor, settings.dropped, settings.cap
+    if log_sum_exp is None:
+        log_sum_exp = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    assert out is not None
+    seeds = seed[0] if seed else bounds
+    return lambda: _forward_into(out, log_sum_exp, query, key, value, bounds, seeds, numbers)
+
+
+def operator_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Compute the backward of an operator; gradients that nobody wants are written to memory of their own."""
+    node, (*given, log_sum_exp, bounds, seed) = _node_and_operands(call, inputs)
+    found = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
+    into = [like.new_empty(like.shape) if each is None else each for each, like in zip(found, given[1:4], strict=True)]
+    settings = settings_of(node)
+    numbers = settings.factor, settings.dropped, settings.cap
+    seers = bounds[:, 2:]
+    return lambda: _backward_into(into, given, log_sum_exp, bounds, seers, seed, numbers)
+
+
+def _node_and_operands(call: Call, inputs: Sequence[Tensor]) -> tuple[Node, list[Tensor]]:
+    """Return an operator, and what it reads: operands by heads, rows and features, bounds, and a seed or the bounds."""
+    (node,) = call.subgraph.nodes
+    by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
+    tensors = [by_number[number] for number in node.inputs]
+    reads = heads_outermost(node).reads
+    turned = [each.permute(order) for each, order in zip(tensors, reads, strict=False)]
+    bounds, *seed = tensors[len(reads) :]
+    return node, [*turned, bounds, *(seed or [bounds])]
+
+
+def _by_heads(
+    node: Node, outputs: Sequence[Tensor | None], numbers: Sequence[int], wanted: Sequence[int]
+) -> list[Tensor | None]:
+    """Return what an operator makes by heads, rows and features; None for what is not to be written."""
+    by_number = dict(zip(numbers, outputs, strict=True))
+    found = [by_number.get(number) for number in wanted]
+    back = heads_outermost(node).back
+    return [
+        None if each is None else each.permute([order.index(place) for place in range(len(order))])
+        for each, order in zip(found, back, strict=True)
+    ]
+
+
+def _flags(
+    query: Tensor, key: Tensor, p: float, cap: float, bounds: Tensor, seed: Tensor
+) -> dict[str, int | bool | str]:
     features = query.shape[2]
     return {
         "FEATURES": features, "WIDTH": max(16, triton.next_power_of_2(features)),
-        "GROUP": query.shape[0] // key.shape[0], "CAPS": cap > 0, "DROPS": p > 0, "KEPT": kept_levels(p),
+        "GROUP": query.shape[0] // key.shape[0], "CAPS": cap > 0, "DROPS": kept_levels(p) < LEVELS,
+        "KEPT": kept_levels(p), "STEP": bounds.stride(0), "BITS": 0 if seed.dtype == torch.int64 else BITS_OF_SEED,
         "PRECISION": "ieee",
     }  # fmt: skip
 

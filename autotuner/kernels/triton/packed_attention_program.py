@@ -33,6 +33,17 @@ def words_of_tile(
 
 
 @triton.jit
+def loaded_seed(seed, BITS: tl.constexpr):
+    """Return a seed, which is one number, or lies bit by bit."""
+    if BITS == 0:
+        found = tl.load(seed)
+    else:
+        bit = tl.arange(0, BITS)
+        found = tl.sum(tl.where(tl.load(seed + bit) != 0, tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64), 0))
+    return found
+
+
+@triton.jit
 def loaded(at, ok, feature, FEATURES: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """Return rows of an operand, (rows, features), 0 where there is none."""
     if EVEN and FEATURES == WIDTH:
@@ -48,13 +59,15 @@ def forward(
     query_head, query_row, key_head, key_row, value_head, value_row, out_head, out_row,
     rows, factor, cap, kept_inverse,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T) over the keys of each row, dropped, times value; and the log-sum-exp in base 2.
 
     Args:
         query: with key, value and out: of a head and a row by their strides; features are contiguous.
-        bounds: (rows, 2), the first key of a row and the one behind its last.
+        bounds: (rows, STEP), the first key of a row, the one behind its last, and perhaps more.
+        seed: one number, or BITS elements of which those that are not 0 are its bits of 1.
         kept_inverse: what weights that are kept are multiplied with.
         FEATURES: of a head, and WIDTH, the power of 2 that holds them.
         ROWS: of a tile; COLUMNS: keys of a tile, 64 or 128.
@@ -71,10 +84,10 @@ def forward(
     key += (head // GROUP).to(tl.int64) * key_head
     value += (head // GROUP).to(tl.int64) * value_head
     out += head.to(tl.int64) * out_head
-    begin = tl.load(bounds + 2 * row, mask=ok, other=rows)
-    end = tl.load(bounds + 2 * row + 1, mask=ok, other=0)
+    begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
+    end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
-    state = tl.load(seed)
+    state = loaded_seed(seed, BITS)
     queries = loaded(query + row[:, None] * query_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -111,7 +124,8 @@ def query_gradient(
     query_head, query_row, key_head, key_row, value_head, value_row, out_head, out_row, gradient_head, gradient_row,
     into_head, into_row, rows, factor, cap, kept,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of rows.
 
@@ -130,10 +144,10 @@ def query_gradient(
     out += head.to(tl.int64) * out_head
     gradient += head.to(tl.int64) * gradient_head
     into_query += head.to(tl.int64) * into_head
-    begin = tl.load(bounds + 2 * row, mask=ok, other=rows)
-    end = tl.load(bounds + 2 * row + 1, mask=ok, other=0)
+    begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
+    end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
-    state = tl.load(seed)
+    state = loaded_seed(seed, BITS)
     queries = loaded(query + row[:, None] * query_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     outs = loaded(out + row[:, None] * out_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     gradients = loaded(gradient + row[:, None] * gradient_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
@@ -169,12 +183,13 @@ def key_value_gradient(
     query_head, query_row, key_head, key_row, value_head, value_row, gradient_head, gradient_row,
     into_key_head, into_key_row, into_value_head, into_value_row, rows, factor, cap, kept,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of key and value, for a tile of keys; scores are computed with their axes swapped.
 
     Args:
-        seers: (keys, 2), the first row that sees a key and the one behind the last.
+        seers: (keys, STEP), the first row that sees a key, the one behind the last, and perhaps more.
         GROUP: so many heads of queries share a key; the gradients are sums over them.
     """
     shared = tl.program_id(1)
@@ -187,13 +202,15 @@ def key_value_gradient(
     into_key += shared.to(tl.int64) * into_key_head
     into_value += shared.to(tl.int64) * into_value_head
     words_per_row = tl.cdiv(rows, 32)
-    state = tl.load(seed)
+    state = loaded_seed(seed, BITS)
     keys = loaded(key + column[:, None] * key_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
     values = loaded(value + column[:, None] * value_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
     key_sums = tl.zeros((COLUMNS, WIDTH), tl.float32)
     value_sums = tl.zeros((COLUMNS, WIDTH), tl.float32)
-    begin = tl.min(tl.load(seers + 2 * column, mask=inside, other=rows)) // ROWS * ROWS
-    steps = tl.cdiv(tl.max(tl.load(seers + 2 * column + 1, mask=inside, other=0)) - begin, ROWS)
+    seer = tl.load(seers + STEP * column, mask=inside, other=rows).to(tl.int32)
+    last_seer = tl.load(seers + STEP * column + 1, mask=inside, other=0).to(tl.int32)
+    begin = tl.min(seer) // ROWS * ROWS
+    steps = tl.cdiv(tl.max(last_seer) - begin, ROWS)
     for step in range(steps * GROUP):
         member = step // steps if GROUP > 1 else 0
         head = shared * GROUP + member
@@ -206,8 +223,8 @@ def key_value_gradient(
         of_row = head.to(tl.int64) * rows + row
         exponents = tl.load(log_sum_exp + of_row, mask=ok, other=0.0)
         mean = tl.load(means + of_row, mask=ok, other=0.0)
-        first_key = tl.load(bounds + 2 * row, mask=ok, other=rows)
-        last_key = tl.load(bounds + 2 * row + 1, mask=ok, other=0)
+        first_key = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
+        last_key = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
         products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
         scores, share = scores_in_base_2(products, factor, cap, CAPS)
         seen = (column[:, None] >= first_key[None, :]) & (column[:, None] < last_key[None, :])

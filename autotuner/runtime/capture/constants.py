@@ -56,12 +56,7 @@ class Constants:
             each = waiting.pop()
             if each in found:
                 continue
-            if (
-                each.op not in ("call_function", "call_method")
-                or not _is_pure(each)
-                or _elements(each) > LIMIT
-                or self._is_changed(each)
-            ):
+            if not is_pure(each) or _elements(each) > LIMIT or self._is_changed(each):
                 return None
             found.add(each)
             waiting += each.all_input_nodes
@@ -75,8 +70,10 @@ def _called(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _is_pure(node: fx.Node) -> bool:
-    """Say whether a node is one of `PURE`, of torch's or of Python's operators."""
+def is_pure(node: fx.Node) -> bool:
+    """Say whether a node is a call of one of `PURE`, of torch's or of Python's operators."""
+    if node.op not in ("call_function", "call_method"):
+        return False
     if node.op == "call_method":
         return _bare(str(node.target)) in PURE
     target: Any = node.target

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autotuner.kernels.torch.programs import refusal
-from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
+from autotuner.runtime.capture import operators, packed  # noqa: F401  (they register their rules)
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.calls import is_node
 from autotuner.runtime.capture.choices import counted, values_chosen

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.programmed import CHOICE, WITH_SHAPES
@@ -72,6 +72,7 @@ class Reader:
         dtype: of the result of the ATen call that is read, as torch has it, autocast and promotion included.
         results_of_calls: views of what operators make in place of calls that no rule reads, by the call.
         choices: the same of choices, whose results are integers for all but programs.
+        numbers_of: views of bounds of packed tokens as numbers, by the node that computes the bounds.
     """
 
     def __init__(self, is_causal: Callable[[Any, bool], bool], hides_nothing: Callable[[Any], bool]) -> None:
@@ -88,6 +89,7 @@ class Reader:
         self.dtype = ""
         self.results_of_calls: dict[Any, View] = {}
         self.choices: dict[Any, View] = {}
+        self.numbers_of: dict[fx.Node, View] = {}
         self.is_causal, self.hides_nothing = is_causal, hides_nothing
 
     def mark(self) -> tuple[int, int, int, int]:

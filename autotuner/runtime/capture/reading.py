@@ -23,6 +23,7 @@ from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.out_of_place import out_of_place
+from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
 from autotuner.runtime.capture.reader import Reader
 from autotuner.runtime.capture.written_out import is_named
@@ -48,6 +49,7 @@ class GraphReading:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._changed = out_of_place(graph)
+        gather_bounds(graph)
         self.graph = graph
         self.nodes = list(graph.nodes)
         self.order = {node: place for place, node in enumerate(self.nodes)}

@@ -26,6 +26,9 @@ def _forward(
     return _rows_outermost(out), log_sum_exp
 
 
+PACKED_ATTENTION = torch.ops.autotuner.packed_attention.default
+
+
 @_forward.register_fake
 def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _made(query), query.new_empty(query.shape[:2], dtype=torch.float32)

@@ -181,5 +181,7 @@ def _is_of_parameter(graph: Graph, gradient: str) -> bool:
 
 
 def _drops_weights(graph: Graph, mask: str) -> bool:
+    if any(o.kind.startswith("packed_attention") for o in graph.consumers[mask]):
+        return True
     read = (graph.producers.get(tensor) for o in graph.consumers[mask] for tensor in o.inputs)
     return any(operator is not None and operator.kind == "softmax" for operator in read)
