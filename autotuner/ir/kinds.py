@@ -60,6 +60,7 @@ class Kind:
         computed_wide: kernels compute it in float32 whatever the type, and round the result once; casts around it that
             say so are left out when a model is read.
         by_rows: the row kernels of CUDA devices have an expression of it.
+        stands_for: so many operators do its work where it is written out; each rounds its results.
         stem: what its results are called in a model that is read from a module; its own name where this is "".
         statistics: what its further results are called there.
         roles: what its operands are called there, by place; the others are inputs.
@@ -83,6 +84,7 @@ class Kind:
     shown: bool = False
     computed_wide: bool = False
     by_rows: bool = False
+    stands_for: int = 1
     stem: str = ""
     statistics: tuple[str, ...] = ()
     roles: Mapping[int, str] = field(default_factory=dict)
@@ -182,11 +184,11 @@ KINDS: Mapping[str, Kind] = {
              fused_alone=True, shown=True),
         Kind("packed_attention", "tnp,tnp,tnp,tc,z->tnp,nt", "D,D,D,R,R->D,R", "normalisation", 8,
              packed_attention.ATTRIBUTES, ("value", "statistic"), gradient=packed_attention.gradient, fusible=False,
-             shorter=("D,D,D,R->D,R",), shown=True, stem="attention", statistics=("logsumexp",),
+             shorter=("D,D,D,R->D,R",), shown=True, stands_for=4, stem="attention", statistics=("logsumexp",),
              roles={3: "bounds", 4: "seed"}),
         Kind("packed_attention_grad", "tnp,tnp,tnp,tnp,tnp,nt,tc,z->tnp,tnp,tnp", "D,D,D,D,D,R,R,R->D,D,D",
              "normalisation", 20, packed_attention.ATTRIBUTES, ("value", "value", "value"), fusible=False,
-             shorter=("D,D,D,D,D,R,R->D,D,D",)),
+             shorter=("D,D,D,D,D,R,R->D,D,D",), stands_for=6),
         Kind("choice", "te->tk", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.choice,
              fusible=False),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},

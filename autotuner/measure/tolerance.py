@@ -4,7 +4,8 @@ A value may differ from the reference `r` by
 
     relative * |r| + (relative + accumulation * sqrt(K)) * rms(r)
 
-    relative     = ulps * epsilon of the output's dtype * number of operators covered, a program's calls each counted
+    relative     = ulps * epsilon of the output's dtype * number of operators covered, a program's calls each counted,
+                   and of attention in one operator those that it stands for
     accumulation = SUM_ULPS * epsilon of the type that sums are kept in
     K            = the longest sum in any covered operator
 
@@ -57,7 +58,8 @@ def allowed(subgraph: Subgraph, dtype: str) -> tuple[float, float]:
     programs = [programmed(node.kind, node.attributes) for node in subgraph.nodes if node.kind in PROGRAMMED]
     inside = inside.union(*(each.program.dtypes for each in programs))
     tolerance = max((TOLERANCES[name] for name in {dtype, *inside}), key=lambda each: each.epsilon)
-    count = len(subgraph.nodes) + sum(each.steps - 1 for each in programs)
+    stands_for = (KINDS[node.kind].stands_for if node.kind in KINDS else 1 for node in subgraph.nodes)
+    count = sum(stands_for) + sum(each.steps - 1 for each in programs)
     relative = tolerance.ulps * tolerance.epsilon * count
     longest = max(terms(subgraph, node) for node in subgraph.nodes)
     return relative, relative + SUM_ULPS * tolerance.sum_epsilon * sqrt(longest)

@@ -21,7 +21,6 @@ if __name__ == "__main__":
         [
             *calls_of(packed_graph("float32", rows=70, dropped=0.25), "triton"),
             *calls_of(packed_graph("float16", rows=70, shared=2), "triton"),
-            *calls_of(packed_graph("float32", rows=70, dropped=0.1, cap=1.5), "triton"),
         ]
     )
     print(json.dumps({"errors": found, "masks": masks, "operators": operators}))

@@ -16,7 +16,7 @@ from autotuner.kernels.rules.attention_triton import MOST_HEADS, MOST_OFFSET, dr
 
 @dataclass(frozen=True)
 class PackedSettings:
-    """What an operator says of its attention.
+    """Settings of an operator of attention.
 
     Args:
         is_gradient: whether it is the backward.

@@ -32,9 +32,10 @@ def check(model: Any, before: dict[str, str], first: int) -> bool | None:
     Raises:
         InputError: they are not.
     """
+    plain = getattr(model, "_orig_mod", model)  # which is not compiled for shapes that never come again
     try:
-        with _CHECKING, _quiet(model):
-            return _checked(model, before, first)
+        with _CHECKING, _quiet(plain):
+            return _checked(plain, before, first)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises
