@@ -1,5 +1,6 @@
 """Attention over packed tokens in a graph: one operator, whose bounds are computed once for all layers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from autotuner.runtime.capture.reader import Reader, memory, rule
 from autotuner.runtime.packing.bounds import seers_of
 from autotuner.runtime.packing.operator import PACKED_ATTENTION
 
-BOUNDS = 3
-"""Place of the bounds among the operator's arguments."""
+BOUNDS, SEED = 3, 4
+"""Places among the operator's arguments."""
 
 
 @rule(PACKED_ATTENTION)
@@ -95,16 +96,19 @@ def with_seers(bounds: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((bounds, seers_of(bounds)), 1).to(dtype)
 
 
-def gather_bounds(graph: fx.Graph) -> None:
+def gather_bounds(graph: fx.Graph, is_changed: Callable[[fx.Node], bool]) -> None:
     """Have packed attention read the first of the nodes that compute equal bounds, right behind what these follow from.
 
     Each layer computes its bounds from those of the model, by numbers alone. Where a layer stands, its region could not
     stand before them.
+
+    Args:
+        is_changed: says whether a node changes in place, or is changed: such a one stays where it is.
     """
     alike: dict[Any, fx.Node] = {}
 
     def first(node: fx.Node) -> fx.Node:
-        if not is_pure(node):
+        if not is_pure(node) or is_changed(node):
             return node
         args, kwargs = map_arg((node.args, node.kwargs), first)
         key = node.op, node.target, repr((args, kwargs))
@@ -119,7 +123,14 @@ def gather_bounds(graph: fx.Graph) -> None:
         return alike[key]
 
     inputs = graph.find_nodes(op="placeholder")
-    for node in graph.find_nodes(op="call_function", target=PACKED_ATTENTION):
-        node.args = tuple(
-            first(each) if place == BOUNDS and is_node(each) else each for place, each in enumerate(node.args)
-        )
+    for node in _calls(graph):
+        node.update_arg(BOUNDS, first(node.args[BOUNDS]))  # type: ignore[arg-type]
+
+
+def seeds_of(graph: fx.Graph) -> list[fx.Node]:
+    """Return what draws the seeds of packed attention in a graph."""
+    return [each for node in _calls(graph) for each in node.args[SEED : SEED + 1] if isinstance(each, fx.Node)]
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function" and node.target is PACKED_ATTENTION]

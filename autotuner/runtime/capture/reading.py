@@ -49,7 +49,7 @@ class GraphReading:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._changed = out_of_place(graph)
-        gather_bounds(graph)
+        gather_bounds(graph, self._is_changed)
         self.graph = graph
         self.nodes = list(graph.nodes)
         self.order = {node: place for place, node in enumerate(self.nodes)}

@@ -12,6 +12,7 @@ from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.layers import layer_calls
 from autotuner.runtime.capture.narrowing import narrow, renamed
+from autotuner.runtime.capture.packed import seeds_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
@@ -174,7 +175,7 @@ class Captured:
 
     def replace(self, calls: Mapping[Region, Call]) -> list[Region]:
         """Put calls in place of regions, and return those for which that was possible."""
-        placed = self._placed(list(calls))
+        placed, seeds = self._placed(list(calls)), seeds_of(self.graph)
         stands_for: dict[TensorValue, tuple[fx.Node, tuple[Axis, ...]]] = {}
         for region, before in placed.items():
             with self.graph.inserting_before(before):
@@ -207,7 +208,7 @@ class Captured:
                         view.replace_all_uses_with(_with_strides(self.graph, shown, view.meta[EXAMPLE]))
         self._annotate(placed)
         for node in reversed(list(self.graph.nodes)):
-            if (node in self._reading.values or EXAMPLE_SHAPE in node.meta) and not node.users:
+            if (node in self._reading.values or EXAMPLE_SHAPE in node.meta or node in seeds) and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
         return list(placed)
