@@ -212,8 +212,9 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
 
     Of compiled models it says which regions run tuned, what share of the forward's flop that is, and what of which
     modules is left out and why; `coverage` has the same as values. Of steps that `training_step` made, it says what
-    share of their measured time tuned regions take. Of one model, it is about the graphs that were compiled for it: a
-    graph that torch shares among models of one class counts for the first of them.
+    share of their measured time tuned regions take, and how many of their calls were padded. Of one model, it is about
+    the graphs that were compiled for it: a graph that torch shares among models of one class counts for the first of
+    them.
     """
     with needed_for("a summary of what ran"):
         from autotuner.runtime import summary as run
@@ -230,5 +231,7 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
     training = sys.modules.get("autotuner.api.training")
     if training is not None:
         steps = [step for step in training.STEPS if module is None or step.trains(module)]
-        found = replace(found, steps=tuple(share for step in steps if (share := step.share) is not None))
+        shares = tuple(share for step in steps if (share := step.share) is not None)
+        paddings = tuple(padding for step in steps if str(padding := step.padding))
+        found = replace(found, steps=shares, paddings=paddings)
     return found

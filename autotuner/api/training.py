@@ -19,6 +19,7 @@ from autotuner.extras import needed_for
 from autotuner.runtime.batches import moved_to
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
+from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.plain_step import Loss
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
@@ -45,6 +46,7 @@ def training_step(
     max_graphs: int = 4,
     memory_budget: int | str | None = None,
     optimizer_in_backward: bool = False,
+    pad_batches: bool = True,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -80,6 +82,13 @@ def training_step(
             and these gradients go: so not all of them are there at once, where the step is captured or has a budget.
             Losses and parameters are the same bit by bit. For one process, with an optimizer of torch, and without
             `max_norm`, which needs all gradients first.
+        pad_batches: whether a batch of a new shape is padded to a larger one that is compiled, or was tuned by
+            `example_inputs`, instead of being compiled itself. For batches by name, as transformers' collate functions
+            make them (`input_ids`, `attention_mask`, `labels` ...). Before that, a few tokens run with and without
+            padding: where their losses or gradients differ, nothing is padded. It is done where it is predicted to be
+            faster, by the measured times of the larger shape's steps and of compiling; what the step would take by
+            itself is estimated by its tokens until it has run. `print(step)` says how many calls were padded, and why
+            others were not.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
@@ -126,11 +135,14 @@ def training_step(
 
     runtime = device_runtime(device)
     captures = capture and runtime.has_graphs
+    padded_calls = PaddedCalls(model, objective, device) if pad_batches else None
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,
-        in_backward=in_backward,
+        in_backward=in_backward, padded_calls=padded_calls,
     )  # fmt: skip
+    if example_inputs is not None:
+        step.expect(batch)
     STEPS.add(step)
     return step
 

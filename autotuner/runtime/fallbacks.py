@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autotuner.errors import TunedWarning, stacklevel
 from autotuner.runtime.coverage import CompiledGraph, Coverage
+from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.step_times import StepShare
 
 Shape = tuple[int, ...]
@@ -57,12 +58,14 @@ class Summary:
         fallbacks: those that ran the original, by layer class, reason and shape of the input.
         graphs: those that were compiled, each with its regions.
         steps: of each function that `training_step` made and that has been called, the time of a step.
+        paddings: of each of them that was called with several shapes, the calls that were padded.
     """
 
     calls: int
     fallbacks: Counter[Key]
     graphs: tuple[CompiledGraph, ...] = ()
     steps: tuple[StepShare, ...] = ()
+    paddings: tuple[PaddingReport, ...] = ()
 
     @property
     def coverage(self) -> Coverage:
@@ -79,6 +82,7 @@ class Summary:
         total = self.calls + self.fallbacks.total()
         told = [f"compiled graph {number}: {graph}" for number, graph in enumerate(self.graphs, 1)]
         told += [str(step) for step in self.steps if step.tuned_us]
+        told += [f"of a training step, {padding}" for padding in self.paddings]
         if not total and told:
             return "\n".join(told)
         if not total:

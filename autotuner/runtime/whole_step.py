@@ -22,6 +22,8 @@ from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
+from autotuner.runtime.padding.calls import PaddedCalls
+from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.plain_step import Loss, PlainStep
 from autotuner.runtime.processes import are_several
 from autotuner.runtime.scratch import Scratch, sharing
@@ -76,6 +78,7 @@ class WholeStep:
         uncaptured: Callable[[], Loss] | None = None,
         budget_bytes: int | None = None,
         in_backward: UpdatesInBackward | None = None,
+        padded_calls: PaddedCalls | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -89,13 +92,14 @@ class WholeStep:
             uncaptured: makes the loss anew for steps that turn out not to be captured.
             budget_bytes: that a step may need, everything in it; regions that were compiled with a choice keep to it.
             in_backward: updates parameters as soon as their gradients are there; not with `max_norm`.
+            padded_calls: pads batches of further shapes; None for steps of each shape by itself.
         """
         self._model, self._optimizer = model, optimizer
         self._plain = PlainStep(model, optimizer, loss, max_norm, in_backward)
         self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
-        self._budget_bytes = budget_bytes
+        self._budget_bytes, self._padded_calls = budget_bytes, padded_calls
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
@@ -124,6 +128,18 @@ class WholeStep:
         """
         if not batches:
             raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
+        if self._padded_calls is None:
+            return self._stepped(batches)
+        call = self._padded_calls.fitted(batches, self._modes())
+        with self._padded_calls.timed(call):
+            return self._stepped(call.batches)
+
+    def expect(self, batch: Any) -> None:
+        """Have batches be padded to the shape of a batch, which is tuned, before a step with it has run."""
+        if self._padded_calls is not None:
+            self._padded_calls.expect(batch, self._modes())
+
+    def _stepped(self, batches: Sequence[Any]) -> Tensor:
         tensors: list[Tensor] = []
         try:
             structure = structure_of(batches, tensors)
@@ -145,7 +161,13 @@ class WholeStep:
         share = self.share
         timed = f"; {share}" if share is not None and share.tuned_us else ""
         needs = "".join(f"; {each}" for each in self.needs)
-        return (f"{said}; {self.note}{timed}" if self.note else said + timed) + needs
+        padding = f"; {told}" if (told := str(self.padding)) else ""
+        return (f"{said}; {self.note}{timed}" if self.note else said + timed) + padding + needs
+
+    @property
+    def padding(self) -> PaddingReport:
+        """Counts of the calls that were padded, and of those that were not, by reason."""
+        return PaddingReport() if self._padded_calls is None else self._padded_calls.report
 
     @property
     def needs(self) -> list[StepNeeds]:

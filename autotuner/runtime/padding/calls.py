@@ -1,0 +1,193 @@
+"""Calls of a training step with batches of changing shapes: each is padded, or runs as it is."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotuner.runtime.batches import UnknownBatchError, moved_to, structure_of
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.padding.batches import (
+    BatchForm,
+    Extents,
+    NotPaddedError,
+    Shape,
+    is_right_padded,
+    read,
+    tokens_in,
+)
+from autotuner.runtime.padding.check import ORDINARY, OTHERS, PaddingCheck
+from autotuner.runtime.padding.choice import PaddingChoice, ShapeTimes
+from autotuner.runtime.padding.report import PaddingReport
+from autotuner.runtime.processes import are_several
+
+REASONS = 64
+"""So many reasons are told apart; calls for further ones are counted as one."""
+STRUCTURES = 64
+"""So many structures of batches that cannot be padded are remembered."""
+OWN = "their shape is frequent enough to be compiled by itself, or as fast without padding"
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCall:
+    """Batches of a call, as they run.
+
+    Args:
+        batches: with padding, or as they were given.
+        times: of the shape that runs; None where it has none.
+    """
+
+    batches: Sequence[Any]
+    times: ShapeTimes | None = None
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that differ in extents alone.
+
+    Args:
+        choice: of the shape that runs.
+        refusals: by form of a batch and numbers of the axes that are padded, why that is not done: in general, and for
+            batches whose padding of their own is not at the right; None where it is.
+    """
+
+    choice: PaddingChoice
+    refusals: dict[Hashable, tuple[str | None, str | None]] = field(default_factory=dict)
+
+
+class PaddedCalls:
+    """Pads batches to shapes that are compiled, where that changes neither loss nor gradients, and pays."""
+
+    def __init__(self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            model: that is trained.
+            objective: forward and loss of a batch, not compiled.
+            device: of the model.
+        """
+        self._check = PaddingCheck(model, objective, padding_token(model))
+        self._device, self._runtime = device, device_runtime(device)
+        self._groups: dict[Hashable, Group] = {}
+        self._structures: set[Hashable] = set()
+        self._calls = self._padded = self._tokens = self._places = 0
+        self._reasons: Counter[str] = Counter()
+
+    @property
+    def report(self) -> PaddingReport:
+        """Counts of the calls so far."""
+        shapes = sum(times.steps > 0 for group in self._groups.values() for times in group.choice.times.values())
+        return PaddingReport(
+            self._calls, self._padded, self._tokens, self._places, shapes, Counter(self._reasons)
+        )  # fmt: skip
+
+    def expect(self, batch: Any, modes: Hashable) -> None:
+        """Take the shape of a batch as one that is tuned, before any batch of it has run."""
+        try:
+            form, extents = read(batch)
+        except NotPaddedError:
+            return
+        self._group((form,), modes).choice.add((extents,))
+
+    def fitted(self, batches: Sequence[Any], modes: Hashable) -> FittedCall:
+        """Return the batches of a call as they should run.
+
+        Args:
+            batches: its micro-batches.
+            modes: all else that a step is compiled for.
+        """
+        self._calls += 1
+        try:
+            found = [read(batch) for batch in batches]
+        except NotPaddedError as error:
+            self._note_unknown(batches, str(error))
+            return FittedCall(batches)
+        forms, shape = tuple(form for form, _ in found), tuple(extents for _, extents in found)
+        group = self._group(forms, modes)
+        target = group.choice.target(shape)
+        if target is None:
+            return FittedCall(batches, group.choice.add(shape))
+        try:
+            for batch, form, given, wanted in zip(batches, forms, shape, target, strict=True):
+                self._require(group, batch, form, given, wanted)
+        except NotPaddedError as error:
+            self._note(str(error))
+            return FittedCall(batches, group.choice.add(shape))
+        if not group.choice.pays(shape, target):
+            self._note(OWN)
+            return FittedCall(batches, group.choice.add(shape))
+        self._padded += 1
+        self._tokens += tokens_in(shape)
+        self._places += tokens_in(target)
+        made = [
+            form.padded(moved_to(batch, self._device), wanted, self._check.token)
+            for batch, form, wanted in zip(batches, forms, target, strict=True)
+        ]
+        return FittedCall(made, group.choice.times[target])
+
+    @contextmanager
+    def timed(self, call: FittedCall) -> Iterator[None]:
+        """Take the time of a step, unless it fails."""
+        began, began_s = self._runtime.mark(), perf_counter()
+        yield
+        if call.times is not None:
+            call.times.keep(began, self._runtime.mark(), 1e6 * (perf_counter() - began_s))
+
+    def _group(self, forms: tuple[BatchForm, ...], modes: Hashable) -> Group:
+        key = forms, modes
+        if key not in self._groups:
+            self._groups[key] = Group(PaddingChoice(self._runtime.elapsed_us))
+        return self._groups[key]
+
+    def _require(self, group: Group, batch: Any, form: BatchForm, given: Extents, wanted: Extents) -> None:
+        """Check that padding changes nothing: a form and the axes that are padded once, in the modes of a group.
+
+        Raises:
+            NotPaddedError: it does, or nobody can tell.
+        """
+        axes = tuple(axis for axis, (a, b) in enumerate(zip(given, wanted, strict=True)) if a != b)
+        if not axes:
+            return
+        if are_several():
+            raise NotPaddedError("several processes train one model, and each would decide by itself")
+        key = form, axes
+        if key not in group.refusals:
+            ordinary = self._check.refusal(batch, form, given, wanted, ORDINARY if form.has_mask else ORDINARY[:1])
+            needs_others = ordinary is None and form.has_mask
+            others = self._check.refusal(batch, form, given, wanted, OTHERS) if needs_others else None
+            group.refusals[key] = ordinary, others
+        ordinary, others = group.refusals[key]
+        if ordinary is not None:
+            raise NotPaddedError(ordinary)
+        if others is not None and not is_right_padded(batch, form):
+            raise NotPaddedError(f"where rows have their own padding at the left, or within: {others}")
+
+    def _note_unknown(self, batches: Sequence[Any], reason: str) -> None:
+        """Count a call whose batches cannot be padded, unless all such calls had one structure."""
+        try:
+            structure = structure_of(batches, [])
+        except UnknownBatchError:
+            return
+        if self._structures and structure not in self._structures:
+            self._note(reason)
+        if len(self._structures) < STRUCTURES:
+            self._structures.add(structure)
+
+    def _note(self, reason: str) -> None:
+        self._reasons[reason if reason in self._reasons or len(self._reasons) < REASONS else "other reasons"] += 1
+
+
+def padding_token(model: nn.Module) -> int:
+    """Return the number of the token that stands for padding, as a model's configuration has it; 0 where it has none.
+
+    Some models take positions, or the end of a sequence, from where this token is.
+    """
+    config = getattr(getattr(model, "_orig_mod", model), "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = getattr(text, "pad_token_id", None)
+    return found if isinstance(found, int) and found >= 0 else 0
