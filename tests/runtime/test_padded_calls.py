@@ -1,8 +1,9 @@
 """Calls of a training step with changing shapes: padded where that changes nothing, and why not elsewhere."""
 
 import copy
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,29 @@ def stepping(model: nn.Module, tmp_path: Path, **options: Any) -> WholeStep:
     )  # fmt: skip
 
 
+def padded_calls(model: Any) -> PaddedCalls:
+    return PaddedCalls(model, lambda data: model(**data).loss, torch.device("cpu"))
+
+
+def uncompiled(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    recorder: Recorder | None = None,
+) -> WholeStep:
+    """Return a step whose first call takes long, as one does that compiles."""
+    calls = 0
+
+    def objective(data: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        time.sleep(1 if calls == 1 else 0)
+        return model(**data).loss if loss is None else loss(model, data)
+
+    calls_of_step = PaddedCalls(model, objective, torch.device("cpu"))
+    return WholeStep(model, optimizer or sgd(model), objective, padded_calls=calls_of_step, recorder=recorder)
+
+
 class Twin:
     """A copy of a model that a plain loop of torch trains."""
 
@@ -82,10 +106,8 @@ class Twin:
         return loss.detach()
 
     def assert_same(self, model: nn.Module) -> None:
-        for (name, own), (_, other) in zip(
-            model.named_parameters(), self.model.named_parameters(), strict=True
-        ):
-            torch.testing.assert_close(own, other, rtol=2e-5, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+        for (name, own), (_, other) in zip(model.named_parameters(), self.model.named_parameters(), strict=True):
+            torch.testing.assert_close(own, other, rtol=2e-5, atol=2e-6, msg=name)
 
 
 def check_same(model: nn.Module, step: WholeStep, batches: list[Batch], **options: Any) -> None:
@@ -149,34 +171,32 @@ def test_pad_batches_turns_it_off(tmp_path: Path) -> None:
     assert "padded" not in str(step)
 
 
-def test_micro_batches_are_padded_each(tmp_path: Path) -> None:
+def test_micro_batches_are_padded_each() -> None:
     model = bert()
-    step, twin = stepping(model, tmp_path), Twin(model, lambda model, pair: sum(model(**b).loss for b in pair) / 2)
-    before = len(COMPILED)
+    step, twin = uncompiled(model), Twin(model, lambda model, pair: sum(model(**b).loss for b in pair) / 2)
     for pair in [(batch(3, 20), batch(3, 30)), (batch(3, 18, 1), batch(2, 30, 1))]:
         torch.testing.assert_close(step(*pair), twin.train(pair), rtol=2e-6, atol=2e-6)  # type: ignore[arg-type]
     twin.assert_same(model)
-    assert len(COMPILED) == before + 2  # a graph for each of both lengths
     assert (step.padding.padded, step.padding.tokens, step.padding.places) == (1, 54 + 60, 60 + 90)
 
 
-def test_encoder_and_decoder_have_lengths_of_their_own(tmp_path: Path) -> None:
+def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 120}
     config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
     model = transformers.T5ForConditionalGeneration(config).train()
-    step = stepping(model, tmp_path)
+    step = uncompiled(model)
     check_same(model, step, [batch(3, n) | {"labels": batch(3, m)["labels"]} for n, m in ((30, 20), (24, 11), (30, 9))])
     assert (step.padding.padded, step.padding.shapes) == (2, 1)
 
 
-def test_sequences_are_classified_as_without_padding(tmp_path: Path) -> None:
+def test_sequences_are_classified_as_without_padding() -> None:
     """Where the last token is the one that counts, the token for padding says which."""
     torch.manual_seed(0)
     model = transformers.LlamaForSequenceClassification(
         transformers.LlamaConfig(**SMALL, num_labels=3, pad_token_id=0)
     ).train()
-    step = stepping(model, tmp_path)
+    step = uncompiled(model)
     check_same(model, step, [batch(*shape) | {"labels": torch.arange(shape[0]) % 3} for shape in ((4, 20), (3, 12))])
     assert step.padding.padded == 1
 
@@ -204,7 +224,8 @@ class OfBatches(Masked):
         self.norm = nn.BatchNorm1d(8)
 
     def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
-        return self.norm(x.flatten(0, 1)).reshape(x.shape)
+        found: Tensor = self.norm(x.flatten(0, 1))
+        return found.reshape(x.shape)
 
 
 class OfBatchesInTraining(Masked):
@@ -221,7 +242,8 @@ class FromTheRight(Masked):
 
 class Squares(Masked):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
-        return super().forward(input_ids, attention_mask, labels) + 1e-4 * self.embedding(input_ids).square().mean()
+        found: Tensor = self.embedding(input_ids).square().mean()
+        return super().forward(input_ids, attention_mask, labels) + 1e-4 * found
 
 
 class Picky(Masked):
@@ -275,20 +297,20 @@ def test_what_padding_changes_is_refused(name: str) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_loss_of_the_users_that_reads_all_outputs_is_refused(tmp_path: Path) -> None:
+def test_a_loss_of_the_users_that_reads_all_outputs_is_refused() -> None:
     def loss(model: Any, data: Any) -> Any:
         return model(**data).logits.square().mean()
 
     model = llama()
-    step = stepping(model, tmp_path, loss=loss)
+    step = uncompiled(model, loss)
     check_same(model, step, [batch(3, 20), batch(3, 12)], loss=loss)
     assert step.padding.padded == 0
     assert sum(step.padding.reasons.values()) == 1
 
 
-def test_dropout_is_off_while_padding_is_tried_and_on_again_afterwards(tmp_path: Path) -> None:
+def test_dropout_is_off_while_padding_is_tried_and_on_again_afterwards() -> None:
     model = bert(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    step = stepping(model, tmp_path)
+    step = uncompiled(model)
     for length in (20, 12):
         step(batch(3, length))
     assert step.padding.padded == 1
@@ -298,7 +320,7 @@ def test_dropout_is_off_while_padding_is_tried_and_on_again_afterwards(tmp_path:
 def test_padding_at_the_left_is_told_apart_where_it_matters() -> None:
     """Eager attention has a token that sees nothing look at all places, and the first label may be its own."""
     model = llama(attn_implementation="eager")
-    calls = PaddedCalls(model, lambda data: model(**data).loss, torch.device("cpu"))
+    calls = padded_calls(model)
     for data in (batch(4, 30), batch(4, 20)):
         calls.fitted((data,), None)
     assert calls.report.padded == 1
@@ -312,7 +334,7 @@ def test_checkpoints_and_types_of_16_bits_are_tried_in_float64() -> None:
     for model in (llama().to(torch.bfloat16), llama()):
         if model.dtype == torch.float32:
             model.gradient_checkpointing_enable()
-        calls = PaddedCalls(model, lambda data, model=model: model(**data).loss, torch.device("cpu"))
+        calls = padded_calls(model)
         for shape in ((4, 20), (3, 12)):
             calls.fitted((batch(*shape),), None)
         assert calls.report.padded == 1, calls.report
@@ -321,7 +343,7 @@ def test_checkpoints_and_types_of_16_bits_are_tried_in_float64() -> None:
 
 def test_a_batch_without_labels_decides_nothing() -> None:
     model = bert()
-    calls = PaddedCalls(model, lambda data: model(**data).loss, torch.device("cpu"))
+    calls = padded_calls(model)
     calls.fitted((batch(4, 20),), None)
     empty = batch(4, 12) | {"labels": torch.full((4, 12), -100)}
     assert calls.fitted((empty,), None).batches == (empty,)
@@ -371,12 +393,7 @@ def test_a_padded_call_is_a_replay_of_the_graph_that_is_there() -> None:
     model = llama()
     twin, optimizer = Twin(model), torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), momentum=0.9)
     recorder = Recorder(model, optimizer)
-
-    def loss(data: Any) -> Any:
-        return model(**data, use_cache=False).loss
-
-    calls = PaddedCalls(model, loss, torch.device("cpu"))
-    step = WholeStep(model, optimizer, loss, recorder=recorder, padded_calls=calls)
+    step = uncompiled(model, lambda model, data: model(**data, use_cache=False).loss, optimizer, recorder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for number, shape in enumerate([(4, 20)] * 3 + [(4, 13), (2, 20), (3, 9)]):
@@ -388,9 +405,9 @@ def test_a_padded_call_is_a_replay_of_the_graph_that_is_there() -> None:
 
 
 @pytest.fixture
-def choice() -> Iterator[PaddingChoice]:
-    """A choice whose marks are times in microseconds."""
-    yield PaddingChoice(lambda began, ended: float(ended - began))
+def choice() -> PaddingChoice:
+    """Return a choice whose marks are times in microseconds."""
+    return PaddingChoice(lambda began, ended: float(ended - began))
 
 
 LARGE, SMALLER, NEAR = ((8, 100),), ((8, 25),), ((8, 90),)

@@ -71,8 +71,8 @@ class BatchForm:
     def padded(self, batch: Mapping[str, Any], extents: Extents, token: int) -> dict[str, Any]:
         """Return a batch of this form with padding: more columns at the right, and more rows at the end.
 
-        Nothing of the padding has a label. Masks hide new columns. They hide nothing of new rows: where all that a token
-        may see is hidden, its softmax may be no number.
+        Nothing of the padding has a label. Masks hide new columns. They hide nothing of new rows: a token that sees
+        nothing may have a softmax that is no number.
 
         Args:
             batch: of this form; tensors of (sequences,) or (sequences, length).

@@ -16,7 +16,6 @@ from autotuner.runtime.padding.batches import (
     BatchForm,
     Extents,
     NotPaddedError,
-    Shape,
     is_right_padded,
     read,
     tokens_in,
@@ -42,7 +41,7 @@ class FittedCall:
         times: of the shape that runs; None where it has none.
     """
 
-    batches: Sequence[Any]
+    batches: tuple[Any, ...]
     times: ShapeTimes | None = None
 
 
@@ -94,7 +93,7 @@ class PaddedCalls:
             return
         self._group((form,), modes).choice.add((extents,))
 
-    def fitted(self, batches: Sequence[Any], modes: Hashable) -> FittedCall:
+    def fitted(self, batches: tuple[Any, ...], modes: Hashable) -> FittedCall:
         """Return the batches of a call as they should run.
 
         Args:
@@ -124,10 +123,10 @@ class PaddedCalls:
         self._padded += 1
         self._tokens += tokens_in(shape)
         self._places += tokens_in(target)
-        made = [
+        made = tuple(
             form.padded(moved_to(batch, self._device), wanted, self._check.token)
             for batch, form, wanted in zip(batches, forms, target, strict=True)
-        ]
+        )
         return FittedCall(made, group.choice.times[target])
 
     @contextmanager
@@ -187,7 +186,7 @@ def padding_token(model: nn.Module) -> int:
 
     Some models take positions, or the end of a sequence, from where this token is.
     """
-    config = getattr(getattr(model, "_orig_mod", model), "config", None)
+    config: Any = getattr(getattr(model, "_orig_mod", model), "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = getattr(text, "pad_token_id", None)
     return found if isinstance(found, int) and found >= 0 else 0

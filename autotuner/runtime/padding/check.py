@@ -21,9 +21,9 @@ ORDINARY, OTHERS = ("full", "right"), ("left",)
 READ = 65_536
 """Elements of a user's tensor that are looked at, at most, for values that tokens and labels may have."""
 TOLERANCES = {torch.float64: (2e-6, 1e-5, 3e-7), torch.float32: (1e-5, 1e-4, 3e-6)}
-"""Differences by which values are the same, by the type that is computed in: of the loss, as a share of it; of a
-parameter's gradient, as a share of its norm and as a share of the largest norm of all. Models compute parts of a float64
-forward, such as softmax, in float32. Types of 16 bits would hide what matters, and are not tried."""
+"""Differences that are rounding, by the type that is computed in: of the loss, as a share of it; of a gradient, as a
+share of its norm, and as a share of the largest norm of all gradients. Models compute parts of a forward in float64,
+such as softmax, in float32. Types of 16 bits would hide what matters, and are not tried."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,14 @@ class PaddingCheck:
         Raises:
             NotPaddedError: this batch has no label to try it with; another one may.
         """
-        mixing = next((each for each in self.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
+        mixing = next(
+            (each for each in self.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None
+        )
         if mixing is not None:
             return f"{type(mixing).__name__} takes its mean over all rows and columns, padding included"
-        where = " and ".join((["rows"] if wanted[0] > given[0] else []) + (["columns"] if wanted[1:] > given[1:] else []))
+        where = " and ".join(
+            (["rows"] if wanted[0] > given[0] else []) + (["columns"] if wanted[1:] > given[1:] else [])
+        )
         found: str | None = None
         for dtype in TOLERANCES:
             try:
@@ -229,7 +233,8 @@ class _Step(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 own = self._tensors[name].requires_grad_()
-                own.register_post_accumulate_grad_hook(self._noting(name.removeprefix("model.")))
+                noting = self._noting(name.removeprefix("model."))
+                own.register_post_accumulate_grad_hook(noting)  # type: ignore[no-untyped-call]
         self._buffers_before = {name: self._tensors[name].clone() for name, _ in self.named_buffers()}
         self._host, self._drawn = HostRandomness(), self._runtime.drawn_so_far()
 
