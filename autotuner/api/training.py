@@ -20,6 +20,7 @@ from autotuner.runtime.batches import moved_to
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.padding.calls import PaddedCalls
+from autotuner.runtime.padding.rules import leaves_out_ignored
 from autotuner.runtime.plain_step import Loss
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
@@ -135,7 +136,8 @@ def training_step(
 
     runtime = device_runtime(device)
     captures = capture and runtime.has_graphs
-    padded_calls = PaddedCalls(model, objective, device) if pad_batches else None
+    ignores = loss is None and leaves_out_ignored(model)
+    padded_calls = PaddedCalls(model, objective, device, ignores) if pad_batches else None
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,

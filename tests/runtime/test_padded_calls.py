@@ -1,7 +1,6 @@
 """Calls of a training step with changing shapes: padded where that changes nothing, and why not elsewhere."""
 
 import copy
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +67,14 @@ def stepping(model: nn.Module, tmp_path: Path, **options: Any) -> WholeStep:
 
 
 def padded_calls(model: Any) -> PaddedCalls:
-    return PaddedCalls(model, lambda data: model(**data).loss, torch.device("cpu"))
+    return PaddedCalls(model, lambda data: model(**data).loss, torch.device("cpu"), ignores=True)
+
+
+@pytest.fixture(autouse=True)
+def compiling_takes_long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have padding pay, however busy the machine is; tests of the choice have times of their own."""
+    if "choice" not in request.fixturenames:
+        monkeypatch.setattr(PaddingChoice, "_compile_us", lambda _: float("inf"))
 
 
 def uncompiled(
@@ -77,16 +83,10 @@ def uncompiled(
     optimizer: torch.optim.Optimizer | None = None,
     recorder: Recorder | None = None,
 ) -> WholeStep:
-    """Return a step whose first call takes long, as one does that compiles."""
-    calls = 0
-
     def objective(data: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        time.sleep(1 if calls == 1 else 0)
         return model(**data).loss if loss is None else loss(model, data)
 
-    calls_of_step = PaddedCalls(model, objective, torch.device("cpu"))
+    calls_of_step = PaddedCalls(model, objective, torch.device("cpu"), ignores=True)
     return WholeStep(model, optimizer or sgd(model), objective, padded_calls=calls_of_step, recorder=recorder)
 
 
@@ -253,6 +253,30 @@ class Picky(Masked):
         return x
 
 
+class WithARow(Masked):
+    """Has a parameter that is read where anything is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.zeros(8))
+
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x if bool(mask.all()) else x + self.row * (1 - mask)[..., None]
+
+
+def with_embedding(**options: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = Masked()
+        model.embedding = nn.Embedding(120, 8, **options)
+        return model
+
+    return make
+
+
+def rotary() -> Any:
+    return llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+
+
 def regression() -> Any:
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, num_labels=1)).eval()
@@ -273,6 +297,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[int, int], str]] = {
     "a loss of all tokens": (Squares, (4, 12), "with more columns, the gradient of embedding.weight is another one"),
     "a mean over rows without labels": (regression, (3, 20), "with more rows, its loss of a few tokens is"),
     "routers": (routed, (3, 20), "(the auxiliary loss of its routers counts padding)"),
+    "an embedding that is scaled": (with_embedding(max_norm=1.0), (4, 12), "max_norm scales the row of the padding"),
+    "frequencies of tokens": (with_embedding(scale_grad_by_freq=True), (4, 12), "depend on which tokens a batch has"),
+    "frequencies of positions": (rotary, (4, 12), "its rotary positions (dynamic) depend on the length of the batch"),
+    "a parameter for what is hidden": (WithARow, (4, 12), "with more columns, row gets a gradient, or does without"),
     "a model that raises": (Picky, (4, 12), "on a few tokens, with more columns, it raised ValueError: no such length"),
 }
 
@@ -349,6 +377,18 @@ def test_a_batch_without_labels_decides_nothing() -> None:
     assert calls.fitted((empty,), None).batches == (empty,)
     assert list(calls.report.reasons) == ["a batch has no label to try padding with"]
     calls.fitted((batch(4, 11),), None)
+    assert calls.report.padded == 1
+
+
+def test_a_loss_that_may_not_know_ignored_labels_is_not_tried_with_them() -> None:
+    model = Masked()
+    calls = PaddedCalls(model, lambda data: model(**data), torch.device("cpu"))
+    for length in (20, 12):
+        data = batch(4, length)
+        calls.fitted((data | {"labels": data["input_ids"]},), None)
+    (reason,) = calls.report.reasons
+    assert reason.startswith("no label of a batch is -100")
+    calls.fitted((batch(4, 12),), None)
     assert calls.report.padded == 1
 
 

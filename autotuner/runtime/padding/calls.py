@@ -23,6 +23,7 @@ from autotuner.runtime.padding.batches import (
 from autotuner.runtime.padding.check import ORDINARY, OTHERS, PaddingCheck
 from autotuner.runtime.padding.choice import PaddingChoice, ShapeTimes
 from autotuner.runtime.padding.report import PaddingReport
+from autotuner.runtime.padding.rules import padding_token
 from autotuner.runtime.processes import are_several
 
 REASONS = 64
@@ -62,15 +63,18 @@ class Group:
 class PaddedCalls:
     """Pads batches to shapes that are compiled, where that changes neither loss nor gradients, and pays."""
 
-    def __init__(self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device, ignores: bool = False
+    ) -> None:
         """Prepare; nothing runs yet.
 
         Args:
             model: that is trained.
             objective: forward and loss of a batch, not compiled.
             device: of the model.
+            ignores: whether the loss is known to leave out labels of -100; else a batch has to have one.
         """
-        self._check = PaddingCheck(model, objective, padding_token(model))
+        self._check = PaddingCheck(model, objective, padding_token(model), ignores)
         self._device, self._runtime = device, device_runtime(device)
         self._groups: dict[Hashable, Group] = {}
         self._structures: set[Hashable] = set()
@@ -179,14 +183,3 @@ class PaddedCalls:
 
     def _note(self, reason: str) -> None:
         self._reasons[reason if reason in self._reasons or len(self._reasons) < REASONS else "other reasons"] += 1
-
-
-def padding_token(model: nn.Module) -> int:
-    """Return the number of the token that stands for padding, as a model's configuration has it; 0 where it has none.
-
-    Some models take positions, or the end of a sequence, from where this token is.
-    """
-    config: Any = getattr(getattr(model, "_orig_mod", model), "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = getattr(text, "pad_token_id", None)
-    return found if isinstance(found, int) and found >= 0 else 0

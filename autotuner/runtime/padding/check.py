@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.padding.batches import IGNORED, BatchForm, Entry, Extents, NotPaddedError
+from autotuner.runtime.padding.rules import config_of, free, refused
 
 ROWS, LENGTH, ADDED = 3, 9, 5
 """Sequences and tokens of the batch that is tried, and how many more the padded one has."""
@@ -51,11 +52,14 @@ class PaddingCheck:
         model: that is trained.
         objective: forward and loss of a batch, which calls the model; not compiled.
         token: the number of the token that stands for padding.
+        ignores: whether the loss is known to leave out labels of -100. On a GPU, a label that is out of range ends the
+            process; so any other loss is tried with a batch that has a label of -100 itself.
     """
 
     model: nn.Module
     objective: Callable[[Any], Tensor]
     token: int
+    ignores: bool = False
 
     def refusal(
         self, batch: Mapping[str, Any], form: BatchForm, given: Extents, wanted: Extents, patterns: Sequence[str]
@@ -76,11 +80,8 @@ class PaddingCheck:
         Raises:
             NotPaddedError: this batch has no label to try it with; another one may.
         """
-        mixing = next(
-            (each for each in self.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None
-        )
-        if mixing is not None:
-            return f"{type(mixing).__name__} takes its mean over all rows and columns, padding included"
+        if (reason := refused(self.model)) is not None:
+            return reason
         where = " and ".join(
             (["rows"] if wanted[0] > given[0] else []) + (["columns"] if wanted[1:] > given[1:] else [])
         )
@@ -98,6 +99,7 @@ class PaddingCheck:
                 found = f"on a few tokens, with more {where}, it raised {type(error).__name__}: {words}"
             finally:
                 gc.collect()  # parameters in another type lie in circles with what hooks note
+                free(_device(self.model))
         return found
 
     def _tried(
@@ -127,18 +129,19 @@ class PaddingCheck:
             raise ArithmeticError(f"the loss is {padded.loss:.6g}, and a gradient may be no number")
         if not abs(padded.loss - plain.loss) <= loss_share * abs(plain.loss):
             return f"its loss of a few tokens is {padded.loss:.6g} in place of {plain.loss:.6g}"
+        if plain.prints.keys() != padded.prints.keys():
+            name = min(plain.prints.keys() ^ padded.prints.keys())
+            return f"{name} gets a gradient, or does without"
         largest = max((norm for norm, _ in plain.prints.values()), default=0.0)
-        for name in plain.prints.keys() | padded.prints.keys():
-            norm, product = plain.prints.get(name, (0.0, 0.0))
-            others = padded.prints.get(name, (0.0, 0.0))
+        for name, (norm, product) in plain.prints.items():
+            others = padded.prints[name]
             apart = max(abs(norm - others[0]), abs(product - others[1]))
             if not apart <= own_share * norm + all_share * largest:
                 return f"the gradient of {name} is another one"
         return None
 
     def _hint(self) -> str:
-        config = getattr(getattr(self.model, "_orig_mod", self.model), "config", None)
-        has_routers = getattr(config, "output_router_logits", False) is True
+        has_routers = getattr(config_of(self.model), "output_router_logits", False) is True
         return " (the auxiliary loss of its routers counts padding)" if has_routers else ""
 
     @contextmanager
@@ -198,6 +201,8 @@ class PaddingCheck:
         elif entry.kind == "labels" and not entry.dtype.is_floating_point:
             padding = IGNORED
         kept = found if padding is None else found[found != padding]
+        if padding == IGNORED and not self.ignores and len(kept) == len(found):
+            raise NotPaddedError("no label of a batch is -100, and so it is not known whether the loss leaves that out")
         if not len(kept):
             if padding == IGNORED:
                 raise NotPaddedError("a batch has no label to try padding with")

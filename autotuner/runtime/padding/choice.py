@@ -1,7 +1,7 @@
 """The choice between a batch's own shape and a larger one that is compiled: by measured times of their steps."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -98,15 +98,14 @@ class PaddingChoice:
         if len(self._lost_us) >= SHAPES:
             self._lost_us.clear()
         lost_us = self._lost_us.get(shape, 0.0) + padded_us * (1 - tokens_in(shape) / tokens_in(target))
-        if lost_us > self._compile_us(self.times.values()):
+        if lost_us > self._compile_us():
             return False
         self._lost_us[shape] = lost_us
         return True
 
-    @staticmethod
-    def _compile_us(times: Iterable[ShapeTimes]) -> float:
+    def _compile_us(self) -> float:
         """Return how long a shape took to compile, the least of all: the first one may load a compiler, too."""
-        return min((each.first_us for each in times if each.first_us is not None), default=float("inf"))
+        return min((each.first_us for each in self.times.values() if each.first_us is not None), default=float("inf"))
 
 
 def _rate(known: Mapping[Shape, float]) -> float:
