@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from autotuner.plan.phrases import counted
+
 LINES = 4
 """So many reasons are told."""
 
@@ -36,8 +38,8 @@ class PaddingReport:
         told = []
         if self.padded:
             told.append(
-                f"{self.padded:,} of {self.calls:,} calls were padded to a shape that is compiled, with "
-                f"{self.added_share:.0%} more tokens each on average; {self.shapes:,} shapes ran"
+                f"{self.padded:,} of {self.calls:,} calls were padded, by {self.added_share:.0%} of their tokens on "
+                f"average, and {counted(self.shapes, 'shape')} ran"
             )
         rows = self.reasons.most_common()
         told += [f"{count:,} of {self.calls:,} calls were not padded: {reason}" for reason, count in rows[:LINES]]
