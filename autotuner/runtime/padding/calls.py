@@ -47,7 +47,7 @@ class FittedCall:
 
 
 @dataclass(eq=False)
-class Group:
+class CallGroup:
     """Calls that differ in extents alone.
 
     Args:
@@ -76,7 +76,7 @@ class PaddedCalls:
         """
         self._check = PaddingCheck(model, objective, padding_token(model), ignores)
         self._device, self._runtime = device, device_runtime(device)
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Hashable, CallGroup] = {}
         self._structures: set[Hashable] = set()
         self._calls = self._padded = self._tokens = self._places = 0
         self._reasons: Counter[str] = Counter()
@@ -141,13 +141,13 @@ class PaddedCalls:
         if call.times is not None:
             call.times.keep(began, self._runtime.mark(), 1e6 * (perf_counter() - began_s))
 
-    def _group(self, forms: tuple[BatchForm, ...], modes: Hashable) -> Group:
+    def _group(self, forms: tuple[BatchForm, ...], modes: Hashable) -> CallGroup:
         key = forms, modes
         if key not in self._groups:
-            self._groups[key] = Group(PaddingChoice(self._runtime.elapsed_us))
+            self._groups[key] = CallGroup(PaddingChoice(self._runtime.elapsed_us))
         return self._groups[key]
 
-    def _require(self, group: Group, batch: Any, form: BatchForm, given: Extents, wanted: Extents) -> None:
+    def _require(self, group: CallGroup, batch: Any, form: BatchForm, given: Extents, wanted: Extents) -> None:
         """Check that padding changes nothing: a form and the axes that are padded once, in the modes of a group.
 
         Raises:

@@ -18,7 +18,7 @@ from autotuner.runtime.padding.rules import config_of, free, refused
 ROWS, LENGTH, ADDED = 3, 9, 5
 """Sequences and tokens of the batch that is tried, and how many more the padded one has."""
 ORDINARY, OTHERS = ("full", "right"), ("left",)
-"""Where the rows that are tried have padding of their own: nowhere, or at the right; at the left, and within."""
+"""Places of the padding that the rows which are tried have of their own: none or the right; the left and within."""
 READ = 65_536
 """Elements of a user's tensor that are looked at, at most, for values that tokens and labels may have."""
 TOLERANCES = {torch.float64: (2e-6, 1e-5, 3e-7), torch.float32: (1e-5, 1e-4, 3e-6)}
