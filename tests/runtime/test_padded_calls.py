@@ -16,9 +16,11 @@ import autotuner
 from autotuner.api.backend import COMPILED
 from autotuner.runtime.padding.batches import NotPaddedError, read
 from autotuner.runtime.padding.calls import PaddedCalls
-from autotuner.runtime.padding.choice import KEPT, PaddingChoice
+from autotuner.runtime.padding.choice import PaddingChoice
 from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.whole_steps import Recorder
+
+pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 120,
@@ -71,10 +73,9 @@ def padded_calls(model: Any) -> PaddedCalls:
 
 
 @pytest.fixture(autouse=True)
-def compiling_takes_long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have padding pay, however busy the machine is; tests of the choice have times of their own."""
-    if "choice" not in request.fixturenames:
-        monkeypatch.setattr(PaddingChoice, "_compile_us", lambda _: float("inf"))
+def compiling_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have padding pay, however busy the machine is."""
+    monkeypatch.setattr(PaddingChoice, "_compile_us", lambda _: float("inf"))
 
 
 def uncompiled(
@@ -337,6 +338,19 @@ def test_a_loss_of_the_users_that_reads_all_outputs_is_refused() -> None:
     assert sum(step.padding.reasons.values()) == 1
 
 
+def test_a_loss_may_take_labels_out_of_its_batch() -> None:
+    def loss(model: Any, data: Any) -> Any:
+        labels = data.pop("labels")
+        return functional.cross_entropy(model(**data).logits.flatten(0, 1), labels.flatten())
+
+    model = bert()
+    step, twin = uncompiled(model, loss), Twin(model, loss)
+    for length in (20, 12):
+        data = batch(3, length)
+        torch.testing.assert_close(step(data), twin.train(dict(data)), rtol=2e-6, atol=2e-6)
+    assert step.padding.padded == 1
+
+
 def test_dropout_is_off_while_padding_is_tried_and_on_again_afterwards() -> None:
     model = bert(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     step = uncompiled(model)
@@ -443,46 +457,3 @@ def test_a_padded_call_is_a_replay_of_the_graph_that_is_there() -> None:
     twin.assert_same(model)
     assert (recorder.captures, step.replays, step.plain) == (1, 4, 2)
     assert step.padding.padded == 3
-
-
-@pytest.fixture
-def choice() -> PaddingChoice:
-    """Return a choice whose marks are times in microseconds."""
-    return PaddingChoice(lambda began, ended: float(ended - began))
-
-
-LARGE, SMALLER, NEAR = ((8, 100),), ((8, 25),), ((8, 90),)
-
-
-def test_a_shape_is_padded_until_it_has_lost_the_time_of_compiling(choice: PaddingChoice) -> None:
-    times = choice.add(LARGE)
-    assert choice.pays(SMALLER, LARGE)  # nothing is known
-    for _ in range(2):
-        times.keep(0, 100, host_us=1000)
-    # A step loses 75 of 100 us, and compiling took 1,000.
-    assert [choice.pays(SMALLER, LARGE) for _ in range(15)] == [True] * 13 + [False] * 2
-
-
-def test_a_shape_that_ran_is_padded_only_where_that_is_measured_to_be_faster(choice: PaddingChoice) -> None:
-    for shape, step_us in ((LARGE, 100), (SMALLER, 120)):
-        for number in range(KEPT + 1):
-            assert number == 0 or shape == LARGE or not choice.pays(SMALLER, LARGE)
-            choice.add(shape).keep(0, step_us, host_us=1000)
-    assert choice.pays(SMALLER, LARGE)
-    for _ in range(2 * KEPT):
-        choice.times[SMALLER].keep(0, 90, host_us=0)
-    assert not choice.pays(SMALLER, LARGE)
-
-
-def test_the_larger_shape_with_the_least_time_is_padded_to(choice: PaddingChoice) -> None:
-    for shape in (LARGE, NEAR):
-        choice.add(shape)
-    assert choice.target(SMALLER) == NEAR
-    assert choice.target(LARGE) is None
-    assert choice.target(((9, 10),)) is None
-    for _ in range(2):
-        choice.times[LARGE].keep(0, 100, host_us=1000)
-    assert choice.target(SMALLER) == NEAR  # 90 us, by its tokens
-    for _ in range(2):
-        choice.times[NEAR].keep(0, 150, host_us=1000)
-    assert choice.target(SMALLER) == LARGE

@@ -117,7 +117,7 @@ class PaddingCheck:
                     return found
         return None
 
-    def _compared(self, step: "_Step", plain_batch: Any, padded_batch: Any) -> str | None:
+    def _compared(self, step: "_Step", plain_batch: Mapping[str, Any], padded_batch: Mapping[str, Any]) -> str | None:
         """Say which value differs."""
         loss_share, own_share, all_share = TOLERANCES[step.dtype]
         plain = step.sample(plain_batch)
@@ -249,10 +249,11 @@ class _Step(nn.Module):
         torch.autograd.backward(loss)
         return float(loss.detach())
 
-    def sample(self, batch: Any, again: bool = True) -> Sample:
+    def sample(self, batch: Mapping[str, Any], again: bool = True) -> Sample:
         """Run a batch.
 
         Args:
+            batch: a loss gets a copy of it, as in a step, since some take labels out.
             again: whether it draws the numbers that the first one drew.
         """
         if again:
@@ -262,10 +263,11 @@ class _Step(nn.Module):
             for name, before in self._buffers_before.items():
                 self._tensors[name].copy_(before)
         self._prints = {}
-        loss: float = torch.func.functional_call(self, dict(self._tensors), (batch,))
+        own = {name: each.clone() if isinstance(each, Tensor) else each for name, each in batch.items()}
+        loss: float = torch.func.functional_call(self, dict(self._tensors), (own,))
         return Sample(loss, {name: (float(norm), float(product)) for name, (norm, product) in self._prints.items()})
 
-    def draws(self, batch: Any, first: Sample) -> bool:
+    def draws(self, batch: Mapping[str, Any], first: Sample) -> bool:
         """Say whether a step comes out otherwise with other random numbers."""
         apart = abs(self.sample(batch, again=False).loss - first.loss)
         return not apart <= TOLERANCES[torch.float64][0] * abs(first.loss)
