@@ -86,10 +86,11 @@ def training_step(
         pad_batches: whether a batch of a new shape is padded to a larger one that is compiled, or was tuned by
             `example_inputs`, instead of being compiled itself. For batches by name, as transformers' collate functions
             make them (`input_ids`, `attention_mask`, `labels` ...). Before that, a few tokens run with and without
-            padding: where their losses or gradients differ, nothing is padded. It is done where it is predicted to be
-            faster, by the measured times of the larger shape's steps and of compiling; what the step would take by
-            itself is estimated by its tokens until it has run. `print(step)` says how many calls were padded, and why
-            others were not.
+            padding: where their losses or gradients differ, nothing is padded. Where padded calls have lost as much
+            time as compiling takes, one more shape is compiled. What they lose is the measured time of the larger
+            shape's step, by the share of tokens that was added; the time of a shape that never ran is estimated by its
+            tokens.
+            `print(step)` says how many calls were padded, and why others were not.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
@@ -137,7 +138,8 @@ def training_step(
     runtime = device_runtime(device)
     captures = capture and runtime.has_graphs
     ignores = loss is None and leaves_out_ignored(model)
-    padded_calls = PaddedCalls(model, objective, device, ignores) if pad_batches else None
+    shapes = min(max_graphs, torch._dynamo.config.recompile_limit) if captures else torch._dynamo.config.recompile_limit
+    padded_calls = PaddedCalls(model, objective, device, ignores, shapes) if pad_batches else None
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,

@@ -403,7 +403,7 @@ def test_a_loss_that_may_not_know_ignored_labels_is_not_tried_with_them() -> Non
         calls.fitted((data | {"labels": data["input_ids"]},), None)
     (reason,) = calls.report.reasons
     assert reason.startswith("no label of a batch is -100")
-    calls.fitted((batch(4, 12),), None)
+    calls.fitted((batch(4, 11),), None)
     assert calls.report.padded == 1
 
 

@@ -4,34 +4,57 @@ import pytest
 
 from autotuner.runtime.padding.choice import KEPT, PaddingChoice
 
+LARGE, SMALLER, NEAR = ((8, 100),), ((8, 25),), ((8, 90),)
+
 
 @pytest.fixture
 def choice() -> PaddingChoice:
     """Return a choice whose marks are times in microseconds."""
-    return PaddingChoice(lambda began, ended: float(ended - began))
+    return PaddingChoice(lambda began, ended: float(ended - began), limit=3)
 
 
-LARGE, SMALLER, NEAR = ((8, 100),), ((8, 25),), ((8, 90),)
-
-
-def test_a_shape_is_padded_until_it_has_lost_the_time_of_compiling(choice: PaddingChoice) -> None:
+def test_one_more_shape_is_compiled_where_padding_has_lost_as_much_as_that_takes(choice: PaddingChoice) -> None:
     times = choice.add(LARGE)
-    assert choice.pays(SMALLER, LARGE)  # nothing is known
+    assert choice.shape_of(SMALLER, LARGE) == LARGE  # nothing is known
     for _ in range(2):
         times.keep(0, 100, host_us=1000)
     # A step loses 75 of 100 us, and compiling took 1,000.
-    assert [choice.pays(SMALLER, LARGE) for _ in range(15)] == [True] * 13 + [False] * 2
+    assert [choice.shape_of(SMALLER, LARGE) for _ in range(14)] == [LARGE] * 13 + [SMALLER]
+    assert set(choice.times) == {LARGE, SMALLER}
+
+
+def test_the_shape_is_added_to_which_padding_would_have_saved_most(choice: PaddingChoice) -> None:
+    for _ in range(2):
+        choice.add(LARGE).keep(0, 100, host_us=1000)
+    lengths = [50, 45, 40, 48, 95, 96, 10]
+    ran = []
+    while len(choice.times) == 1:
+        for length in lengths:
+            shape = ((8, length),)
+            ran.append(choice.shape_of(shape, choice.target(shape) or shape))
+    assert set(choice.times) == {LARGE, ((8, 50),)}
+    assert len(ran) <= 4 * len(lengths)  # a round loses 316 us
+    assert choice.target(((8, 45),)) == choice.target(((4, 50),)) == ((8, 50),)
+
+
+def test_of_shapes_that_are_compiled_there_is_a_limit(choice: PaddingChoice) -> None:
+    for _ in range(2):
+        choice.add(LARGE).keep(0, 100, host_us=1)
+    for length in range(10, 90, 10):
+        shape = ((8, length),)
+        choice.shape_of(shape, choice.target(shape) or shape)
+    assert len(choice.times) == 3
 
 
 def test_a_shape_that_ran_is_padded_only_where_that_is_measured_to_be_faster(choice: PaddingChoice) -> None:
     for shape, step_us in ((LARGE, 100), (SMALLER, 120)):
         for number in range(KEPT + 1):
-            assert number == 0 or shape == LARGE or not choice.pays(SMALLER, LARGE)
+            assert number == 0 or shape == LARGE or choice.shape_of(SMALLER, LARGE) == SMALLER
             choice.add(shape).keep(0, step_us, host_us=1000)
-    assert choice.pays(SMALLER, LARGE)
+    assert choice.shape_of(SMALLER, LARGE) == LARGE
     for _ in range(2 * KEPT):
         choice.times[SMALLER].keep(0, 90, host_us=0)
-    assert not choice.pays(SMALLER, LARGE)
+    assert choice.shape_of(SMALLER, LARGE) == SMALLER
 
 
 def test_the_larger_shape_with_the_least_time_is_padded_to(choice: PaddingChoice) -> None:

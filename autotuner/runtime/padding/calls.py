@@ -16,6 +16,7 @@ from autotuner.runtime.padding.batches import (
     BatchForm,
     Extents,
     NotPaddedError,
+    Shape,
     is_right_padded,
     read,
     tokens_in,
@@ -30,7 +31,6 @@ REASONS = 64
 """So many reasons are told apart; calls for further ones are counted as one."""
 STRUCTURES = 64
 """So many structures of batches that cannot be padded are remembered."""
-OWN = "their shape is frequent enough to be compiled by itself, or as fast without padding"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,9 @@ class PaddedCalls:
     """Pads batches to shapes that are compiled, where that changes neither loss nor gradients, and pays."""
 
     def __init__(
-        self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device, ignores: bool = False
-    ) -> None:
+        self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device, ignores: bool = False,
+        limit: int = 8,
+    ) -> None:  # fmt: skip
         """Prepare; nothing runs yet.
 
         Args:
@@ -73,9 +74,10 @@ class PaddedCalls:
             objective: forward and loss of a batch, not compiled.
             device: of the model.
             ignores: whether the loss is known to leave out labels of -100; else a batch has to have one.
+            limit: so many shapes are compiled, beside those that are larger than all before.
         """
         self._check = PaddingCheck(model, objective, padding_token(model), ignores)
-        self._device, self._runtime = device, device_runtime(device)
+        self._device, self._runtime, self._limit = device, device_runtime(device), limit
         self._groups: dict[Hashable, CallGroup] = {}
         self._structures: set[Hashable] = set()
         self._calls = self._padded = self._tokens = self._places = 0
@@ -112,26 +114,31 @@ class PaddedCalls:
             return FittedCall(batches)
         forms, shape = tuple(form for form, _ in found), tuple(extents for _, extents in found)
         group = self._group(forms, modes)
-        target = group.choice.target(shape)
-        if target is None:
-            return FittedCall(batches, group.choice.add(shape))
-        try:
-            for batch, form, given, wanted in zip(batches, forms, shape, target, strict=True):
-                self._require(group, batch, form, given, wanted)
-        except NotPaddedError as error:
-            self._note(str(error))
-            return FittedCall(batches, group.choice.add(shape))
-        if not group.choice.pays(shape, target):
-            self._note(OWN)
-            return FittedCall(batches, group.choice.add(shape))
+        choice = group.choice
+        target = choice.target(shape)
+        if target is not None:
+            try:
+                self._require(group, batches, forms, shape, target)
+                found = choice.shape_of(shape, target)
+                self._require(group, batches, forms, shape, found)
+            except NotPaddedError as error:
+                self._note(str(error))
+            else:
+                if found != shape:
+                    return self._padded_call(batches, forms, shape, found, choice.times[found])
+        return FittedCall(batches, choice.add(shape))
+
+    def _padded_call(
+        self, batches: tuple[Any, ...], forms: tuple[BatchForm, ...], shape: Shape, wanted: Shape, times: ShapeTimes
+    ) -> FittedCall:
         self._padded += 1
         self._tokens += tokens_in(shape)
-        self._places += tokens_in(target)
+        self._places += tokens_in(wanted)
         made = tuple(
-            form.padded(moved_to(batch, self._device), wanted, self._check.token)
-            for batch, form, wanted in zip(batches, forms, target, strict=True)
+            form.padded(moved_to(batch, self._device), extents, self._check.token)
+            for batch, form, extents in zip(batches, forms, wanted, strict=True)
         )
-        return FittedCall(made, group.choice.times[target])
+        return FittedCall(made, times)
 
     @contextmanager
     def timed(self, call: FittedCall) -> Iterator[None]:
@@ -144,25 +151,32 @@ class PaddedCalls:
     def _group(self, forms: tuple[BatchForm, ...], modes: Hashable) -> CallGroup:
         key = forms, modes
         if key not in self._groups:
-            self._groups[key] = CallGroup(PaddingChoice(self._runtime.elapsed_us))
+            self._groups[key] = CallGroup(PaddingChoice(self._runtime.elapsed_us, self._limit))
         return self._groups[key]
 
-    def _require(self, group: CallGroup, batch: Any, form: BatchForm, given: Extents, wanted: Extents) -> None:
+    def _require(
+        self, group: CallGroup, batches: tuple[Any, ...], forms: tuple[BatchForm, ...], shape: Shape, wanted: Shape
+    ) -> None:
         """Check that padding changes nothing: a form and the axes that are padded once, in the modes of a group.
 
         Raises:
             NotPaddedError: it does, or nobody can tell.
         """
-        axes = tuple(axis for axis, (a, b) in enumerate(zip(given, wanted, strict=True)) if a != b)
-        if not axes:
-            return
+        for batch, form, given, extents in zip(batches, forms, shape, wanted, strict=True):
+            axes = tuple(axis for axis, (a, b) in enumerate(zip(given, extents, strict=True)) if a != b)
+            if axes:
+                self._require_axes(group, batch, form, axes, (given, extents))
+
+    def _require_axes(
+        self, group: CallGroup, batch: Any, form: BatchForm, axes: tuple[int, ...], extents: tuple[Extents, Extents]
+    ) -> None:
         if are_several():
             raise NotPaddedError("several processes train one model, and each would decide by itself")
         key = form, axes
         if key not in group.refusals:
-            ordinary = self._check.refusal(batch, form, given, wanted, ORDINARY if form.has_mask else ORDINARY[:1])
+            ordinary = self._check.refusal(batch, form, *extents, ORDINARY if form.has_mask else ORDINARY[:1])
             needs_others = ordinary is None and form.has_mask
-            others = self._check.refusal(batch, form, given, wanted, OTHERS) if needs_others else None
+            others = self._check.refusal(batch, form, *extents, OTHERS) if needs_others else None
             group.refusals[key] = ordinary, others
         ordinary, others = group.refusals[key]
         if ordinary is not None:

@@ -1,7 +1,7 @@
 """The choice between a batch's own shape and a larger one that is compiled: by measured times of their steps."""
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -10,8 +10,8 @@ from autotuner.runtime.padding.batches import Shape, holds, tokens_in
 
 KEPT = 5
 """So many of the last steps of a shape are kept."""
-SHAPES = 4096
-"""Shapes of which it is known what padding has cost; behind so many, all begin anew."""
+SHAPES = 128
+"""Of padded calls, so many shapes are told apart: the rarer half is forgotten where there are more."""
 
 
 @dataclass(eq=False)
@@ -55,13 +55,20 @@ class PaddingChoice:
     """Times of the shapes of one form of batches, and what padding to them has cost.
 
     Attributes:
-        times: of each shape that ran, or that was tuned before.
+        times: of each shape that ran, or that is meant to.
     """
 
-    def __init__(self, elapsed_us: Callable[[Any, Any], float]) -> None:
-        self._elapsed_us = elapsed_us
+    def __init__(self, elapsed_us: Callable[[Any, Any], float], limit: int) -> None:
+        """Begin without any shape.
+
+        Args:
+            elapsed_us: as of `ShapeTimes`.
+            limit: no shape is added because of what padding costs, where there are so many.
+        """
+        self._elapsed_us, self._limit = elapsed_us, limit
         self.times: dict[Shape, ShapeTimes] = {}
-        self._lost_us: dict[Shape, float] = {}
+        self._padded: Counter[Shape] = Counter()
+        self._lost_us = 0.0
 
     def add(self, shape: Shape) -> ShapeTimes:
         """Return the times of a shape, to which batches may be padded from now on."""
@@ -70,44 +77,65 @@ class PaddingChoice:
         return self.times[shape]
 
     def target(self, shape: Shape) -> Shape | None:
-        """Return the shape to which batches of a shape can be padded with the least time; None where none is larger.
-
-        The time is the measured one. Of a shape without, it is by tokens that of the shape with most tokens a second.
-        """
+        """Return the shape to which batches of a shape can be padded with the least time; None where none is larger."""
         larger = [other for other in self.times if other != shape and holds(other, shape)]
-        known = {each: found for each in larger if (found := self.times[each].step_us()) is not None}
-        rate = _rate(known)
-        return min(larger, key=lambda each: (known.get(each, rate * tokens_in(each)), tokens_in(each)), default=None)
+        return min(larger, key=lambda each: (self._step_us(each), tokens_in(each)), default=None)
 
-    def pays(self, shape: Shape, target: Shape) -> bool:
-        """Say whether a step of a shape is predicted to be faster padded, and count what it costs if it is not.
+    def shape_of(self, shape: Shape, target: Shape) -> Shape:
+        """Return the shape in which a call is predicted to be fastest, and count what padding costs.
 
         - A shape that has run some steps by itself is padded where the measured step of the larger shape is faster.
-        - One that never ran has to be compiled first. What a padded step loses is estimated: the measured time of the
-          larger shape's step, times the share of its tokens that is added. It is padded until the sum of what its steps
-          have lost is the time of compiling a shape, as measured; so padding costs at most as much as it saves.
-        - Before there are times, it is padded: the larger shape is compiled, or will be.
+        - One that never ran would have to be compiled, and is padded. What that loses is estimated: the measured time
+          of the larger shape's step, times the share of its tokens that is added.
+        - Where padded calls have lost as much as compiling takes, as measured, one more shape is compiled: that of the
+          padded calls so far to which padding would have saved most. So padding costs about as much as it saves, at
+          most, and few shapes are compiled.
+
+        Args:
+            target: of the shape, as `target` returns it.
         """
-        padded_us = self.times[target].step_us()
         own = self.times.get(shape)
-        if own is not None and own.steps:
+        padded_us = self.times[target].step_us()
+        if own is not None:
             own_us = own.step_us()
-            return own.is_settled and own_us is not None and padded_us is not None and padded_us < own_us
-        if padded_us is None:
-            return True
-        if len(self._lost_us) >= SHAPES:
-            self._lost_us.clear()
-        lost_us = self._lost_us.get(shape, 0.0) + padded_us * (1 - tokens_in(shape) / tokens_in(target))
-        if lost_us > self._compile_us():
-            return False
-        self._lost_us[shape] = lost_us
-        return True
+            is_faster = own.is_settled and own_us is not None and padded_us is not None and padded_us < own_us
+            return target if is_faster else shape
+        self._padded[shape] += 1
+        if len(self._padded) > SHAPES:
+            self._padded = Counter(dict(self._padded.most_common(SHAPES // 2)))
+        if padded_us is None:  # the larger shape is compiled, or will be
+            return target
+        self._lost_us += padded_us * (1 - tokens_in(shape) / tokens_in(target))
+        if self._lost_us > self._compile_us() and len(self.times) < self._limit:
+            self._lost_us = 0.0
+            self.add(self._best_addition())
+            if shape in self.times:
+                return shape
+            return self.target(shape) or target
+        return target
+
+    def _best_addition(self) -> Shape:
+        """Return the shape of padded calls to which all of them that fit would have been padded with most gain."""
+        before_us = {each: self._step_us(self.target(each) or each) for each in self._padded}
+
+        def gain(added: Shape) -> float:
+            own_us = self._step_us(added)
+            return sum(
+                count * max(before_us[each] - own_us, 0.0)
+                for each, count in self._padded.items() if holds(added, each)
+            )  # fmt: skip
+
+        return max(self._padded, key=gain)
+
+    def _step_us(self, shape: Shape) -> float:
+        """Return the measured time of a shape's step; of one without, by its tokens: at the least time of a token."""
+        times = self.times.get(shape)
+        found = None if times is None else times.step_us()
+        if found is not None:
+            return found
+        known = [(us, tokens_in(each)) for each, own in self.times.items() if (us := own.step_us()) is not None]
+        return min((us / tokens for us, tokens in known), default=1.0) * tokens_in(shape)
 
     def _compile_us(self) -> float:
         """Return how long a shape took to compile, the least of all: the first one may load a compiler, too."""
         return min((each.first_us for each in self.times.values() if each.first_us is not None), default=float("inf"))
-
-
-def _rate(known: Mapping[Shape, float]) -> float:
-    """Return the least time of a token; 1 where there are no times."""
-    return min((found / tokens_in(shape) for shape, found in known.items()), default=1.0)
