@@ -108,25 +108,42 @@ class PaddedCalls:
         """
         self._calls += 1
         try:
-            found = [read(batch) for batch in batches]
+            read_batches = [read(batch) for batch in batches]
         except NotPaddedError as error:
             self._note_unknown(batches, str(error))
             return FittedCall(batches)
-        forms, shape = tuple(form for form, _ in found), tuple(extents for _, extents in found)
+        forms, shape = tuple(form for form, _ in read_batches), tuple(extents for _, extents in read_batches)
         group = self._group(forms, modes)
-        choice = group.choice
-        target = choice.target(shape)
-        if target is not None:
+        try:
+            wanted = self._wanted(group, batches, forms, shape)
+        except NotPaddedError as error:
+            self._note(str(error))
+            wanted = shape
+        if wanted == shape:
+            return FittedCall(batches, group.choice.add(shape))
+        return self._padded_call(batches, forms, shape, wanted, group.choice.times[wanted])
+
+    def _wanted(
+        self, group: CallGroup, batches: tuple[Any, ...], forms: tuple[BatchForm, ...], shape: Shape
+    ) -> Shape:  # fmt: skip
+        """Return the shape in which a call runs: its own where no larger one is there, or none is faster.
+
+        Raises:
+            NotPaddedError: padding to any larger one changes values.
+        """
+        refusal: NotPaddedError | None = None
+        for target in group.choice.targets(shape):
             try:
                 self._require(group, batches, forms, shape, target)
-                found = choice.shape_of(shape, target)
-                self._require(group, batches, forms, shape, found)
             except NotPaddedError as error:
-                self._note(str(error))
-            else:
-                if found != shape:
-                    return self._padded_call(batches, forms, shape, found, choice.times[found])
-        return FittedCall(batches, choice.add(shape))
+                refusal = refusal or error
+                continue
+            found = group.choice.shape_of(shape, target)
+            self._require(group, batches, forms, shape, found)
+            return found
+        if refusal is not None:
+            raise refusal
+        return shape
 
     def _padded_call(
         self, batches: tuple[Any, ...], forms: tuple[BatchForm, ...], shape: Shape, wanted: Shape, times: ShapeTimes

@@ -76,10 +76,10 @@ class PaddingChoice:
             self.times[shape] = ShapeTimes(self._elapsed_us)
         return self.times[shape]
 
-    def target(self, shape: Shape) -> Shape | None:
-        """Return the shape to which batches of a shape can be padded with the least time; None where none is larger."""
+    def targets(self, shape: Shape) -> list[Shape]:
+        """Return the shapes to which batches of a shape can be padded, that with the least time of a step first."""
         larger = [other for other in self.times if other != shape and holds(other, shape)]
-        return min(larger, key=lambda each: (self._step_us(each), tokens_in(each)), default=None)
+        return sorted(larger, key=lambda each: (self._step_us(each), tokens_in(each)))
 
     def shape_of(self, shape: Shape, target: Shape) -> Shape:
         """Return the shape in which a call is predicted to be fastest, and count what padding costs.
@@ -92,7 +92,7 @@ class PaddingChoice:
           most, and few shapes are compiled.
 
         Args:
-            target: of the shape, as `target` returns it.
+            target: of the shape, as `targets` returns it.
         """
         own = self.times.get(shape)
         padded_us = self.times[target].step_us()
@@ -111,12 +111,12 @@ class PaddingChoice:
             self.add(self._best_addition())
             if shape in self.times:
                 return shape
-            return self.target(shape) or target
+            return next(iter(self.targets(shape)), target)
         return target
 
     def _best_addition(self) -> Shape:
         """Return the shape of padded calls to which all of them that fit would have been padded with most gain."""
-        before_us = {each: self._step_us(self.target(each) or each) for each in self._padded}
+        before_us = {each: min(map(self._step_us, self.targets(each)), default=0.0) for each in self._padded}
 
         def gain(added: Shape) -> float:
             own_us = self._step_us(added)
