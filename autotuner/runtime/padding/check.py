@@ -19,6 +19,8 @@ ROWS, LENGTH, ADDED = 3, 9, 5
 """Sequences and tokens of the batch that is tried, and how many more the padded one has."""
 ORDINARY, OTHERS = ("full", "right"), ("left",)
 """Places of the padding that the rows which are tried have of their own: none or the right; the left and within."""
+FACTORS = 1 << 20
+"""Numbers that a gradient is multiplied by, again and again."""
 READ = 65_536
 """Elements of a user's tensor that are looked at, at most, for values that tokens and labels may have."""
 TOLERANCES = {torch.float64: (2e-6, 1e-5, 3e-7), torch.float32: (1e-5, 1e-4, 3e-6)}
@@ -235,6 +237,7 @@ class _Step(nn.Module):
                 for name, each in (*self.named_parameters(), *self.named_buffers())
             }
         self._prints: dict[str, tuple[Tensor, Tensor]] = {}
+        self._factors = torch.arange(FACTORS, dtype=dtype, device=_device(model)).mul_(12.9898).add_(1.0).sin_()
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 own = self._tensors[name].requires_grad_()
@@ -276,9 +279,9 @@ class _Step(nn.Module):
         def note(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            places = torch.arange(gradient.numel(), dtype=gradient.dtype, device=gradient.device)
-            signs = torch.sin(places.mul_(12.9898).add_(1.0)).reshape(gradient.shape)
-            norm, product = gradient.norm(), (gradient * signs).sum()
+            norm, product = gradient.norm(), gradient.new_zeros(())
+            for part in gradient.flatten().split(len(self._factors)):
+                product += part @ self._factors[: len(part)]
             before = self._prints.get(name)  # a checkpoint may add to a gradient in parts
             self._prints[name] = (norm, product) if before is None else (before[0] + norm, before[1] + product)
 
