@@ -280,7 +280,7 @@ class _Step(nn.Module):
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
             norm, product = gradient.norm(), gradient.new_zeros(())
-            for part in gradient.flatten().split(len(self._factors)):
+            for part in torch.split(gradient.flatten(), len(self._factors)):
                 product += part @ self._factors[: len(part)]
             before = self._prints.get(name)  # a checkpoint may add to a gradient in parts
             self._prints[name] = (norm, product) if before is None else (before[0] + norm, before[1] + product)
