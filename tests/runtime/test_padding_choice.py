@@ -1,7 +1,9 @@
 """The choice between a shape and a larger one that is compiled, by times."""
 
+import numpy as np
 import pytest
 
+from autotuner.runtime.padding.batches import tokens_in
 from autotuner.runtime.padding.choice import KEPT, PaddingChoice
 
 LARGE, SMALLER, NEAR = ((8, 100),), ((8, 25),), ((8, 90),)
@@ -69,3 +71,24 @@ def test_the_larger_shape_with_the_least_time_is_padded_to(choice: PaddingChoice
     for _ in range(2):
         choice.times[NEAR].keep(0, 150, host_us=1000)
     assert choice.targets(SMALLER)[0] == LARGE
+
+
+@pytest.mark.parametrize("calls, added, shapes", [(100, 0.62, 1), (1000, 0.12, 5), (10_000, 0.07, 8)])
+def test_a_longer_loop_compiles_more_shapes_and_pads_less(calls: int, added: float, shapes: int) -> None:
+    """Batches of 8 lognormal lengths; 137 us a token, 10 s to compile the first shape and 3 s for each other."""
+    drawn = np.random.default_rng(0).lognormal(np.log(0.2 * 128), 0.8, (calls, 8)).clip(4, 128).astype(int)
+    choice = PaddingChoice(lambda began, ended: float(ended - began), limit=8)
+    choice.add(((8, 128),))
+    tokens = places = 0
+    for number, lengths in enumerate(drawn):
+        shape = ((8, int(lengths.max())),)
+        larger = choice.targets(shape)
+        found = choice.shape_of(shape, larger[0]) if larger else shape
+        times, step_us = choice.add(found), 137.0 * tokens_in(found)
+        first = not any(each.steps for each in choice.times.values())
+        compile_us = 0.0 if times.steps else 10e6 if first else 3e6
+        times.keep(0, step_us, host_us=step_us + compile_us)
+        if number >= calls // 2:
+            tokens, places = tokens + tokens_in(shape), places + tokens_in(found)
+    assert places / tokens - 1 <= added
+    assert sum(each.steps > 0 for each in choice.times.values()) == shapes
