@@ -20,6 +20,8 @@ log = logging.getLogger("autotuner.layer_to_layer")
 STATE = ("exp_avg", "exp_avg_sq")
 UNKNOWN = ("amsgrad", "maximize", "capturable", "differentiable")
 """Options of groups that are left to torch."""
+NUMBERS = 7
+"""That one update takes; see `_numbers`."""
 
 
 class RoundedAdam:
@@ -44,7 +46,7 @@ class RoundedAdam:
         for count in sorted({parameter.numel() for parameter in parameters} - self._loops.keys()):
             dtypes = (torch.float32, dtype, torch.float32, torch.float32, dtype)
             operands = [torch.empty(count, dtype=each) for each in dtypes]
-            operands.append(torch.empty(len(_factors({}, 1.0, 1.0))))
+            operands.append(torch.empty(NUMBERS))
             try:
                 self._loops[count] = compiled_for(f"rounded adam {count} {dtype}", _moved, operands)
             except Exception:  # whatever a compiler that is not there, or not whole, ends with
@@ -78,10 +80,10 @@ class RoundedAdam:
         """
         state = self._optimizer.state[parameter]
         state["step"] += 1
-        factors = torch.tensor(_factors(group, float(state["step"]), scale))
+        numbers = torch.tensor(_numbers(group, float(state["step"]), scale))
         operands = [parameter.detach(), gradient, *(state[name] for name in STATE), rounded]
         loop = self._loops[parameter.numel()]
-        loop([*(each.view(-1) for each in operands), factors])
+        loop([*(each.view(-1) for each in operands), numbers])
 
 
 def _is_known(parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
@@ -98,20 +100,20 @@ def _is_known(parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, A
     )
 
 
-def _factors(group: Mapping[str, Any], step: float, scale: float) -> Sequence[float]:
+def _numbers(group: Mapping[str, Any], step: float, scale: float) -> Sequence[float]:
     """Return the numbers of one update, in the order in which the loop takes them."""
-    (one, two), rate = group.get("betas", (0.9, 0.999)), float(group.get("lr", 0.0))
+    (one, two), rate = group["betas"], float(group["lr"])
     return (
-        scale, 1 - rate * group.get("weight_decay", 0.0), 1 - one, 1 - two, rate / (1 - one**step),
-        1 / sqrt(1 - two**step), group.get("eps", 0.0),
+        scale, 1 - rate * group["weight_decay"], 1 - one, 1 - two, rate / (1 - one**step), 1 / sqrt(1 - two**step),
+        group["eps"],
     )  # fmt: skip
 
 
 def _moved(
-    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rounded: Tensor, factors: Tensor
+    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rounded: Tensor, numbers: Tensor
 ) -> tuple[()]:
     """Write what one update makes of a weight and its state, and the weight rounded; all of one dimension."""
-    scale, kept, one, two, rate, root, epsilon = factors.unbind()
+    scale, kept, one, two, rate, root, epsilon = numbers.unbind()
     scaled = gradient.float() * scale
     new_mean = mean + one * (scaled - mean)
     new_square = square + two * (scaled * scaled - square)
