@@ -457,6 +457,21 @@ def test_one_update_from_a_rounded_gradient_is_that_of_torch() -> None:
         torch.testing.assert_close(optimizers[1].state[twin][name], optimizers[0].state[weight][name])
 
 
+def test_without_a_compiler_updates_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: Any) -> Any:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr("autotuner.runtime.layer_to_layer.rounded_adam.compiled_for", without)
+    calls = counted(monkeypatch, RoundedAdam, "update")
+    model = Net()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = autotuner.layer_to_layer(model, adamw(model), loss_of, compiler=None, link_dtype=torch.bfloat16)
+        first = float(step(batch(0)))
+        assert float(step(batch(0))) < first
+        step(batch(0))
+    assert not calls
+
+
 @pytest.mark.parametrize("options", [{"amsgrad": True}, {"maximize": True}])
 def test_updates_that_the_loop_does_not_know_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

@@ -34,6 +34,7 @@ class RoundedAdam:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._loops: dict[int, Compiled] = {}
+        self._compiles = type(optimizer) in (Adam, AdamW)
 
     def prepare(self, parameters: Sequence[Tensor], dtype: torch.dtype | None) -> None:
         """Compile what updates such matrices, in the thread of the caller; where that is not possible, none is known.
@@ -41,7 +42,7 @@ class RoundedAdam:
         Args:
             dtype: of gradients and copies, one for all; None where none is rounded.
         """
-        if dtype is None or type(self._optimizer) not in (Adam, AdamW):
+        if dtype is None or not self._compiles:
             return
         for count in sorted({parameter.numel() for parameter in parameters} - self._loops.keys()):
             dtypes = (torch.float32, dtype, torch.float32, torch.float32, dtype)
@@ -51,6 +52,7 @@ class RoundedAdam:
                 self._loops[count] = compiled_for(f"rounded adam {count} {dtype}", _moved, operands)
             except Exception:  # whatever a compiler that is not there, or not whole, ends with
                 log.warning("AdamW's loop for rounded gradients cannot be compiled: torch's own is used", exc_info=True)
+                self._compiles = False
                 return
 
     def groups(self, parameters: Iterable[nn.Parameter]) -> dict[int, Mapping[str, Any]]:
