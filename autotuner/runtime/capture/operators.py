@@ -312,7 +312,7 @@ def _attention(
         key, value = (_for_each_query(each, query) for each in (key, value))
     batch = len(query.dims) - 2
     scores = _product(reader, query, key, (-1, -1), batch)
-    usual = extent(whole(query.dims[-1])) ** -0.5
+    usual = 1 / math.sqrt(extent(whole(query.dims[-1])))
     # Of all that differs in the last digit, one number: calls that are equal have one key.
     factor = usual if scale is None or math.isclose(scale, usual, rel_tol=1e-12) else float(scale)
     if factor != 1.0:
