@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    RowMapping,
     Select,
     Text,
     bindparam,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    or_,
     select,
 )
 from sqlalchemy.orm import InstrumentedAttribute
@@ -26,7 +28,7 @@ from autotuner.database.contract import Configurations
 from autotuner.database.retrying import retried
 from autotuner.database.tables import ConfigurationRow, EnvironmentRow
 from autotuner.database.transactions import Transactions
-from autotuner.database.values import Match, MatchStatus, StoredConfiguration
+from autotuner.database.values import ListedConfiguration, Match, MatchStatus, StoredConfiguration
 from autotuner.errors import NotFoundError
 from autotuner.ir.records import digest
 
@@ -115,6 +117,16 @@ class SqlConfigurations(Configurations):
         return Match("near_device" if differs else alike, tuple(differs), found)
 
     @retried
+    def listed(self, search: str = "", *, limit: int, before: int | None = None) -> list[ListedConfiguration]:
+        query = select(*_LISTED).join(EnvironmentRow).order_by(ConfigurationRow.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(ConfigurationRow.id < before)
+        for word in search.split():
+            query = query.where(or_(*(column.icontains(word, autoescape=True) for column in _SEARCHED)))
+        with self._transactions.reading() as connection:
+            return [_listed(row._mapping) for row in connection.execute(query)]
+
+    @retried
     def count(self, family_key: str) -> int:
         with self._transactions.reading() as connection:
             return connection.execute(_COUNT, {"family_key": family_key}).scalar_one()
@@ -136,6 +148,44 @@ class SqlConfigurations(Configurations):
 
 
 _COUNT = select(func.count()).where(ConfigurationRow.family_key == bindparam("family_key"))
+
+
+_MODEL = ConfigurationRow.document["model"]
+_PRESET = func.coalesce(_MODEL["preset"].as_string(), "")
+_SEARCHED = (
+    _MODEL["name"].as_string() + ":" + _PRESET,
+    ConfigurationRow.dtype,
+    EnvironmentRow.device_type,
+    EnvironmentRow.device_name,
+)
+_CERTIFICATE = ConfigurationRow.document["certificate"]
+_LISTED = (
+    ConfigurationRow.id,
+    _MODEL["name"].as_string().label("name"),
+    _PRESET.label("preset"),
+    ConfigurationRow.dtype,
+    ConfigurationRow.extents,
+    ConfigurationRow.complete,
+    EnvironmentRow.device_type,
+    EnvironmentRow.device_name,
+    EnvironmentRow.key.label("environment_key"),
+    ConfigurationRow.total_us,
+    ConfigurationRow.measured_us,
+    _CERTIFICATE["proven_gap"].as_float().label("proven_gap"),
+    _CERTIFICATE["default_us"].as_float().label("default_us"),
+    ConfigurationRow.document["memory"]["budget_bytes"].as_string().label("budget_bytes"),  # beyond 32 bits
+    ConfigurationRow.created_at,
+)
+
+
+def _listed(row: RowMapping) -> ListedConfiguration:
+    values = dict(row)
+    name, preset, budget = values.pop("name"), values.pop("preset"), values.pop("budget_bytes")
+    return ListedConfiguration(
+        **values,
+        model=f"{name}:{preset}" if preset else name,
+        budget_bytes=None if budget is None else int(budget),
+    )
 
 
 def extents_key(extents: Mapping[str, int]) -> str:

@@ -24,6 +24,7 @@ from autotuner.database.values import (
     Filter,
     Job,
     JobState,
+    ListedConfiguration,
     Match,
     Statistics,
     StoredConfiguration,
@@ -96,6 +97,15 @@ class Configurations(Protocol):
 
         Args:
             device_name: None for any device of the type.
+        """
+
+    @abstractmethod
+    def listed(self, search: str = "", *, limit: int, before: int | None = None) -> list[ListedConfiguration]:
+        """Return configurations without their documents, the newest first.
+
+        Args:
+            search: words that must occur in model, dtype or device, in any case; "" for all.
+            before: only those of a lesser id.
         """
 
     @abstractmethod

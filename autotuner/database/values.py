@@ -98,6 +98,33 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedConfiguration:
+    """A configuration as lists show it, without its document.
+
+    Args:
+        model: its name, with the preset where it has one.
+        proven_gap: share by which it may be longer than the optimum; None where that is not known.
+        default_us: every operator alone, with every tensor as declared; None where that is not known.
+        budget_bytes: the memory budget that it was made for; None for none.
+    """
+
+    id: int
+    model: str
+    dtype: str
+    extents: Mapping[str, int]
+    complete: bool
+    device_type: str
+    device_name: str
+    environment_key: str
+    total_us: float
+    measured_us: float | None
+    proven_gap: float | None
+    default_us: float | None
+    budget_bytes: int | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One tuning run: its request, its progress, and its end.
 

@@ -23,9 +23,12 @@ from autotuner.server.http.known import known_routes
 from autotuner.server.http.lookups import Lookups, Shortcut
 from autotuner.server.http.metrics import Metrics
 from autotuner.server.http.operations import operation_routes
+from autotuner.server.http.pages import page_routes
+from autotuner.server.http.plans import plan_routes
 from autotuner.server.http.problems import handle_problems
 from autotuner.server.http.strict import BodyLimit
 from autotuner.server.http.submissions import ModelFiles
+from autotuner.server.http.tokens import token_routes
 from autotuner.settings import package_version
 
 QUOTA = Quota()
@@ -73,9 +76,12 @@ def create_app(
     app.include_router(job_routes(database, files, quota))
     app.include_router(event_routes(database, watch, quota, access))
     app.include_router(configuration_routes(database, files, answers, lookups))
+    app.include_router(plan_routes(database, answers))
     app.include_router(known_routes(database, files))
     app.include_router(operation_routes(database, number, metrics, watch))
+    app.include_router(token_routes(database, access, number))
     app.include_router(documentation_routes(app.title))
+    app.include_router(page_routes())
     handle_problems(app)
     describe(app, access)
     app.add_middleware(BodyLimit)

@@ -75,7 +75,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
         target = _target(query, files)
         found = answers.best(target)
         lookups.learn(request.scope["query_string"], query.model, target)
-        return _sent(found, ALWAYS_ASK, if_none_match)
+        return sent(found, ALWAYS_ASK, if_none_match)
 
     @routes.get(
         "/{configuration_id}",
@@ -86,7 +86,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
     )  # fmt: skip
     def configuration(configuration_id: ConfigurationId, if_none_match: IfNoneMatch = None) -> Response:
         """Return a configuration; its `configuration` is the document that `autotuner.apply` runs."""
-        return _sent(answer_of(None, stored_configuration(database, configuration_id)), NEVER_CHANGES, if_none_match)
+        return sent(answer_of(None, stored_configuration(database, configuration_id)), NEVER_CHANGES, if_none_match)
 
     @routes.get(
         "/{configuration_id}/operators/{name}",
@@ -100,7 +100,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
         best whole plan with another way would take; `words` says all of it in sentences.
         """
         found = explain_operator(answers.configuration(configuration_id), name)
-        return _sent(_explanation(found), ALWAYS_ASK, if_none_match)
+        return sent(_explanation(found), ALWAYS_ASK, if_none_match)
 
     @routes.get(
         "/{configuration_id}/tensors/{name}",
@@ -114,7 +114,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
         cost, and what the best whole plan with another form would take; `words` says all of it in sentences.
         """
         found = explain_tensor(answers.configuration(configuration_id), name)
-        return _sent(_explanation(found), ALWAYS_ASK, if_none_match)
+        return sent(_explanation(found), ALWAYS_ASK, if_none_match)
 
     return routes
 
@@ -161,7 +161,7 @@ def _explanation(explained: OperatorExplanation | TensorExplanation) -> TaggedBo
     return TaggedBody(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())
 
 
-def _sent(answer: TaggedBody, cached: str, if_none_match: str | None) -> Response:
+def sent(answer: TaggedBody, cached: str, if_none_match: str | None) -> Response:
     """Return a response with an answer, or 304 where the client has it."""
     headers = {"ETag": answer.tag, "Cache-Control": cached}
     if if_none_match is not None and names(if_none_match, answer.tag):

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from autotuner.server.http.access import Access
 from autotuner.server.http.examples import ANSWERS, PROBLEMS
@@ -144,10 +144,6 @@ KEPT = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nos
 
 def documentation_routes(title: str) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-
-    @routes.get("/")
-    def index() -> RedirectResponse:
-        return RedirectResponse("/docs")
 
     @routes.get("/docs")
     def page() -> Response:

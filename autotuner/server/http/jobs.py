@@ -26,7 +26,7 @@ from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, Submission, request_of
 from autotuner.server.wire.requests import JobsQuery, SubmittedLimits
-from autotuner.server.wire.responses import JobPage, JobView
+from autotuner.server.wire.responses import JobPage, JobView, TracePoint, TraceView
 from autotuner.server.wire.values import KEY_PATTERN, PRIORITY_MAX, Id
 from autotuner.settings import TuneOptions
 
@@ -145,6 +145,17 @@ def job_routes(database: Database, files: ModelFiles, quota: Quota) -> APIRouter
     def job(job_id: JobId) -> JobView:
         """Return a job: what was asked, how far it is, and how it ended."""
         return job_view(find_job(database, job_id))
+
+    @routes.get(
+        "/{job_id}/trace",
+        operation_id="trace_job",
+        summary="Show how a job came along",
+        responses={200: {"description": "Its progress over time."}, **refusals(404)},
+    )
+    def trace(job_id: JobId) -> TraceView:
+        """Return the progress of a job over time: the best plan and the bound closing in on each other."""
+        found = find_job(database, job_id).progress or {}
+        return TraceView(points=[TracePoint.model_validate(point) for point in found.get("trace", ())])
 
     @routes.post(
         "/{job_id}/cancel",

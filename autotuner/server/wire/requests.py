@@ -19,6 +19,7 @@ from autotuner.server.wire.values import (
     JobStateName,
     Key,
     PageLimit,
+    RoleName,
     Text,
     Truth,
 )
@@ -116,6 +117,30 @@ class BestQuery(Query):
         Annotated[int, Field(ge=1, le=INTEGER_MAX)] | None,
         _said("The memory budget that it was tuned with; by default it was tuned without one."),
     ] = None
+
+
+class ConfigurationsQuery(Query):
+    """Filter of configurations: those in which each word of `search` occurs; those with a lesser id than `before`."""
+
+    search: Annotated[
+        str,
+        Field(
+            max_length=200,
+            pattern=r"^[^\x00-\x1f]*$",
+            description="Words that must occur in model, dtype or device.",
+            examples=["bert tiny"],
+        ),
+    ] = ""
+    limit: Annotated[PageLimit, _said("At most so many configurations.")] = PAGE
+    before: Annotated[Cursor | None, _said("Only configurations with a lesser id, as `next` of a page has it.")] = None
+
+
+class NewToken(Body):
+    """A token to be made for a client; without `expires_in_days` it is valid until it is revoked."""
+
+    name: Annotated[str, Field(max_length=100, pattern=r"^[ -~]*$")] = ""
+    role: RoleName
+    expires_in_days: Annotated[int, Field(ge=1, le=3650, strict=True), Integer] | None = None
 
 
 class MeasurementsQuery(Query):

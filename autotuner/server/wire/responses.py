@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotuner.ir.records import Scalar, Status
 from autotuner.server.wire.requests import SubmittedLimits
-from autotuner.server.wire.values import JobStateName, MatchName
+from autotuner.server.wire.values import JobStateName, MatchName, RoleName
 
 
 class ResponseBody(BaseModel):
@@ -97,6 +97,23 @@ class JobView(ResponseBody):
         return self.state not in ("queued", "running")
 
 
+class TracePoint(ResponseBody):
+    """How far a job was at a moment: calls so far, the predicted time of the best plan, and the proven bound."""
+
+    at: datetime
+    measured: int
+    reused: int
+    failed: int
+    best_us: float | None
+    bound_us: float | None
+
+
+class TraceView(ResponseBody):
+    """A job's progress over time, as its worker has noted it: at most some hundred moments, the first one first."""
+
+    points: list[TracePoint]
+
+
 class JobPage(ResponseBody):
     """Jobs, the newest first; `next` is the value of `before` for the page after this one, null on the last."""
 
@@ -122,6 +139,32 @@ class ConfigurationView(ResponseBody):
     created_at: datetime
     doubts: list[str] = []
     configuration: dict[str, Any]
+
+
+class ListedConfigurationView(ResponseBody):
+    """A configuration in a list; `default_us` is every operator alone, with every tensor as declared."""
+
+    id: int
+    model: str
+    dtype: str
+    extents: dict[str, int]
+    complete: bool
+    device_type: str
+    device_name: str
+    environment_key: str
+    total_us: float
+    measured_us: float | None
+    proven_gap: float | None
+    default_us: float | None
+    budget_bytes: int | None
+    created_at: datetime
+
+
+class ConfigurationPage(ResponseBody):
+    """Configurations, the newest first; `next` is the value of `before` for the next page, null on the last."""
+
+    items: list[ListedConfigurationView]
+    next: int | None
 
 
 class BestView(ResponseBody):
@@ -223,6 +266,34 @@ class ModelView(ResponseBody):
     axes: dict[str, str]
     presets: dict[str, dict[str, int]]
     options: dict[str, Any]
+
+
+class CallerView(ResponseBody):
+    """Who asks: "token 3" or an address, and its role; `needs_token` says whether the service asks for tokens."""
+
+    name: str
+    role: RoleName
+    needs_token: bool
+    version: str
+
+
+class TokenView(ResponseBody):
+    """A token of a client, without its text."""
+
+    id: int
+    name: str
+    role: RoleName
+    state: Literal["valid", "expired", "revoked"]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class MadeTokenView(ResponseBody):
+    """A new token: its text, which is shown this once."""
+
+    token: str
+    made: TokenView
 
 
 class Health(ResponseBody):

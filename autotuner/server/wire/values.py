@@ -21,6 +21,7 @@ TEXT_MAX = 1000
 """Characters of any text in a body, above what a model file needs."""
 
 JobStateName = Literal["queued", "running", "finished", "failed", "cancelled", "interrupted"]
+RoleName = Literal["reader", "submitter", "admin"]
 MatchName = Literal["exact", "doubtful", "near_device", "near_shape", "none"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Axis = Annotated[str, Field(pattern=AXIS)]

@@ -31,7 +31,7 @@ from autotuner.measure.devices import device_of, environment
 from autotuner.measure.lock import Waiting
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter
+from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter, Trace
 from autotuner.server.worker.timing import time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
@@ -134,7 +134,8 @@ def run_job(
     measuring = measuring or partial(_measurer, settings=settings)
     timing = timing or partial(_timed_apart, threads=settings.threads)
     with Beat(database, job, also, log) as beat:
-        reporter = Reporter(beat, watch, limited=request.options.limits.seconds is not None)
+        limited = request.options.limits.seconds is not None
+        reporter = Reporter(beat, watch, limited=limited, trace=Trace(job.progress.get("trace", ())))
         try:
             with watched(reporter.look), database.writing_behind():
                 spent = Spent.of(job.progress)

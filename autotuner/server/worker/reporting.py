@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,10 @@ PATIENCE_S = 1.0
 ALSO_AFTER_S = 5.0
 TELL_AFTER_S = 1.0
 """Progress is stored once a second; a new stage at once."""
+
+TRACE_MAX = 120
+TRACED = ("measured", "reused", "failed", "best_us", "bound_us")
+"""Of a job's progress over time: moments that are kept, and what is kept of each."""
 
 KEEP_AFTER_S = 5.0
 """In a stage that tells nothing, what a job with a limit of seconds has taken is stored so often."""
@@ -102,15 +107,37 @@ class Beat:
                     self._changed.notify_all()
 
 
+class Trace:
+    """A job's progress over time, as few moments as a chart needs: where there are too many, every other one goes.
+
+    Args:
+        points: of the attempts before.
+    """
+
+    def __init__(self, points: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.points: list[dict[str, Any]] = [dict(point) for point in points]
+
+    def note(self, progress: Progress) -> None:
+        """Note how far a job is now."""
+        told = {name: getattr(progress, name) for name in TRACED}
+        if self.points and all(self.points[-1][name] == value for name, value in told.items()):
+            return
+        self.points.append({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **told})
+        if len(self.points) > TRACE_MAX:
+            self.points = [self.points[0], *self.points[2::2]]
+
+
 class Reporter:
     """Tells a job's progress, and ends its tuning run when it is cancelled or another attempt has it.
 
     Args:
         limited: the job has a limit of seconds.
+        trace: of the attempts before.
     """
 
-    def __init__(self, beat: Beat, watch: Watch, *, limited: bool = False) -> None:
+    def __init__(self, beat: Beat, watch: Watch, *, limited: bool = False, trace: Trace | None = None) -> None:
         self._beat, self._watch, self._limited = beat, watch, limited
+        self._trace = trace or Trace()
         self._last: Progress | None = None
         self._heard_at = self._told_at = 0.0
 
@@ -144,7 +171,8 @@ class Reporter:
 
     def _store(self, progress: Progress) -> None:
         self._told_at = time.monotonic()
-        self._beat.tell(progress.to_json(), advanced=progress.measured > 0)
+        self._trace.note(progress)
+        self._beat.tell({**progress.to_json(), "trace": self._trace.points}, advanced=progress.measured > 0)
 
     def _obey(self) -> None:
         if self._beat.heard == "cancel":

@@ -1,0 +1,104 @@
+// An operator of a plan: its step in words, and all its measured candidates by form, with what each costs in the whole.
+
+import { get } from "./api.js";
+import { chart, colour, logAxis } from "./charts.js";
+import { change, count, form, h, table, time, trouble } from "./dom.js";
+
+const CHARTED = 14;
+const LISTED = 15;
+
+export async function operatorPanel(panel, id, step, name, open, signal) {
+  const names = step.members.filter((each) => !each.again).map((each) => each.name);
+  panel.hidden = false;
+  panel.setAttribute("aria-busy", "true");
+  const title = h("h2", { id: "operator-title", tabindex: -1 }, names.length ? `Operator ${name}` : `Step ${step.number}: ${step.label}`);
+  const others = names.length > 1 ? h("p", {}, "Its kernel computes together: ", names.map((each, place) => [place ? ", " : "", each === name ? h("strong", {}, each) : h("button", { type: "button", class: "link", onclick: () => open(step, each) }, each)])) : "";
+  const words = h("div");
+  const measured = h("div", {}, names.length ? h("p", { class: "quiet" }, "Reading its measurements …") : "");
+  panel.replaceChildren(title, others, words, measured);
+  if (!names.length) {
+    words.append(h("p", {}, `This conversion takes ${time(step.predicted_us)}, ${(100 * step.share).toFixed(1)} % of the kernels' time. ${step.kernel} copies the tensor from one form to the other.`));
+    panel.removeAttribute("aria-busy");
+    return;
+  }
+  try {
+    const why = await get(`v1/configurations/${id}/operators/${name}`, signal);
+    words.append(h("ul", { class: "words" }, why.words.map((each) => h("li", {}, each))));
+    const found = await get(`v1/configurations/${id}/operators/${name}/candidates`, signal);
+    measured.replaceChildren(...candidates(found));
+  } catch (error) {
+    if (signal.aborted) return;
+    measured.replaceChildren(trouble(error));
+  }
+  panel.removeAttribute("aria-busy");
+}
+
+function label(group, most = 46) {
+  const forms = group.forms.map(([tensor, text]) => `${tensor} ${form(text)}`).join(", ");
+  return forms.length > most ? `${forms.slice(0, most - 1)}…` : forms;
+}
+
+// The forms alone, for axes of charts, after the operators where several are computed.
+function brief(group, operator) {
+  const own = group.operators.length === 1 && group.operators[0] === operator;
+  const text = `${own ? "" : `${group.operators.length} operators: `}${group.forms.map(([, each]) => form(each)).join(" ")}`;
+  return text.length > 34 ? `${text.slice(0, 33)}…` : text;
+}
+
+function kind(found, group, each) {
+  return each.chosen ? "chosen" : each.us === found.best_us ? "best" : group.declared ? "as declared" : "other";
+}
+
+function extra(each) {
+  if (each.chosen) return "chosen";
+  if (each.extra_us === null) return "not known";
+  return each.is_exact ? change(each.extra_us) : `at least ${change(each.extra_us)}`;
+}
+
+function candidates(found) {
+  const timed = found.groups.filter((group) => group.candidates.length);
+  const total = timed.reduce((sum, group) => sum + group.candidates.length + group.more, 0);
+  if (!timed.length) return [h("p", {}, "No measurement of it is in the database.")];
+  const shown = timed.slice(0, CHARTED);
+  const kinds = [["chosen", "accent"], ["best", "good"], ["as declared", "declared"], ["other", "dot"]];
+  const points = Object.fromEntries(kinds.map(([name]) => [name, []]));
+  shown.forEach((group, row) => group.candidates.forEach((each, place) => points[kind(found, group, each)].push({ x: each.us, y: row + (((place * 7) % 11) - 5) * 0.045, group, each })));
+  const picture = chart(
+    `Times of ${total} candidates of ${found.operator} by form; chosen ${time(found.chosen_us)}, its own best ${time(found.best_us)}, default ${time(found.default_us)}`,
+    () => ({
+      type: "scatter",
+      data: { datasets: [...kinds].reverse().map(([name, shade]) => ({ label: name, data: points[name], backgroundColor: colour(shade), borderColor: colour("paper"), borderWidth: name === "other" ? 0 : 1, pointRadius: name === "chosen" ? 7 : name === "best" ? 6 : 4, pointStyle: name === "chosen" ? "rectRot" : name === "best" ? "triangle" : "circle" })) },
+      options: {
+        scales: {
+          x: logAxis("time of the kernel", time),
+          y: { min: -0.6, max: shown.length - 0.4, reverse: true, afterBuildTicks: (axis) => { axis.ticks = shown.map((_, value) => ({ value })); }, ticks: { autoSkip: false, callback: (value) => (shown[value] ? brief(shown[value], found.operator) : "") } },
+        },
+        plugins: { legend: { reverse: true }, tooltip: { callbacks: { label: ({ raw }) => [`${raw.each.kernel}${params(raw.each.params)}: ${time(raw.each.us)}`, `${label(raw.group, 80)}`, `in the whole: ${extra(raw.each)}`] } } },
+      },
+    }),
+    { tall: shown.length > 5 },
+  );
+  const columns = [
+    { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), group.declared ? h("span", { class: "quiet below" }, "as declared") : ""] },
+    { title: "Fastest kernel", cell: (group) => (group.candidates.length ? [group.candidates[0].kernel, h("span", { class: "quiet" }, params(group.candidates[0].params))] : "–") },
+    { title: "Fastest", number: true, cell: (group) => time(group.candidates[0]?.us) },
+    { title: "Slowest", number: true, wide: true, cell: (group) => time(group.candidates.at(-1)?.us) },
+    { title: "Timed", number: true, wide: true, cell: (group) => count(group.candidates.length + group.more) },
+    { title: "Not timed", wide: true, cell: (group) => [...Object.entries(group.failed).map(([name, number]) => `${number} ${name.replaceAll("_", " ")}`), group.unknown && `${group.unknown} unknown`].filter(Boolean).join(", ") || "–" },
+    { title: "In the whole", number: true, cell: (group) => (group.chosen ? h("span", { class: "badge finished" }, "chosen") : group.candidates.length ? extra(group.candidates[0]) : "–") },
+  ];
+  const rest = found.groups.length - LISTED;
+  const listed = h("div", {}, table("Candidates by form", columns, found.groups.slice(0, LISTED)));
+  const all = rest > 0 && h("button", { type: "button", onclick: () => listed.replaceChildren(table("Candidates by form", columns, found.groups)) }, `Show all ${count(found.groups.length)} groups`);
+  return [
+    h("p", {}, `${count(total)} candidates have a time. Chosen: ${time(found.chosen_us)}; its own best in any form: ${time(found.best_us)}; default (alone, as declared): ${time(found.default_us)}.`),
+    picture,
+    h("p", { class: "quiet" }, found.note || "In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound."),
+    listed, all || "",
+  ];
+}
+
+export function params(found) {
+  const words = Object.entries(found).map(([name, value]) => `${name}=${value}`).join(", ");
+  return words && ` (${words})`;
+}
