@@ -144,9 +144,9 @@ class WholeProblem:
         found = {state: max(0.0, us - total) for state, us in self._near.get(text, {}).items() if us < inf}
         found[self._solution.states[text]] = 0.0
         if self._solution.gap == 0 and len(found) == 1:
-            other = alternatives(
-                self._formulation.problem, self._solution, (text,), time_limit_s=self._limit_s
-            ).best(text)
+            other = alternatives(self._formulation.problem, self._solution, (text,), time_limit_s=self._limit_s).best(
+                text
+            )
             if other is not None and other[1].gap == 0:
                 found[other[0]] = max(0.0, other[1].total_us - total)
         least = {
@@ -199,10 +199,7 @@ def candidates_of(
     for choice in space.choices:
         if operator in choice.cover.operators:
             grouped[state_of(choice)].append(choice)
-    groups = [
-        _group(space.graph, state, choices, known, prices, chosen)
-        for state, choices in grouped.items()
-    ]
+    groups = [_group(space.graph, state, choices, known, prices, chosen) for state, choices in grouped.items()]
 
     def order(group: CandidateGroup) -> tuple[bool, bool, float, float]:
         extra = min((each.extra_us for each in group.candidates if each.extra_us is not None), default=inf)

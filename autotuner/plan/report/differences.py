@@ -33,6 +33,7 @@ class PartDifference:
         name: its operators joined, or the tensor that is converted.
         operators: () for conversions.
         one_us, other_us: predicted, of its steps; 0 where a side has no such step.
+        worth_us: what the other takes more.
         words: in what the sides differ; () where they run the same.
     """
 
@@ -43,11 +44,8 @@ class PartDifference:
     other: tuple[ComparedStep, ...]
     one_us: float
     other_us: float
+    worth_us: float
     words: tuple[str, ...]
-
-    @property
-    def worth_us(self) -> float:
-        return self.other_us - self.one_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +112,16 @@ def _parts(one: Configuration, other: Configuration) -> Iterator[PartDifference]
         mine, theirs = sides[0].get(key, []), sides[1].get(key, [])
         first = (mine or theirs)[0][1]
         operators = tuple(dict.fromkeys(name for _, step in (*mine, *theirs) for name in step.operators))
+        one_us, other_us = (fsum(step.predicted_us for _, step in side) for side in (mine, theirs))
         yield PartDifference(
             name=" + ".join(operators) if operators else key,
             operators=operators,
             phase=first.phase,
             one=_compared(mine),
             other=_compared(theirs),
-            one_us=fsum(step.predicted_us for _, step in mine),
-            other_us=fsum(step.predicted_us for _, step in theirs),
+            one_us=one_us,
+            other_us=other_us,
+            worth_us=other_us - one_us,
             words=tuple(_part_words([step for _, step in mine], [step for _, step in theirs])),
         )
 

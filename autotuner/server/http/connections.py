@@ -38,8 +38,8 @@ WATCHERS = 1
 """Threads, apart by what may hold them, so that what waits for the database's write lock holds nobody else.
 
 Together they are the 15 connections that an engine opens, so that no request waits for one in vain. `CHECKERS` check
-what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up, `LOOKERS` whether
-answers in memory still hold.
+what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up,
+`LOOKERS` whether answers in memory still hold.
 """
 
 REPEATED_S = 60.0

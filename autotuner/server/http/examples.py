@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from autotuner.server.http.plan_examples import CANDIDATES, DIFFERENCES, PLAN, STEPS
+
 _KEY = "4b1f0c5be3a86a2f0d6c8f1b7c1e9d0a5f3e2d1c0b9a89786756453423120100"
 _FAMILY = "9c56cc51b374c3ba189210d5b6d4bf57790d351c96c47c02190ecf1e430635ab"
 _CPU = "Intel Xeon Platinum 8481C"
@@ -186,6 +188,26 @@ MODELS: list[dict[str, Any]] = [
         "options": SMALL_MODEL["options"],
     }
 ]  # fmt: skip
+CONFIGURATION_PAGE: dict[str, Any] = {
+    "items": [
+        {"id": 3, "model": "bert-encoder:tiny", "dtype": "float32", "extents": QUEUED["extents"], "complete": True,
+         "device_type": "cpu", "device_name": _CPU, "environment_key": _KEY, "total_us": 4105.2, "measured_us": 4230.9,
+         "proven_gap": 0.04, "default_us": 6310.0, "budget_bytes": None, "created_at": _LATER}
+    ],
+    "next": None,
+}  # fmt: skip
+TRACE: dict[str, Any] = {
+    "points": [
+        {"at": _AT, "measured": 30, "reused": 0, "failed": 0, "best_us": None, "bound_us": None},
+        {"at": _LATER, "measured": 380, "reused": 40, "failed": 3, "best_us": 5120.4, "bound_us": 3990.1},
+    ]
+}
+CALLER: dict[str, Any] = {"name": "token 3", "role": "submitter", "needs_token": True, "version": "0.1.0"}
+TOKEN: dict[str, Any] = {
+    "id": 3, "name": "ci", "role": "submitter", "state": "valid", "created_at": _AT, "expires_at": None,
+    "revoked_at": None,
+}  # fmt: skip
+MADE_TOKEN: dict[str, Any] = {"token": "autotuner_" + "x" * 43, "made": TOKEN}
 HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
 
 METRICS = """\
@@ -249,6 +271,16 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "get_configuration": {"example": CONFIGURATION},
     "explain_operator": {"example": OPERATOR},
     "explain_tensor": {"example": TENSOR},
+    "list_configurations": {"example": CONFIGURATION_PAGE},
+    "draw_configuration": {"example": PLAN},
+    "compare_steps": {"example": STEPS},
+    "list_candidates": {"example": CANDIDATES},
+    "compare_configurations": {"example": DIFFERENCES},
+    "trace_job": {"example": TRACE},
+    "get_caller": {"example": CALLER},
+    "list_tokens": {"example": [TOKEN]},
+    "make_token": {"example": MADE_TOKEN},
+    "revoke_token": {"example": TOKEN | {"state": "revoked", "revoked_at": _LATER}},
     "list_measurements": {"example": MEASUREMENT_PAGE},
     "list_devices": {"example": DEVICES},
     "list_models": {"example": MODELS},

@@ -120,9 +120,7 @@ class MeasuredSpaces:
         if not solved:
             return MeasuredSpace(configuration, space, known, None, "")
         try:
-            return MeasuredSpace(
-                configuration, space, known, WholeProblem(formulate(space), known, SOLVING_S), ""
-            )
+            return MeasuredSpace(configuration, space, known, WholeProblem(formulate(space), known, SOLVING_S), "")
         except (InfeasibleError, ProblemError) as error:
             return MeasuredSpace(configuration, space, known, None, f"no price in the whole is known: {error}")
 
@@ -222,10 +220,8 @@ def plan_routes(database: Database, answers: Answers) -> APIRouter:
     ) -> Response:
         """Return the smallest parts that both compute by whole steps, in what they differ, and what that is worth."""
 
-        def made() -> dict[str, Any]:
-            found = differences(answers.configuration(configuration_id), answers.configuration(other_id))
-            parts = [{**asdict(part), "worth_us": part.worth_us} for part in found.parts]
-            return {**asdict(found), "parts": parts}
+        def made() -> ConfigurationDifferences:
+            return differences(answers.configuration(configuration_id), answers.configuration(other_id))
 
         return await planned(made, if_none_match)
 
@@ -238,6 +234,5 @@ def _picture(database: Database, answers: Answers, configuration_id: int) -> Pla
 
 
 def _body(value: Any) -> TaggedBody:
-    plain = value if isinstance(value, dict | list) else asdict(value)
-    text = json.dumps(plain, separators=(",", ":"))
+    text = json.dumps(asdict(value), separators=(",", ":"))
     return TaggedBody(f'"{sha256(text.encode()).hexdigest()[:32]}"', text.encode())

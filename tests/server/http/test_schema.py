@@ -38,5 +38,5 @@ def test_what_the_document_says_is_true(filled: Database, tmp_path: Path, how: s
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout
-    assert "16 selected / 16 total" in done.stdout
+    assert "26 selected / 26 total" in done.stdout
     assert "No issues found" in done.stdout

@@ -51,8 +51,8 @@ export function timeAxis(title, more = {}) {
 }
 
 export function logAxis(title, words = (value) => String(value)) {
-  const shown = (value) => [1, 2, 5].includes(Number(value.toExponential()[0])) && /^\d(e|$)/.test(value.toExponential());
-  return { type: "logarithmic", title: { display: true, text: title }, ticks: { callback: (value) => (shown(value) ? words(value) : null), maxRotation: 0 } };
+  const shown = (value, ticks) => ticks.at(-1).value / ticks[0].value < 6 || ([1, 2, 5].includes(Number(value.toExponential()[0])) && /^\de/.test(value.toExponential()));
+  return { type: "logarithmic", title: { display: true, text: title }, ticks: { callback: (value, _, ticks) => (shown(value, ticks) ? words(value) : null), maxRotation: 0 } };
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => live.forEach(draw));

@@ -97,7 +97,7 @@ export async function comparePage({ page, signal, parts: [one, other] }) {
     shown.length ? section("What each difference is worth", picture) : "",
     section("Part by part", h("p", { class: "quiet" }, "A part is the least set of operators that both compute by whole kernel calls."), table("Parts, the greatest difference first", columns, rows, { sorts: true })),
     section("Requests and environments", table("What else differs", [
-      { title: "", head: true, cell: (fact) => fact[0] }, { title: `${one}`, cell: (fact) => fact[1] }, { title: `${other}`, cell: (fact) => fact[2] },
+      { title: "Fact", head: true, cell: (fact) => fact[0] }, { title: `${one}`, cell: (fact) => fact[1] }, { title: `${other}`, cell: (fact) => fact[2] },
     ], found.facts, { empty: "They were asked for and measured in the same way." })),
   );
 }

@@ -38,8 +38,8 @@ export function graph(plan, selected, signal) {
     draw(data);
     message.remove();
     view.append(drawing);
-    choose(current, false);
     first();
+    choose(current, false);
   };
   worker.onerror = () => { message.textContent = "The steps could not be placed; the table below lists them."; };
   worker.postMessage(parts);
@@ -107,7 +107,10 @@ export function graph(plan, selected, signal) {
 
   function choose(number, tell = true, center = true) {
     const box = boxes.get(number);
-    if (!box) return;
+    if (!box) {
+      current = number; // the steps are not placed yet
+      return;
+    }
     boxes.get(current)?.classList.remove("current");
     boxes.get(current)?.setAttribute("tabindex", -1);
     for (const path of links.get(current) ?? []) path.classList.remove("near");

@@ -108,7 +108,7 @@ export async function jobPage({ page, signal, caller, parts: [id] }) {
       plugins: { tooltip: { callbacks: { title: ([item]) => wait(item.parsed.x), label: (item) => `${item.dataset.label}: ${time(item.parsed.y)}` } } },
     },
   }));
-  const noChart = h("p", { class: "quiet" }, "There is no plan yet: the chart begins with the first one.");
+  const noChart = h("p", { class: "quiet" });
   let step = null;
   let spoken = "";
 
@@ -137,6 +137,7 @@ export async function jobPage({ page, signal, caller, parts: [id] }) {
     for (const child of [...live.childNodes]) if (child.nodeType === Node.TEXT_NODE) child.remove();
     const any = points.some((point) => point.best_us !== null);
     noChart.hidden = any;
+    noChart.textContent = ["queued", "running"].includes(job.state) ? "There is no plan yet: the chart begins with the first one." : "How it came along was not noted.";
     picture.hidden = !any;
     if (any) {
       const last = points.at(-1);

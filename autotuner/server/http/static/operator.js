@@ -38,10 +38,10 @@ function label(group, most = 46) {
   return forms.length > most ? `${forms.slice(0, most - 1)}…` : forms;
 }
 
-// The forms alone, for axes of charts, after the operators where several are computed.
-function brief(group, operator) {
-  const own = group.operators.length === 1 && group.operators[0] === operator;
-  const text = `${own ? "" : `${group.operators.length} operators: `}${group.forms.map(([, each]) => form(each)).join(" ")}`;
+// The forms alone, for axes of charts, after the number of operators where they are not those of the chosen step.
+function brief(group, chosen) {
+  const own = group.operators.join() === chosen.operators.join();
+  const text = `${own ? "" : group.operators.length > 1 ? `${group.operators.length} fused: ` : "alone: "}${group.forms.map(([, each]) => form(each)).join(" ")}`;
   return text.length > 34 ? `${text.slice(0, 33)}…` : text;
 }
 
@@ -59,10 +59,14 @@ function candidates(found) {
   const timed = found.groups.filter((group) => group.candidates.length);
   const total = timed.reduce((sum, group) => sum + group.candidates.length + group.more, 0);
   if (!timed.length) return [h("p", {}, "No measurement of it is in the database.")];
+  const same = (group) => group.operators.join() === timed[0].operators.join();
   const shown = timed.slice(0, CHARTED);
   const kinds = [["chosen", "accent"], ["best", "good"], ["as declared", "declared"], ["other", "dot"]];
   const points = Object.fromEntries(kinds.map(([name]) => [name, []]));
-  shown.forEach((group, row) => group.candidates.forEach((each, place) => points[kind(found, group, each)].push({ x: each.us, y: row + (((place * 7) % 11) - 5) * 0.045, group, each })));
+  const add = (group, each, row, place) => points[kind(found, group, each)].push({ x: each.us, y: row + (((place * 7) % 11) - 5) * 0.06, group, each });
+  timed.filter(same).flatMap((group) => group.candidates.map((each) => [group, each])).forEach(([group, each], place) => add(group, each, 0, place));
+  shown.forEach((group, row) => group.candidates.forEach((each, place) => add(group, each, row + 1, group.candidates.length > 1 ? place : 8)));
+  const rows = ["all forms", ...shown.map((group) => brief(group, timed[0]))];
   const picture = chart(
     `Times of ${total} candidates of ${found.operator} by form; chosen ${time(found.chosen_us)}, its own best ${time(found.best_us)}, default ${time(found.default_us)}`,
     () => ({
@@ -71,12 +75,12 @@ function candidates(found) {
       options: {
         scales: {
           x: logAxis("time of the kernel", time),
-          y: { min: -0.6, max: shown.length - 0.4, reverse: true, afterBuildTicks: (axis) => { axis.ticks = shown.map((_, value) => ({ value })); }, ticks: { autoSkip: false, callback: (value) => (shown[value] ? brief(shown[value], found.operator) : "") } },
+          y: { min: -0.6, max: rows.length - 0.4, reverse: true, afterBuildTicks: (axis) => { axis.ticks = rows.map((_, value) => ({ value })); }, ticks: { autoSkip: false, callback: (value) => rows[value] ?? "" } },
         },
         plugins: { legend: { reverse: true }, tooltip: { callbacks: { label: ({ raw }) => [`${raw.each.kernel}${params(raw.each.params)}: ${time(raw.each.us)}`, `${label(raw.group, 80)}`, `in the whole: ${extra(raw.each)}`] } } },
       },
     }),
-    { tall: shown.length > 5 },
+    { tall: shown.length > 4 },
   );
   const columns = [
     { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), group.declared ? h("span", { class: "quiet below" }, "as declared") : ""] },
@@ -93,7 +97,7 @@ function candidates(found) {
   return [
     h("p", {}, `${count(total)} candidates have a time. Chosen: ${time(found.chosen_us)}; its own best in any form: ${time(found.best_us)}; default (alone, as declared): ${time(found.default_us)}.`),
     picture,
-    h("p", { class: "quiet" }, found.note || "In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound."),
+    h("p", { class: "quiet" }, found.note || "The first row has every candidate for the operators of the chosen step. In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound."),
     listed, all || "",
   ];
 }

@@ -47,12 +47,12 @@ export async function planPage(context) {
       { title: "Fused", number: true, sort: (set) => set.best_us, cell: (set) => time(set.best_us) },
       { title: "Taken now", number: true, sort: (set) => set.instead_us, cell: (set) => time(set.instead_us) },
       { title: "One by one", number: true, wide: true, sort: (set) => set.alone_us, cell: (set) => time(set.alone_us) },
-      { title: "", cell: (set) => (set.chosen ? h("span", { class: "badge finished" }, "chosen") : "") },
+      { title: "Chosen", cell: (set) => (set.chosen ? h("span", { class: "badge finished" }, "chosen") : "") },
     ], plan.fused_sets, { sorts: true, empty: "No kernel computes several of its operators." })),
     section("What could still overtake", plan.overtaking.length ? [h("p", { class: "quiet" }, `${count(plan.overtaking_count)} candidates could be better within the intervals of what was measured; the likeliest are listed.`), h("ul", {}, plan.overtaking.map((each) => h("li", {}, `${each.alternative.operators.join(" + ")} ${each.words}`)))] : h("p", {}, "Nothing, within the intervals of what was measured.")),
     section("Totals", table("Times of the whole training step", [
-      { title: "", head: true, cell: (total) => total.name }, { title: "Time", number: true, cell: (total) => time(total.us) },
-      { title: "Against the plan", number: true, cell: (total) => (total.against === null ? "–" : `${digits(total.against)}×`) }, { title: "", wide: true, cell: (total) => total.words },
+      { title: "Strategy", head: true, cell: (total) => total.name }, { title: "Time", number: true, cell: (total) => time(total.us) },
+      { title: "Against the plan", number: true, cell: (total) => (total.against === null ? "–" : `${digits(total.against)}×`) }, { title: "Meaning", wide: true, cell: (total) => total.words },
     ], plan.totals), h("ul", {}, plan.remarks.map((each) => h("li", {}, each)))),
     section("Counts and facts", facts(plan.counts.filter((each) => each.tuned !== null).map((each) => [each.name, count(each.tuned)])), ...Object.entries(plan.facts).map(([name, pairs]) => h("details", {}, h("summary", {}, name), facts(pairs))), h("p", { class: "actions" }, h("button", { type: "button", onclick: () => download(id) }, "Download the configuration"))),
   );
@@ -63,8 +63,8 @@ export async function planPage(context) {
   }
   get(`v1/configurations/${id}/steps`, signal).then((measured) => {
     if (kept !== plan) return;
-    steps.replaceChildren(stepsTable(plan, measured, open));
-    short.replaceChildren(inShort(plan, measured, open));
+    steps.replaceChildren(...stepsTable(plan, measured, open));
+    short.replaceChildren(...inShort(plan, measured, open));
   }).catch((error) => {
     if (!signal.aborted) steps.append(trouble(error));
   });
@@ -158,7 +158,7 @@ function whereTime(plan) {
     ], plan.classes),
     table("By kernel", [
       { title: "Kernel", head: true, cell: (each) => each.name }, { title: "Calls", number: true, cell: (each) => count(each.number) }, { title: "Time", number: true, cell: (each) => time(each.us) },
-      { title: "", wide: true, cell: (each) => h("span", { class: "meter", "aria-hidden": "true" }, h("i", { width_percent: (100 * each.us) / longest })) },
+      { title: "Beside the longest", wide: true, cell: (each) => h("span", { class: "meter", "aria-hidden": "true" }, h("i", { width_percent: (100 * each.us) / longest })) },
     ], plan.kernels),
   ];
 }
@@ -206,7 +206,7 @@ function memory(plan) {
     { title: "Plan", head: true, cell: (point) => (point === plan.front[0] ? "this one" : `leaner ${plan.front.indexOf(point)}`) }, { title: "Kernels", number: true, cell: (point) => time(point.predicted_us) },
     { title: "Steps per second", number: true, wide: true, cell: (point) => digits(1e6 / point.predicted_us) }, { title: "Saved for backward", number: true, cell: (point) => bytes(point.held_bytes) }, { title: "Peak", number: true, cell: (point) => bytes(point.peak_bytes) },
   ], plan.front) : "";
-  const needs = plan.needs.length ? table("What a training step needs, beside parameters and inputs", [{ title: "", head: true, cell: (need) => need.name }, { title: "Bytes", number: true, cell: (need) => bytes(need.count) }, { title: "", wide: true, cell: (need) => need.words }], plan.needs) : "";
+  const needs = plan.needs.length ? table("What a training step needs, beside parameters and inputs", [{ title: "Of", head: true, cell: (need) => need.name }, { title: "Bytes", number: true, cell: (need) => bytes(need.count) }, { title: "Meaning", wide: true, cell: (need) => need.words }], plan.needs) : "";
   return [picture, h("p", { class: "quiet" }, `The most is ${bytes(sums[peak])}, at step ${plan.memory[peak].step || "the boundary"} (${labels[peak]}), without the kernels' workspaces.`), front, needs];
 }
 

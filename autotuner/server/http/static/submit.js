@@ -12,7 +12,7 @@ export async function submitPage({ page, signal, caller }) {
   const preset = h("select");
   const axes = h("div", { class: "fields" });
   const options = h("div", { class: "fields" });
-  const known = h("fieldset", {}, h("legend", {}, "Model"), h("div", { class: "fields" }, field("Model", model), field("Preset", preset)), axes, options);
+  const known = h("fieldset", {}, h("legend", {}, "Model"), h("div", { class: "fields" }, field("Model", model), field("Preset", preset)), axes, h("details", {}, h("summary", {}, "Options of the model"), options));
   const text = h("textarea", { rows: 14, spellcheck: "false", class: "code", placeholder: "version: 1\nname: my-layer\naxes: {b: batch, h: hidden}\n…" });
   const file = h("input", { type: "file", accept: ".yaml,.yml,.json" });
   const pastedPreset = h("input", { type: "text", autocomplete: "off" });
