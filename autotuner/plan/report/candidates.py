@@ -15,7 +15,7 @@ from autotuner.plan.phrases import near
 from autotuner.solve import alternatives, exact, least_through, min_marginals
 from autotuner.solve.baselines import alone_as_declared_us, is_declared
 from autotuner.solve.problem import State
-from autotuner.solve.problem.formulate import Formulation, SpaceProblem, formulate
+from autotuner.solve.problem.formulate import Formulation, formulate
 from autotuner.solve.problem.offered import state_of
 from autotuner.space import Choice, Space
 
@@ -115,14 +115,14 @@ class WholeProblem:
     is dearer has a lower bound.
 
     Args:
-        known: by call key.
+        known: measurements by call key.
         time_limit_s: for the optimum, and for the plans of one operator.
     """
 
-    def __init__(self, unpriced: SpaceProblem, known: Mapping[str, Measurement], time_limit_s: float) -> None:
+    def __init__(self, space: Space, known: Mapping[str, Measurement], time_limit_s: float) -> None:
         costs = {key: found.median_us for key, found in known.items() if found.median_us is not None}
         self._limit_s = time_limit_s
-        self._formulation: Formulation = unpriced.priced(costs)
+        self._formulation: Formulation = formulate(space).priced(costs)
         problem = self._formulation.problem
         self._solution = exact(problem, time_limit_s=time_limit_s)
         self._totals_us = least_through(problem)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotuner.measure.roofline import Roofline
 from autotuner.plan import summary
 from autotuner.plan.configuration import Configuration, Fusion
 from autotuner.plan.explanation import Weighed, explain_plan
@@ -92,7 +91,7 @@ class MemoryMoment:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontPoint:
+class LeanPoint:
     """A plan of the same graph: its predicted time, what forward holds for backward, and its peak."""
 
     predicted_us: float
@@ -140,16 +139,16 @@ class PlanPicture:
     counts: tuple[summary.Count, ...]
     memory: tuple[MemoryMoment, ...]
     budget_bytes: int | None
-    front: tuple[FrontPoint, ...]
+    front: tuple[LeanPoint, ...]
     ceilings: Ceilings
     facts: Mapping[str, tuple[tuple[str, str], ...]]
 
 
-def picture(configuration: Configuration, roofline: Roofline) -> PlanPicture:
+def picture(configuration: Configuration, ceilings: Ceilings) -> PlanPicture:
     """Return what a page shows of a configuration.
 
     Args:
-        roofline: the measured ceilings of its environment.
+        ceilings: of its environment.
 
     Raises:
         ConfigurationError: a step names what its graph lacks, or its tensors cannot be placed in memory.
@@ -206,24 +205,13 @@ def picture(configuration: Configuration, roofline: Roofline) -> PlanPicture:
         memory=tuple(_moments(configuration)),
         budget_bytes=configuration.budget_bytes,
         front=tuple(_front(configuration)),
-        ceilings=ceilings_of(roofline),
+        ceilings=ceilings,
         facts={
             "model": summary.model_facts(configuration),
             "environment": summary.environment_facts(configuration),
             "provenance": summary.provenance(configuration),
         },
     )  # fmt: skip
-
-
-def ceilings_of(roofline: Roofline) -> Ceilings:
-    """Return the best rates that a roofline has; a byte per microsecond is a megabyte per second."""
-    moved = max((amount / us for amount, us in roofline.moved.rungs), default=None)
-    products = {
-        dtype: max(amount / us for amount, us in ladder.rungs) / 1e6
-        for dtype, ladder in roofline.products.items()
-        if ladder.rungs
-    }
-    return Ceilings(None if moved is None else moved / 1e3, products)
 
 
 def _moments(configuration: Configuration) -> Iterator[MemoryMoment]:
@@ -242,7 +230,7 @@ def _moments(configuration: Configuration) -> Iterator[MemoryMoment]:
         )
 
 
-def _front(configuration: Configuration) -> Iterator[FrontPoint]:
+def _front(configuration: Configuration) -> Iterator[LeanPoint]:
     for plan in configuration.plans:
         if plan.memory is not None:
-            yield FrontPoint(plan.certificate.predicted_us, plan.memory.held_bytes, plan.memory.peak_bytes)
+            yield LeanPoint(plan.certificate.predicted_us, plan.memory.held_bytes, plan.memory.peak_bytes)

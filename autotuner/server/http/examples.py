@@ -207,6 +207,12 @@ TOKEN: dict[str, Any] = {
     "id": 3, "name": "ci", "role": "submitter", "state": "valid", "created_at": _AT, "expires_at": None,
     "revoked_at": None,
 }  # fmt: skip
+NEW_TOKENS: dict[str, dict[str, Any]] = {
+    "submitter": {
+        "summary": "A token for a program, for three months",
+        "value": {"name": "ci", "role": "submitter", "expires_in_days": 90},
+    },
+}
 MADE_TOKEN: dict[str, Any] = {"token": "autotuner_" + "x" * 43, "made": TOKEN}
 HEALTH: dict[str, Any] = {"status": "ok", "version": "0.1.0", "queued": 1, "running": 1, "workers": 1}
 

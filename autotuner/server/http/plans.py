@@ -27,7 +27,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.report import StepComparison, compare, tally
 from autotuner.plan.report.candidates import OperatorCandidates, WholeProblem, candidates_of, declared_us
 from autotuner.plan.report.differences import ConfigurationDifferences, differences
-from autotuner.plan.report.picture import PlanPicture, picture
+from autotuner.plan.report.picture import Ceilings, PlanPicture, picture
 from autotuner.server.http.answers import ALWAYS_ASK, Answers, TaggedBody
 from autotuner.server.http.configurations import (
     ConfigurationId,
@@ -43,7 +43,6 @@ from autotuner.server.http.strict import StrictRoute
 from autotuner.server.wire.requests import ConfigurationsQuery
 from autotuner.server.wire.responses import ConfigurationPage, ListedConfigurationView
 from autotuner.server.wire.values import Id
-from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space, build_space, space_file
 
 KEPT = 2
@@ -120,7 +119,7 @@ class MeasuredSpaces:
         if not solved:
             return MeasuredSpace(configuration, space, known, None, "")
         try:
-            return MeasuredSpace(configuration, space, known, WholeProblem(formulate(space), known, SOLVING_S), "")
+            return MeasuredSpace(configuration, space, known, WholeProblem(space, known, SOLVING_S), "")
         except (InfeasibleError, ProblemError) as error:
             return MeasuredSpace(configuration, space, known, None, f"no price in the whole is known: {error}")
 
@@ -230,7 +229,19 @@ def plan_routes(database: Database, answers: Answers) -> APIRouter:
 
 def _picture(database: Database, answers: Answers, configuration_id: int) -> PlanPicture:
     configuration = answers.configuration(configuration_id)
-    return picture(configuration, Roofline.from_facts(database.facts(configuration.environment_key)))
+    roofline = Roofline.from_facts(database.facts(configuration.environment_key))
+    return picture(configuration, ceilings_of(roofline))
+
+
+def ceilings_of(roofline: Roofline) -> Ceilings:
+    """Return the best rates that a roofline has."""
+    moved = max((amount / us for amount, us in roofline.moved.rungs), default=None)  # bytes per us: MB/s
+    products = {
+        dtype: max(amount / us for amount, us in ladder.rungs) / 1e6
+        for dtype, ladder in roofline.products.items()
+        if ladder.rungs
+    }
+    return Ceilings(None if moved is None else moved / 1e3, products)
 
 
 def _body(value: Any) -> TaggedBody:

@@ -3,12 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Body, Path, Request, Response
 
 from autotuner.database import Database, Role
 from autotuner.errors import NotFoundError
 from autotuner.server.http.access import Access
 from autotuner.server.http.documentation import refusals
+from autotuner.server.http.examples import NEW_TOKENS
 from autotuner.server.http.problems import Refusal
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.wire.requests import NewToken
@@ -59,7 +60,7 @@ def token_routes(database: Database, access: Access, version: str) -> APIRouter:
         response_description="The token, which is shown this once.",
         responses=refusals(408, 409, 413, 415),
     )
-    def make(token: NewToken, response: Response) -> MadeTokenView:
+    def make(token: Annotated[NewToken, Body(openapi_examples=NEW_TOKENS)], response: Response) -> MadeTokenView:
         """Make a token for a client. Its text is in this answer and nowhere else.
 
         The first token of a service is made by `autotuner token create`, since from then on everybody needs one.

@@ -98,7 +98,7 @@ class JobView(ResponseBody):
 
 
 class TracePoint(ResponseBody):
-    """How far a job was at a moment: calls so far, the predicted time of the best plan, and the proven bound."""
+    """Progress of a job at a moment: calls so far, the predicted time of the best plan, and the proven bound."""
 
     at: datetime
     measured: int
@@ -269,7 +269,7 @@ class ModelView(ResponseBody):
 
 
 class CallerView(ResponseBody):
-    """Who asks: "token 3" or an address, and its role; `needs_token` says whether the service asks for tokens."""
+    """The client that asks, "token 3" or an address, and its role; `needs_token` says whether the service asks for one."""
 
     name: str
     role: RoleName
