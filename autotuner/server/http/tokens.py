@@ -1,7 +1,7 @@
 """Routes of tokens: who asks, and for an admin the tokens of all clients."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
@@ -17,6 +17,15 @@ from autotuner.server.wire.responses import CallerView, MadeTokenView, TokenView
 from autotuner.server.wire.values import Id
 
 TokenId = Annotated[Id, Path(description="Of a token, as `GET /v1/tokens` has it.", examples=[3])]
+
+
+TO_REVOKE: dict[str, Any] = {
+    "revoke": {
+        "operationId": "revoke_token",
+        "description": "End the token.",
+        "parameters": {"token_id": "$response.body#/made/id"},
+    }
+}
 
 
 class AdminRoute(StrictRoute):
@@ -58,19 +67,17 @@ def token_routes(database: Database, access: Access, version: str) -> APIRouter:
         operation_id="make_token",
         summary="Make a token",
         response_description="The token, which is shown this once.",
-        responses=refusals(408, 409, 413, 415),
+        responses={
+            201: {"description": "The token, which is shown this once.", "links": TO_REVOKE},
+            **refusals(408, 409, 413, 415),
+        },
     )
     def make(token: Annotated[NewToken, Body(openapi_examples=NEW_TOKENS)], response: Response) -> MadeTokenView:
         """Make a token for a client. Its text is in this answer and nowhere else.
 
         The first token of a service is made by `autotuner token create`, since from then on everybody needs one.
         """
-        if access.open:
-            raise Refusal(
-                409,
-                "this service answers this machine without tokens, and would ask everybody for one: make the first by "
-                "`autotuner token create NAME --role admin`",
-            )
+        _check_tokens(access)
         days = token.expires_in_days
         made, secret = database.tokens.create(
             token.name, token.role, None if days is None else datetime.now(UTC) + timedelta(days=days)
@@ -89,6 +96,7 @@ def token_routes(database: Database, access: Access, version: str) -> APIRouter:
 
         A token cannot revoke itself: then there might be none left that may.
         """
+        _check_tokens(access)
         if request.state.caller.name == f"token {token_id}":
             raise Refusal(
                 409, f"token {token_id} asks this itself: use another one, or `autotuner token revoke {token_id}`"
@@ -101,3 +109,17 @@ def token_routes(database: Database, access: Access, version: str) -> APIRouter:
     routes.include_router(for_readers)
     routes.include_router(for_admins)
     return routes
+
+
+def _check_tokens(access: Access) -> None:
+    """Check that a service has tokens.
+
+    Raises:
+        Refusal: 409, it has none, and would ask everybody for one once it had.
+    """
+    if access.open:
+        raise Refusal(
+            409,
+            "this service answers this machine without tokens, and would ask everybody for one: make the first by "
+            "`autotuner token create NAME --role admin`",
+        )

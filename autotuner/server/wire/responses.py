@@ -269,7 +269,7 @@ class ModelView(ResponseBody):
 
 
 class CallerView(ResponseBody):
-    """The client that asks, "token 3" or an address, and its role; `needs_token` says whether the service asks for one."""
+    """The client that asks, "token 3" or an address, and its role; `needs_token`: the service asks for tokens."""
 
     name: str
     role: RoleName

@@ -76,9 +76,9 @@ export async function comparePage({ page, signal, parts: [one, other] }) {
   );
   const columns = [
     { title: "Operators", head: true, sort: (part) => part.name, cell: (part) => [h("span", {}, short(part.name, 60)), h("span", { class: "quiet below" }, part.phase)] },
-    { title: `In ${one}`, number: true, sort: (part) => part.one_us, cell: (part) => (part.one.length ? time(part.one_us) : "–") },
-    { title: `In ${other}`, number: true, sort: (part) => part.other_us, cell: (part) => (part.other.length ? time(part.other_us) : "–") },
     { title: "Worth", number: true, sort: (part) => part.worth_us, cell: (part) => h("span", { class: Math.abs(part.worth_us) < 0.05 ? "" : part.worth_us > 0 ? "bad" : "good" }, change(part.worth_us)) },
+    { title: `In ${one}`, number: true, wide: true, sort: (part) => part.one_us, cell: (part) => (part.one.length ? time(part.one_us) : "–") },
+    { title: `In ${other}`, number: true, wide: true, sort: (part) => part.other_us, cell: (part) => (part.other.length ? time(part.other_us) : "–") },
     { title: `In what ${one} differs from ${other}`, cell: (part) => (part.words.length ? h("ul", {}, part.words.map((words) => h("li", {}, words.replace("the first", one).replace("the second", other)))) : h("span", { class: "quiet" }, "they run the same")) },
   ];
   const differing = found.parts.filter((part) => part.words.length);

@@ -74,7 +74,7 @@ function fits(job, device) {
 function doing(worker, device, running, queued) {
   const jobs = running.filter((job) => job.worker === worker.name && !job.stalled);
   if (jobs.length) {
-    return jobs.map((job) => h("span", { class: "below" }, h("a", { href: `#/jobs/${job.id}` }, `job ${job.id}, ${job.model}`), job.progress ? `: ${STAGES[job.progress.stage] ?? job.progress.stage}, ${count(job.progress.done)} of ${count(job.progress.total)}${job.progress.note ? `; ${job.progress.note}` : ""}` : ""));
+    return jobs.map((job) => h("span", { class: "below" }, h("a", { href: `#/jobs/${job.id}` }, `job ${job.id}, ${job.model}`), job.progress ? `: ${STAGES[job.progress.stage] ?? job.progress.stage}, ${count(job.progress.done)} of ${count(job.progress.total)}${job.progress.note ? `; ${job.progress.note}` : ""}` : ": it has just begun"));
   }
   const fitting = queued.filter((job) => fits(job, device));
   const why = fitting.length
