@@ -47,7 +47,7 @@ def browser(url: str, folder: Path) -> Iterator[Browser]:
 
 
 def of_torch(folder: Path) -> Path:
-    """Write the CPU's search space with torch's kernels alone, and return its path: those that compile take a minute."""
+    """Write the CPU's search space with torch's kernels alone, which need no compiler, and return its path."""
     path = without_compilers(folder)
     space = yaml.safe_load(path.read_text())
     space["kernels"] = {name: entry for name, entry in space["kernels"].items() if name.startswith("torch")}

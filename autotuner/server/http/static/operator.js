@@ -49,9 +49,9 @@ function kind(found, group, each) {
   return each.chosen ? "chosen" : each.us === found.best_us ? "best" : group.declared ? "as declared" : "other";
 }
 
-function extra(each) {
+function extra(each, note) {
   if (each.chosen) return "chosen";
-  if (each.extra_us === null) return "not known";
+  if (each.extra_us === null) return note ? "not known" : "in no plan";
   return each.is_exact ? change(each.extra_us) : `at least ${change(each.extra_us)}`;
 }
 
@@ -77,19 +77,19 @@ function candidates(found) {
           x: logAxis("time of the kernel", time),
           y: { min: -0.6, max: rows.length - 0.4, reverse: true, afterBuildTicks: (axis) => { axis.ticks = rows.map((_, value) => ({ value })); }, ticks: { autoSkip: false, callback: (value) => rows[value] ?? "" } },
         },
-        plugins: { legend: { reverse: true }, tooltip: { callbacks: { label: ({ raw }) => [`${raw.each.kernel}${params(raw.each.params)}: ${time(raw.each.us)}`, `${label(raw.group, 80)}`, `in the whole: ${extra(raw.each)}`] } } },
+        plugins: { legend: { reverse: true }, tooltip: { callbacks: { label: ({ raw }) => [`${raw.each.kernel}${params(raw.each.params)}: ${time(raw.each.us)}`, `${label(raw.group, 80)}`, `in the whole: ${extra(raw.each, found.note)}`] } } },
       },
     }),
     { tall: shown.length > 4 },
   );
   const columns = [
-    { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), group.declared ? h("span", { class: "quiet below" }, "as declared") : ""] },
-    { title: "Fastest kernel", cell: (group) => (group.candidates.length ? [group.candidates[0].kernel, h("span", { class: "quiet" }, params(group.candidates[0].params))] : "–") },
+    { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), h("span", { class: "quiet below" }, [group.declared && "as declared", h("span", { class: "narrow" }, ` ${group.candidates[0]?.kernel ?? ""}`)])] },
+    { title: "Fastest kernel", wide: true, cell: (group) => (group.candidates.length ? [group.candidates[0].kernel, h("span", { class: "quiet" }, params(group.candidates[0].params))] : "–") },
     { title: "Fastest", number: true, cell: (group) => time(group.candidates[0]?.us) },
     { title: "Slowest", number: true, wide: true, cell: (group) => time(group.candidates.at(-1)?.us) },
     { title: "Timed", number: true, wide: true, cell: (group) => count(group.candidates.length + group.more) },
     { title: "Not timed", wide: true, cell: (group) => [...Object.entries(group.failed).map(([name, number]) => `${number} ${name.replaceAll("_", " ")}`), group.unknown && `${group.unknown} unknown`].filter(Boolean).join(", ") || "–" },
-    { title: "In the whole", number: true, cell: (group) => (group.chosen ? h("span", { class: "badge finished" }, "chosen") : group.candidates.length ? extra(group.candidates[0]) : "–") },
+    { title: "In the whole", number: true, cell: (group) => (group.chosen ? h("span", { class: "badge finished" }, "chosen") : group.candidates.length ? extra(group.candidates[0], found.note) : "–") },
   ];
   const rest = found.groups.length - LISTED;
   const listed = h("div", {}, table("Candidates by form", columns, found.groups.slice(0, LISTED)));
@@ -97,7 +97,7 @@ function candidates(found) {
   return [
     h("p", {}, `${count(total)} candidates have a time. Chosen: ${time(found.chosen_us)}; its own best in any form: ${time(found.best_us)}; default (alone, as declared): ${time(found.default_us)}.`),
     picture,
-    h("p", { class: "quiet" }, found.note || "The first row has every candidate for the operators of the chosen step. In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound."),
+    h("p", { class: "quiet" }, found.note || "The first row has every candidate for the operators of the chosen step. In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound. A form that no measured conversion or neighbour fits is in no plan."),
     listed, all || "",
   ];
 }

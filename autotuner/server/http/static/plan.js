@@ -103,7 +103,7 @@ function inShort(plan, measured, open) {
       : "The ceilings of this device were not measured. The longest steps have the most to gain."),
     table("Steps with the most to gain", [
       { title: "Step", head: true, cell: ({ step }) => stepLink(step, open) }, { title: "Takes", number: true, cell: ({ step }) => time(step.predicted_us) },
-      { title: "By the ceilings", number: true, cell: (row) => time(row.least) }, { title: "Could gain", number: true, cell: (row) => (row.gain === null ? "–" : time(row.gain)) },
+      ...(room.length ? [{ title: "By the ceilings", number: true, wide: true, cell: (row) => time(row.least) }, { title: "Could gain", number: true, cell: (row) => time(row.gain) }] : []),
     ], rows),
     h("h3", {}, "What did the choice of layouts win?"), h("ul", {}, wins.map((each) => h("li", {}, each))),
   ];
