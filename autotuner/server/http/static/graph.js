@@ -269,6 +269,10 @@ function described(plan) {
     if (source) phase.edges.push([source, id]);
     phase.edges.push(...targets.map((each) => [id, each]));
   });
+  for (const phase of Object.values(phases)) {
+    const placed = new Set(phase.nodes.map((node) => node.id));
+    phase.edges = phase.edges.filter((ends) => ends.every((id) => placed.has(id)));
+  }
   return { parts: PHASES.map(([name]) => phases[name]), tensors };
 }
 
