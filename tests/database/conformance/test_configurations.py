@@ -278,3 +278,45 @@ def test_the_number_of_a_family_rises_with_each_of_its_configurations_and_no_oth
     assert database.configurations.count("f" * 64) == 1
     save(family="f", complete=False)
     assert database.configurations.count("f" * 64) == 2
+
+
+def document(name: str, preset: str | None, **more: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": name, "preset": preset},
+        "certificate": {"proven_gap": None, "default_us": 4.5},
+        "memory": {"budget_bytes": 2**33},
+        **more,
+    }
+
+
+def test_lists_have_the_newest_first_without_their_documents(database: Storage, save: Save) -> None:
+    first = save(document=document("bert-encoder", "tiny"))
+    second = save(document=document("mine", None, memory=None, certificate={"proven_gap": 0.25, "default_us": None}))
+    found = database.configurations.listed(limit=10)
+    assert [each.id for each in found] == [second, first]
+    assert [each.model for each in found] == ["mine", "bert-encoder:tiny"]
+    assert [(each.proven_gap, each.default_us) for each in found] == [(0.25, None), (None, 4.5)]
+    assert [each.budget_bytes for each in found] == [None, 2**33]
+    assert [each.id for each in database.configurations.listed(limit=10, before=second)] == [first]
+    assert [each.id for each in database.configurations.listed(limit=1)] == [second]
+
+
+@pytest.mark.parametrize(
+    "search, models",
+    [
+        ("", {"bert-encoder:tiny", "mine"}),
+        ("BERT", {"bert-encoder:tiny"}),
+        ("encoder:ti", {"bert-encoder:tiny"}),
+        ("bert epyc", set()),
+        ("mine epyc", {"mine"}),
+        ("cpu float32", {"bert-encoder:tiny", "mine"}),
+        ("%", set()),
+        ("b_rt", set()),
+    ],
+)
+def test_a_search_finds_those_in_which_every_word_occurs(
+    database: Storage, save: Save, search: str, models: set[str]
+) -> None:
+    save(document=document("bert-encoder", "tiny"))
+    save(where=EPYC, document=document("mine", None))
+    assert {each.model for each in database.configurations.listed(search, limit=10)} == models

@@ -13,7 +13,7 @@ export async function fleetPage({ page, signal }) {
     const workers = devices.flatMap((device) => device.workers);
     const idle = workers.filter((worker) => !running.items.some((job) => job.worker === worker.name && !job.stalled));
     const gpus = devices.flatMap((device) => device.gpus);
-    note.textContent = `${count(workers.length)} ${workers.length === 1 ? "worker" : "workers"}, ${count(idle.length)} idle; ${count(gpus.length)} GPUs of fleets, ${count(gpus.filter((gpu) => !gpu.used).length)} left out; ${count(queued.items.length)} jobs wait`;
+    note.textContent = `${count(workers.length)} ${workers.length === 1 ? "worker" : "workers"}, ${count(idle.length)} idle; ${count(gpus.length)} GPUs of fleets, ${count(gpus.filter((gpu) => !gpu.used).length)} left out; ${count(queued.items.length)} ${queued.items.length === 1 ? "job waits" : "jobs wait"}`;
     const stalled = running.items.filter((job) => job.stalled);
     if (content.contains(document.activeElement)) return;
     content.replaceChildren(

@@ -112,6 +112,14 @@ export async function jobPage({ page, signal, caller, parts: [id] }) {
   let step = null;
   let spoken = "";
 
+  // Until the plan is chosen, or until the job's limit, whichever comes first.
+  function timeLeft(progress) {
+    const known = progress.left_s ?? progress.eta_s;
+    const limit = job.limits.seconds && Math.max(0, job.limits.seconds - (Date.now() - started()) / 1000);
+    if (limit !== null && (known === null || limit < known)) return [wait(limit), "until the limit of the job"];
+    return [wait(known), progress.left_s ? "until the plan is chosen" : "of this stage"];
+  }
+
   function fill() {
     const progress = job.progress;
     const running = job.state === "running";
@@ -131,7 +139,7 @@ export async function jobPage({ page, signal, caller, parts: [id] }) {
         tile("measured", count(progress.measured), "calls of this job"),
         tile("reused", count(progress.reused), "known from earlier jobs"),
         tile("refused or failed", count(progress.failed), "calls without a time"),
-        running ? tile("time left", wait(progress.left_s ?? progress.eta_s), progress.left_s ? "until the plan is chosen" : "of this stage") : "",
+        running ? tile("time left", ...timeLeft(progress)) : "",
       ),
     );
     for (const child of [...live.childNodes]) if (child.nodeType === Node.TEXT_NODE) child.remove();
