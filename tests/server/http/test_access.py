@@ -27,7 +27,10 @@ OPEN = [
     "/openapi.json",
     "/docs/swagger-ui.css",
 ]
-OF_READERS = ["/v1/jobs", "/v1/jobs/1", "/v1/measurements", "/v1/devices", "/v1/models", "/metrics"]
+OF_READERS = [
+    "/v1/jobs", "/v1/jobs/1", "/v1/configurations", "/v1/caller", "/v1/measurements", "/v1/devices", "/v1/models",
+    "/metrics",
+]  # fmt: skip
 Bearer = Callable[..., dict[str, str]]
 
 
