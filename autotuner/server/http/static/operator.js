@@ -89,7 +89,7 @@ function candidates(found) {
     { title: "Slowest", number: true, wide: true, cell: (group) => time(group.candidates.at(-1)?.us) },
     { title: "Timed", number: true, wide: true, cell: (group) => count(group.candidates.length + group.more) },
     { title: "Not timed", wide: true, cell: (group) => [...Object.entries(group.failed).map(([name, number]) => `${number} ${name.replaceAll("_", " ")}`), group.unknown && `${group.unknown} unknown`].filter(Boolean).join(", ") || "–" },
-    { title: "In the whole", number: true, cell: (group) => (group.chosen ? h("span", { class: "badge finished" }, "chosen") : group.candidates.length ? extra(group.candidates[0], found.note) : "–") },
+    { title: "In the whole", number: true, cell: (group) => (group.chosen ? [h("span", { class: "badge finished" }, "chosen"), overtaken(group)] : group.candidates.length ? extra(group.candidates[0], found.note) : "–") },
   ];
   const rest = found.groups.length - LISTED;
   const listed = h("div", {}, table("Candidates by form", columns, found.groups.slice(0, LISTED)));
@@ -100,6 +100,12 @@ function candidates(found) {
     h("p", { class: "quiet" }, found.note || "The first row has every candidate for the operators of the chosen step. In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound. A form that no measured conversion or neighbour fits is in no plan."),
     listed, all || "",
   ];
+}
+
+// Where measurements that came later make another plan better, the chosen one has a price, too.
+function overtaken(group) {
+  const more = group.candidates.find((each) => each.chosen)?.extra_us ?? 0;
+  return more >= 0.05 ? h("span", { class: "quiet below" }, `${change(more)} by now`) : "";
 }
 
 export function params(found) {

@@ -202,10 +202,17 @@ function memory(plan) {
       plugins: { tooltip: { callbacks: { title: ([item]) => labels[item.dataIndex], label: (item) => `${item.dataset.label}: ${bytes(item.parsed.y)}` } } },
     },
   }));
-  const front = plan.front.length > 1 ? table("Leaner plans: less memory for more time", [
+  const front = plan.front.length > 1 ? [chart(`Steps per second against peak memory, of ${plan.front.length} plans`, () => ({
+    type: "scatter",
+    data: { datasets: [{ label: "plans", data: plan.front.map((point) => ({ x: point.peak_bytes, y: 1e6 / point.predicted_us })), backgroundColor: colour("accent"), borderColor: colour("line"), showLine: true, pointRadius: 5 }] },
+    options: {
+      scales: { x: { title: { display: true, text: "peak memory" }, ticks: { callback: (value) => bytes(value), maxTicksLimit: 8 } }, y: { title: { display: true, text: "training steps per second" } } },
+      plugins: { legend: { display: false }, tooltip: { callbacks: { label: ({ parsed }) => `${digits(parsed.y)} steps per second, ${bytes(parsed.x)}` } } },
+    },
+  })), table("Leaner plans: less memory for more time", [
     { title: "Plan", head: true, cell: (point) => (point === plan.front[0] ? "this one" : `leaner ${plan.front.indexOf(point)}`) }, { title: "Kernels", number: true, cell: (point) => time(point.predicted_us) },
     { title: "Steps per second", number: true, wide: true, cell: (point) => digits(1e6 / point.predicted_us) }, { title: "Saved for backward", number: true, cell: (point) => bytes(point.held_bytes) }, { title: "Peak", number: true, cell: (point) => bytes(point.peak_bytes) },
-  ], plan.front) : "";
+  ], plan.front)] : "";
   const needs = plan.needs.length ? table("What a training step needs, beside parameters and inputs", [{ title: "Of", head: true, cell: (need) => need.name }, { title: "Bytes", number: true, cell: (need) => bytes(need.count) }, { title: "Meaning", wide: true, cell: (need) => need.words }], plan.needs) : "";
   return [picture, h("p", { class: "quiet" }, `The most is ${bytes(sums[peak])}, at step ${plan.memory[peak].step || "the boundary"} (${labels[peak]}), without the kernels' workspaces.`), front, needs];
 }
