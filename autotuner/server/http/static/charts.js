@@ -51,7 +51,11 @@ export function timeAxis(title, more = {}) {
 }
 
 export function logAxis(title, words = (value) => String(value)) {
-  const shown = (value, ticks) => /^\de/.test(value.toExponential()) && (ticks.at(-1).value / ticks[0].value < 6 || [1, 2, 5].includes(Number(value.toExponential()[0])));
+  const shown = (value, ticks) => {
+    const span = ticks.at(-1).value / ticks[0].value;
+    const first = span < 2 ? "123456789" : span < 6 ? "1235" : "125";
+    return /^\de/.test(value.toExponential()) && first.includes(value.toExponential()[0]);
+  };
   return { type: "logarithmic", title: { display: true, text: title }, ticks: { callback: (value, _, ticks) => (shown(value, ticks) ? words(value) : null), maxRotation: 0 } };
 }
 
