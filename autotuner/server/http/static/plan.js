@@ -100,8 +100,8 @@ function inShort(plan, measured, open) {
     h("h3", {}, "Which operator would gain most from a faster kernel?"),
     h("p", {}, room.length
       ? [stepLink(rows[0].step, open), ` would: it takes ${time(rows[0].step.predicted_us)}, and ${time(rows[0].least)} by the measured ceilings of the device.`]
-      : "The ceilings of this device were not measured. The longest steps have the most to gain."),
-    table("Steps with the most to gain", [
+      : "The ceilings of this device were not measured, so what a step could gain is not known. These take longest."),
+    table(room.length ? "Steps with the most to gain" : "Longest steps", [
       { title: "Step", head: true, cell: ({ step }) => stepLink(step, open) }, { title: "Takes", number: true, cell: ({ step }) => time(step.predicted_us) },
       ...(room.length ? [{ title: "By the ceilings", number: true, wide: true, cell: (row) => time(row.least) }, { title: "Could gain", number: true, cell: (row) => time(row.gain) }] : []),
     ], rows),

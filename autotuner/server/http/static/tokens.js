@@ -40,7 +40,7 @@ export async function tokensPage({ page, signal, caller }) {
 
   async function make() {
     const found = await post("v1/tokens", { name: name.value, role: role.value, expires_in_days: days.value ? Number(days.value) : null });
-    const text = h("input", { type: "text", readonly: true, class: "code", value: found.token, "aria-label": "The new token", onfocus: (event) => event.target.select() });
+    const text = h("input", { type: "text", readonly: true, size: 56, class: "code", value: found.token, "aria-label": "The new token", onfocus: (event) => event.target.select() });
     made.replaceChildren(h("div", { class: "doubt", role: "status" }, h("p", {}, `Token ${found.made.id} is made. Its text is shown this once: copy it now.`), text));
     name.value = "";
   }
