@@ -32,6 +32,19 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class TunedPart:
+    """Calls of a module that run tuned.
+
+    Args:
+        module: path of the module, as in `LeftOut`.
+        flop: of all of them.
+    """
+
+    module: str
+    flop: int
+
+
+@dataclass(frozen=True)
 class Coverage:
     """The part of a forward that runs tuned, in flop as torch counts them: of matrix products, convolutions, attention.
 
@@ -39,11 +52,13 @@ class Coverage:
         flop: of the forward.
         tuned_flop: of what runs tuned.
         left_out: all else, the heaviest first; calls without flop only inside of layers, where a rule refused them.
+        tuned: what runs tuned, by module, the heaviest first.
     """
 
     flop: int = 0
     tuned_flop: int = 0
     left_out: tuple[LeftOut, ...] = ()
+    tuned: tuple[TunedPart, ...] = ()
 
     @property
     def tuned_share(self) -> float:
@@ -68,7 +83,8 @@ class Coverage:
         """Return several coverages as one."""
         each = list(found)
         parts = merged(part for one in each for part in one.left_out)
-        return cls(sum(one.flop for one in each), sum(one.tuned_flop for one in each), parts)
+        tuned = tuned_parts((part.module, part.flop) for one in each for part in one.tuned)
+        return cls(sum(one.flop for one in each), sum(one.tuned_flop for one in each), parts, tuned)
 
 
 def merged(parts: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
@@ -80,6 +96,14 @@ def merged(parts: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
         flop[part.module, part.reason] += part.flop
     found = [LeftOut(module, count, flop[module, reason], reason) for (module, reason), count in calls.items()]
     return tuple(sorted(found, key=lambda part: (-part.flop, -part.calls, part.module, part.reason)))
+
+
+def tuned_parts(calls: Iterable[tuple[str, int]]) -> tuple[TunedPart, ...]:
+    """Return calls that run tuned, each a module and its flop, by module, the heaviest first."""
+    flop: Counter[str] = Counter()
+    for module, count in calls:
+        flop[module] += count
+    return tuple(TunedPart(module, count) for module, count in flop.most_common() if count)
 
 
 def percent(part: float, whole: float) -> str:

@@ -72,6 +72,20 @@ class Summary:
         """The share of the flop of all compiled graphs that runs tuned, and what is left out."""
         return Coverage.of_all(graph.coverage for graph in self.graphs)
 
+    def html(self) -> str:
+        """Return a page: the modules of the compiled models as a tree, what share of each runs tuned, and why not all.
+
+        It needs no other file, and holds no script. In a notebook, a summary is shown so.
+        """
+        from autotuner.runtime.summary_page import page
+
+        return page(self.coverage, str(self))
+
+    def _repr_html_(self) -> str:
+        from autotuner.runtime.summary_page import fragment
+
+        return fragment(self.coverage, str(self))
+
     @property
     def tuned_share(self) -> float:
         """The share of calls that ran a configuration; 1 where there was no call."""

@@ -10,7 +10,7 @@ from autotuner.runtime.capture.calls import CountedCall, calls_of
 from autotuner.runtime.capture.checkpointed import CapturedModule
 from autotuner.runtime.capture.heads import HEAD
 from autotuner.runtime.capture.region_model import Region
-from autotuner.runtime.coverage import Coverage, LeftOut, merged
+from autotuner.runtime.coverage import Coverage, LeftOut, merged, tuned_parts
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 OUTSIDE = "outside of the layers that repeat"
@@ -52,16 +52,17 @@ class Parts:
             untuned: why others do not, but for those of which capture says why.
         """
         flop = tuned_flop = 0
-        parts = []
+        parts, inside = [], []
         for call in self._calls:
             flop += call.flop
             region = self._regions.get(call.node)
             if region is not None and region in tuned:
                 tuned_flop += call.flop
+                inside.append((_NUMBER.sub("*", call.module), call.flop))
             elif call.flop or self._is_refused(call):
                 reason = self._said(call, untuned)
                 parts.append(LeftOut(_NUMBER.sub("*", call.module), 1, call.flop, reason))
-        return Coverage(flop, tuned_flop, merged(parts))
+        return Coverage(flop, tuned_flop, merged(parts), tuned_parts(inside))
 
     def _is_refused(self, call: CountedCall) -> bool:
         """Say whether a call without flop is of a layer, and capture knows it not."""
