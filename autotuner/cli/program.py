@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from autotuner.cli import asking, databases, fleet, serving, tokens, tuning
+from autotuner.cli import asking, databases, fleet, reporting, serving, tokens, tuning
 from autotuner.cli.console import err, plain
 from autotuner.errors import AutotunerError
 from autotuner.extras import missing_of
@@ -22,7 +22,7 @@ app = typer.Typer(
     "5 no plan possible; 6 measuring failed; 7 check failed; 8 no service; 9 no token of the cluster; 10 a "
     "package is not installed; 130 interrupted (what was measured is kept).",
 )
-for module in (tuning, serving, fleet, asking, tokens, databases):
+for module in (tuning, reporting, serving, fleet, asking, tokens, databases):
     app.add_typer(module.commands)
 
 

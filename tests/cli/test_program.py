@@ -9,8 +9,8 @@ import pytest
 from tests.cli.running import Run
 
 COMMANDS = (
-    "tune", "solve", "show", "check", "devices", "spaces", "report", "serve", "worker", "submit", "jobs", "cancel",
-    "best",
+    "tune", "solve", "show", "check", "devices", "spaces", "report", "plot", "serve", "worker", "submit", "jobs",
+    "cancel", "best",
 )  # fmt: skip
 SLOW = ("torch", "sqlalchemy", "pydantic", "fastapi", "uvicorn", "httpx2", "numpy")
 

@@ -17,8 +17,8 @@ from tests.frozen.golden import FROZEN
 FILE = FROZEN / "help.txt"
 PROGRAM = "import sys; sys.argv[0] = 'autotuner'; from autotuner.cli import main; main()"
 COMMANDS = (
-    "", "tune", "solve", "show", "check", "devices", "spaces", "report", "serve", "worker", "node", "submit", "jobs",
-    "cancel", "gpus", "best", "token", "token create", "token list", "token revoke",
+    "", "tune", "solve", "show", "check", "devices", "spaces", "report", "plot", "serve", "worker", "node", "submit",
+    "jobs", "cancel", "gpus", "best", "token", "token create", "token list", "token revoke",
     "db", "db upgrade", "db prune", "db export",
 )  # fmt: skip
 SETTINGS = ("AUTOTUNER_", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")

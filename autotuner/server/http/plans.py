@@ -27,7 +27,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.report import StepComparison, compare, tally
 from autotuner.plan.report.candidates import OperatorCandidates, WholeProblem, candidates_of, declared_us
 from autotuner.plan.report.differences import ConfigurationDifferences, differences
-from autotuner.plan.report.picture import Ceilings, PlanPicture, picture
+from autotuner.plan.report.picture import PlanPicture, ceilings_of, picture
 from autotuner.server.http.answers import ALWAYS_ASK, Answers, TaggedBody
 from autotuner.server.http.configurations import (
     ConfigurationId,
@@ -231,17 +231,6 @@ def _picture(database: Database, answers: Answers, configuration_id: int) -> Pla
     configuration = answers.configuration(configuration_id)
     roofline = Roofline.from_facts(database.facts(configuration.environment_key))
     return picture(configuration, ceilings_of(roofline))
-
-
-def ceilings_of(roofline: Roofline) -> Ceilings:
-    """Return the best rates that a roofline has."""
-    moved = max((amount / us for amount, us in roofline.moved.rungs), default=None)  # bytes per us: MB/s
-    products = {
-        dtype: max(amount / us for amount, us in ladder.rungs) / 1e6
-        for dtype, ladder in roofline.products.items()
-        if ladder.rungs
-    }
-    return Ceilings(None if moved is None else moved / 1e3, products)
 
 
 def _body(value: Any) -> TaggedBody:
