@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 
+SpaceOption = Annotated[
+    Path | None,
+    typer.Option("--space", help="The search space file that it was made from.", show_default="that of the device"),
+]
+
 
 @commands.command()
 def report(
@@ -38,10 +43,7 @@ def report(
             show_default="none",
         ),
     ] = None,
-    space: Annotated[
-        Path | None,
-        typer.Option(help="The search space file that it was made from.", show_default="that of the device"),
-    ] = None,
+    space: SpaceOption = None,
 ) -> None:
     """Write a configuration as one HTML page: what was chosen, where the time goes, and what else was measured.
 
@@ -81,10 +83,7 @@ def plot(
             show_default="none",
         ),
     ] = None,
-    space: Annotated[
-        Path | None,
-        typer.Option(help="The search space file that it was made from.", show_default="that of the device"),
-    ] = None,
+    space: SpaceOption = None,
 ) -> None:
     """Draw a figure of a configuration, for a paper.
 
