@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
-from autotuner.runtime.coverage import Coverage, LeftOut, percent
+from autotuner.runtime.coverage import Coverage, LeftOut, TunedPart, percent
 
 STYLE = """
 .autotuner-summary { color-scheme: light dark; font: 14px/1.5 system-ui, sans-serif; max-width: 64rem;
@@ -72,7 +72,8 @@ def page(coverage: Coverage, words: str) -> str:
 
 def _tree(coverage: Coverage) -> _Module:
     root = _Module("")
-    for part in (*coverage.tuned, *coverage.left_out):
+    parts: list[TunedPart | LeftOut] = [*coverage.tuned, *coverage.left_out]
+    for part in parts:
         is_tuned = not isinstance(part, LeftOut)
         here = root
         for name in (*(part.module.split(".") if part.module else ()), None):
