@@ -61,7 +61,7 @@ def report(
 
 
 class FigureKind(StrEnum):
-    """What a figure shows."""
+    """Kinds of figures."""
 
     VIOLIN = "violin"
     ROOFLINE = "roofline"
@@ -90,10 +90,10 @@ def plot(
     violin: how the times of all candidates of each step are distributed. roofline: rates of the steps against flop for
     each byte. memory: bytes over the step. front: leaner plans, time against memory.
     """
-    from autotuner.measure.roofline import Roofline
+    from autotuner.cli import plots
     from autotuner.plan.configuration import load_configuration
-    from autotuner.plan.report import plots
-    from autotuner.plan.report.picture import Ceilings, ceilings_of, picture
+    from autotuner.plan.report.picture import Ceilings, picture
+    from autotuner.tuner.ceilings import ceilings_of
 
     found = load_configuration(path)
     check_output(output, path, database, space)
@@ -102,7 +102,7 @@ def plot(
         from autotuner.database import open_database
 
         with open_database(database, make=False) as opened:
-            ceilings = ceilings_of(Roofline.from_facts(opened.facts(found.environment_key)))
+            ceilings = ceilings_of(opened.facts(found.environment_key))
     drawn = picture(found, ceilings)
     if database is not None and kind is FigureKind.VIOLIN:
         times = plots.step_times(drawn, *_measured_space(found, database, space), found)

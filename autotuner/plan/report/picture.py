@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotuner.measure.roofline import Roofline
 from autotuner.plan import summary
 from autotuner.plan.configuration import Configuration, Fusion
 from autotuner.plan.explanation import Weighed, explain_plan
@@ -143,17 +142,6 @@ class PlanPicture:
     front: tuple[LeanPoint, ...]
     ceilings: Ceilings
     facts: Mapping[str, tuple[tuple[str, str], ...]]
-
-
-def ceilings_of(roofline: Roofline) -> Ceilings:
-    """Return the best rates that a roofline has."""
-    moved = max((amount / us for amount, us in roofline.moved.rungs), default=None)  # bytes per us: MB/s
-    products = {
-        dtype: max(amount / us for amount, us in ladder.rungs) / 1e6
-        for dtype, ladder in roofline.products.items()
-        if ladder.rungs
-    }
-    return Ceilings(None if moved is None else moved / 1e3, products)
 
 
 def picture(configuration: Configuration, ceilings: Ceilings) -> PlanPicture:

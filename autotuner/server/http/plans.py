@@ -22,12 +22,11 @@ from starlette.responses import Response
 from autotuner.database import Database
 from autotuner.errors import InfeasibleError, ProblemError
 from autotuner.ir.records import Measurement
-from autotuner.measure.roofline import Roofline
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.report import StepComparison, compare, tally
 from autotuner.plan.report.candidates import OperatorCandidates, WholeProblem, candidates_of, declared_us
 from autotuner.plan.report.differences import ConfigurationDifferences, differences
-from autotuner.plan.report.picture import PlanPicture, ceilings_of, picture
+from autotuner.plan.report.picture import PlanPicture, picture
 from autotuner.server.http.answers import ALWAYS_ASK, Answers, TaggedBody
 from autotuner.server.http.configurations import (
     ConfigurationId,
@@ -44,6 +43,7 @@ from autotuner.server.wire.requests import ConfigurationsQuery
 from autotuner.server.wire.responses import ConfigurationPage, ListedConfigurationView
 from autotuner.server.wire.values import Id
 from autotuner.space import Space, build_space, space_file
+from autotuner.tuner.ceilings import ceilings_of
 
 KEPT = 2
 """Search spaces with their measurements: some 50 MB each."""
@@ -229,8 +229,7 @@ def plan_routes(database: Database, answers: Answers) -> APIRouter:
 
 def _picture(database: Database, answers: Answers, configuration_id: int) -> PlanPicture:
     configuration = answers.configuration(configuration_id)
-    roofline = Roofline.from_facts(database.facts(configuration.environment_key))
-    return picture(configuration, ceilings_of(roofline))
+    return picture(configuration, ceilings_of(database.facts(configuration.environment_key)))
 
 
 def _body(value: Any) -> TaggedBody:

@@ -21,7 +21,7 @@ UNITS = ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class WorkTimes:
     """All times that were measured for the work of a step.
 
     Args:
@@ -35,7 +35,7 @@ class StepTimes:
     chosen_us: float
 
 
-def step_times(picture: PlanPicture, space: Any, known: Mapping[str, Any], configuration: Any) -> list[StepTimes]:
+def step_times(picture: PlanPicture, space: Any, known: Mapping[str, Any], configuration: Any) -> list[WorkTimes]:
     """Return the times of the steps that take longest, conversions left out.
 
     Args:
@@ -48,7 +48,7 @@ def step_times(picture: PlanPicture, space: Any, known: Mapping[str, Any], confi
         names = {member.name for member in step.members}
         groups = candidates_of(space, known, configuration, step.members[0].name, None).groups
         us = [each.us for group in groups if set(group.operators) == names for each in group.candidates]
-        found.append(StepTimes(_short(step), us or [step.predicted_us], step.predicted_us))
+        found.append(WorkTimes(_short(step), us or [step.predicted_us], step.predicted_us))
     return found
 
 
@@ -58,7 +58,7 @@ def _short(step: DrawnStep) -> str:
     return step.label if len(step.label) <= LABEL_MAX else f"{first.name} + {len(others)} more"
 
 
-def plot(kind: str, picture: PlanPicture, times: Sequence[StepTimes], path: Path) -> None:
+def plot(kind: str, picture: PlanPicture, times: Sequence[WorkTimes], path: Path) -> None:
     """Draw a figure.
 
     Args:
@@ -83,7 +83,7 @@ def plot(kind: str, picture: PlanPicture, times: Sequence[StepTimes], path: Path
     figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
-def _violin(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None:
+def _violin(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None:
     """Draw for each step how the times of all candidates for its work are distributed, as the paper does."""
     from math import log10
 
@@ -105,7 +105,7 @@ def _violin(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None
     axes.figure.legend(loc="outside lower center", ncols=2)
 
 
-def _roofline(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None:  # noqa: ARG001
+def _roofline(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None:  # noqa: ARG001
     """Draw the rate of each step against its intensity, below the measured ceilings of the device."""
     drawn = [step for step in picture.steps if step.flop and step.moved_bytes]
     if not drawn:
@@ -140,7 +140,7 @@ def _intensity(step: DrawnStep) -> float:
     return step.flop / step.moved_bytes
 
 
-def _memory(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None:  # noqa: ARG001
+def _memory(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None:  # noqa: ARG001
     """Draw the bytes that exist at each step, beside parameters and inputs."""
     moments = picture.memory
     most = max(1, *(each.saved_bytes + each.working_bytes + each.output_bytes for each in moments))
@@ -162,7 +162,7 @@ def _memory(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None
     axes.legend()
 
 
-def _front(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None:  # noqa: ARG001
+def _front(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None:  # noqa: ARG001
     """Draw what leaner plans of the same graph take more, and hold less."""
     if len(picture.front) < 2:
         raise InputError("the configuration keeps no leaner plans, so there is no front to draw: its tensors are small")
@@ -177,5 +177,5 @@ def _front(axes: Any, picture: PlanPicture, times: Sequence[StepTimes]) -> None:
     axes.legend()
 
 
-Drawing = Callable[[Any, PlanPicture, Sequence[StepTimes]], None]
+Drawing = Callable[[Any, PlanPicture, Sequence[WorkTimes]], None]
 KINDS: Mapping[str, Drawing] = {"violin": _violin, "roofline": _roofline, "memory": _memory, "front": _front}
