@@ -7,8 +7,11 @@ from typing import Any
 
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
+from autotuner.ir.records import Measurement
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.report.candidates import candidates_of
 from autotuner.plan.report.picture import DrawnStep, PlanPicture
+from autotuner.space import Space
 
 ENDINGS = (".svg", ".png", ".pdf")
 STEPS_MAX = 24
@@ -35,7 +38,9 @@ class WorkTimes:
     chosen_us: float
 
 
-def step_times(picture: PlanPicture, space: Any, known: Mapping[str, Any], configuration: Any) -> list[WorkTimes]:
+def step_times(
+    picture: PlanPicture, space: Space, known: Mapping[str, Measurement], configuration: Configuration
+) -> list[WorkTimes]:
     """Return the times of the steps that take longest, conversions left out.
 
     Args:

@@ -2,7 +2,8 @@
 
 A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
 H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`, or what
-R leaves of X. D: any axes; the tensor lies in declared order.
+R leaves of X. D: any axes; the tensor lies in declared order. A: any axes, in any order; the kind itself says which go
+together.
 
 `*` stands for any number of operands, of which each is X or S, as its axes are; `D*` for any number of D.
 
@@ -113,7 +114,7 @@ class Kind:
     @property
     def keeps_axes(self) -> bool:
         """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
-        return not {"X", "M", "D", "D*"}.isdisjoint(_sides(self.pattern)[1])
+        return not {"X", "M", "D", "D*", "A"}.isdisjoint(_sides(self.pattern)[1])
 
 
 def _sides(pattern: str) -> Sides:
@@ -182,13 +183,13 @@ KINDS: Mapping[str, Kind] = {
              fused_alone=True, placewise=True, shown=True),
         Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
              fused_alone=True, shown=True),
-        Kind("packed_attention", "tnp,tnp,tnp,tc,z->tnp,nt", "D,D,D,R,R->D,R", "normalisation", 8,
+        Kind("packed_attention", "tnp,tnp,tnp,tc,z->tnp,nt", "A,A,A,R,R->A,R", "normalisation", 8,
              packed_attention.ATTRIBUTES, ("value", "statistic"), gradient=packed_attention.gradient, fusible=False,
-             shorter=("D,D,D,R->D,R",), shown=True, stands_for=4, stem="attention", statistics=("logsumexp",),
+             shorter=("A,A,A,R->A,R",), shown=True, stands_for=4, stem="attention", statistics=("logsumexp",),
              roles={3: "bounds", 4: "seed"}),
-        Kind("packed_attention_grad", "tnp,tnp,tnp,tnp,tnp,nt,tc,z->tnp,tnp,tnp", "D,D,D,D,D,R,R,R->D,D,D",
+        Kind("packed_attention_grad", "tnp,tnp,tnp,tnp,tnp,nt,tc,z->tnp,tnp,tnp", "A,A,A,A,A,R,R,R->A,A,A",
              "normalisation", 20, packed_attention.ATTRIBUTES, ("value", "value", "value"), fusible=False,
-             shorter=("D,D,D,D,D,R,R->D,D,D",), stands_for=6),
+             shorter=("A,A,A,A,A,R,R->A,A,A",), stands_for=6),
         Kind("choice", "te->tk", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.choice,
              fusible=False),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
@@ -253,7 +254,7 @@ def check_operator(operator: Operator) -> None:
         _check_contraction(operator, kind)
     elif kind.name == "packed_attention":
         packed_attention.check_axes(operator)
-    elif "D" not in kind.pattern:
+    elif not any(symbol in kind.pattern for symbol in "AD"):
         _check_pattern(operator, kind)
 
 

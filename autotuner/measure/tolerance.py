@@ -71,6 +71,8 @@ def terms(subgraph: Subgraph, node: Node) -> int:
         return max(prod(subgraph.tensors[number].extents) for number in (*node.inputs, *node.outputs))
     letters = operand_letters(node)
     extents = letter_extents(subgraph, node)
+    if node.kind.startswith("packed_attention"):  # over the keys of a row, or the rows and heads that share a key
+        return prod(extents[letter] for letter in letters[0] if letter != dict(node.attributes)["feature_axis"])
     kept = set("".join(letters[len(node.inputs) :]))
     summed = {letter for letter in extents if letter not in kept}
     if node.kind in KINDS and KINDS[node.kind].keeps_axes:

@@ -31,6 +31,11 @@ class PackedSettings:
     cap: float
 
     @property
+    def numbers(self) -> tuple[float, float, float]:
+        """Factor, dropped share and cap, as kernels take them."""
+        return self.factor, self.dropped, self.cap
+
+    @property
     def bounds(self) -> int:
         """Place of the bounds among the inputs; the seed is behind them."""
         return 6 if self.is_gradient else 3

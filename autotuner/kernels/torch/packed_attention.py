@@ -209,12 +209,11 @@ def _computed(settings: PackedSettings, operands: Sequence[Tensor], tensors: Seq
     """Return the results, heads first; an operator reads its bounds, and perhaps a seed, behind those."""
     bounds = tensors[settings.bounds]
     seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else bounds.new_zeros(1, dtype=torch.int64)
-    numbers = settings.factor, settings.dropped, settings.cap
     if settings.is_gradient:
         gradient, query, key, value = operands[:4]
-        return backward(gradient, query, key, value, bounds, seed, *numbers)
+        return backward(gradient, query, key, value, bounds, seed, *settings.numbers)
     query, key, value = operands[:3]
-    return forward(query, key, value, bounds, seed, *numbers)
+    return forward(query, key, value, bounds, seed, *settings.numbers)
 
 
 def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -252,8 +251,6 @@ def made_up(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
     tensors = [operands[number] for number in node.inputs]
     _, query, key, value = (each.permute(order) for each, order in zip(tensors[:4], turned.reads, strict=False))
     seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else torch.zeros(1, dtype=torch.int64)
-    out, log_sum_exp = forward(
-        query, key, value, bounds, seed.to(bounds.device), settings.factor, settings.dropped, settings.cap
-    )
+    out, log_sum_exp = forward(query, key, value, bounds, seed.to(bounds.device), *settings.numbers)
     tensors[4].permute(turned.reads[4]).copy_(out)
     tensors[5].permute(turned.reads[5]).copy_(log_sum_exp)

@@ -141,15 +141,13 @@ def _backward_into(
 
 def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Compute the forward of an operator; a log-sum-exp that nobody reads is written to memory of its own."""
-    node, (query, key, value, bounds, *seed) = _node_and_operands(call, inputs)
+    node, (query, key, value, bounds, seed) = _node_and_operands(call, inputs)
     out, log_sum_exp = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
-    settings = settings_of(node)
-    numbers = settings.factor, settings.dropped, settings.cap
+    numbers = settings_of(node).numbers
     if log_sum_exp is None:
         log_sum_exp = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     assert out is not None
-    seeds = seed[0] if seed else bounds
-    return lambda: _forward_into(out, log_sum_exp, query, key, value, bounds, seeds, numbers)
+    return lambda: _forward_into(out, log_sum_exp, query, key, value, bounds, seed, numbers)
 
 
 def operator_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -157,8 +155,7 @@ def operator_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor
     node, (*given, log_sum_exp, bounds, seed) = _node_and_operands(call, inputs)
     found = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
     into = [like.new_empty(like.shape) if each is None else each for each, like in zip(found, given[1:4], strict=True)]
-    settings = settings_of(node)
-    numbers = settings.factor, settings.dropped, settings.cap
+    numbers = settings_of(node).numbers
     seers = bounds[:, 2:]
     return lambda: _backward_into(into, given, log_sum_exp, bounds, seers, seed, numbers)
 

@@ -87,7 +87,8 @@ def forward(
     begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
     end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
-    state = loaded_seed(seed, BITS)
+    if DROPS:
+        state = loaded_seed(seed, BITS)
     queries = loaded(query + row[:, None] * query_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -147,7 +148,8 @@ def query_gradient(
     begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
     end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
-    state = loaded_seed(seed, BITS)
+    if DROPS:
+        state = loaded_seed(seed, BITS)
     queries = loaded(query + row[:, None] * query_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     outs = loaded(out + row[:, None] * out_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
     gradients = loaded(gradient + row[:, None] * gradient_row + feature[None, :], ok, feature, FEATURES, WIDTH, EVEN)
@@ -202,7 +204,8 @@ def key_value_gradient(
     into_key += shared.to(tl.int64) * into_key_head
     into_value += shared.to(tl.int64) * into_value_head
     words_per_row = tl.cdiv(rows, 32)
-    state = loaded_seed(seed, BITS)
+    if DROPS:
+        state = loaded_seed(seed, BITS)
     keys = loaded(key + column[:, None] * key_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
     values = loaded(value + column[:, None] * value_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
     key_sums = tl.zeros((COLUMNS, WIDTH), tl.float32)

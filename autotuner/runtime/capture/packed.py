@@ -51,7 +51,6 @@ def _packed_attention(
         drawn = fresh([BITS_OF_SEED])
         (mask,) = reader.make("dropout_mask", (), [whole(drawn[0])], {"p": 0.5}, query.dtype)
         operands.append(View(mask, drawn))
-    own = [axis for axis in memory(query) if axis in (rows, features, heads)]
     attributes: dict[str, Scalar | Axis] = {
         "row_axis": rows,
         "feature_axis": features,
@@ -59,7 +58,7 @@ def _packed_attention(
         "dropped": float(p),
         "cap": float(cap),
     }
-    out, _ = reader.make("packed_attention", operands, [own, [heads, rows]], attributes)
+    out, _ = reader.make("packed_attention", operands, [memory(query), [heads, rows]], attributes)
     return View(out, query.dims), Expression("log-sum-exp")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import IGNORED, Packer
 from autotuner.runtime.packing.interface import NAME, recorded
+from autotuner.runtime.padding.rules import padding_token
 
 LENGTHS = (4, 11, 1)
 OUTPUTS = ("logits", "last_hidden_state")
@@ -110,8 +111,7 @@ def _batch(model: Any) -> dict[str, Tensor]:
     """Return a padded batch of a few tokens for a model."""
     words = int(model.get_input_embeddings().weight.shape[0])
     generator = torch.Generator().manual_seed(0)
-    padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-    padding = padding if 0 <= padding < words else 0
+    padding = padding_token(model)
     shape = (len(LENGTHS), max(LENGTHS))
     ids = torch.randint(2, max(words - 1, 3), shape, generator=generator, device="cpu")
     ids[ids == padding] = padding + 1 if padding + 2 < words else padding - 1
