@@ -1,6 +1,6 @@
 """Batches of a training loop: nested containers of tensors, as a structure and the tensors in order."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,17 @@ def batch_of(structure: Any, tensors: Iterator[Tensor]) -> Any:
         return rest[1]
     values = [batch_of(value, tensors) for value in rest[0]]
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def apart(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield tensors, one that came before as a view: a model that gets one object twice is compiled for that.
+
+    So it would be compiled once more where ids and labels are one tensor in some batches, and two in others.
+    """
+    seen: set[int] = set()
+    for tensor in tensors:
+        yield tensor.view_as(tensor) if id(tensor) in seen else tensor
+        seen.add(id(tensor))
 
 
 def moved_to(batch: Any, device: torch.device) -> Any:

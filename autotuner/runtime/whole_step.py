@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotuner.errors import InputError
-from autotuner.runtime.batches import UnknownBatchError, batch_of, structure_of
+from autotuner.runtime.batches import UnknownBatchError, apart, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
 from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
@@ -380,7 +380,7 @@ class WholeStep:
         self._pool = None  # memory whose graphs are all gone cannot be captured into again
 
     def _moved(self, structure: Hashable, tensors: Sequence[Tensor]) -> Any:
-        return batch_of(structure, (tensor.to(self._device, non_blocking=True) for tensor in tensors))
+        return batch_of(structure, apart(tensor.to(self._device, non_blocking=True) for tensor in tensors))
 
     def _decided(self) -> Hashable:
         """Return what Python decides in a step, beside what the batch says."""

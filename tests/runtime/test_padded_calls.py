@@ -118,6 +118,18 @@ def check_same(model: nn.Module, step: WholeStep, batches: list[Batch], **option
     twin.assert_same(model)
 
 
+def test_ids_that_are_labels_as_well_compile_nothing_anew(tmp_path: Path) -> None:
+    model = llama()
+    step = stepping(model, tmp_path)
+    graphs = []
+    for shape in ((4, 20), (4, 12), (4, 20)):
+        data = batch(*shape)
+        step({"input_ids": data["input_ids"], "labels": data["input_ids"]})
+        graphs.append(len(autotuner.summary(model).graphs))
+    assert step.padding.padded == 1
+    assert graphs == [1, 1, 1]
+
+
 @pytest.mark.parametrize("make", [bert, llama])
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
 def test_a_loop_with_changing_lengths_compiles_once_and_trains_as_torch_does(

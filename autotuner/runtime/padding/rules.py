@@ -32,7 +32,7 @@ def refused(model: nn.Module) -> str | None:
 
 def config_of(model: nn.Module) -> Any:
     """Return the configuration of a model of transformers; None of any other."""
-    return getattr(getattr(model, "_orig_mod", model), "config", None)
+    return getattr(_original(model), "config", None)
 
 
 def padding_token(model: nn.Module) -> int:
@@ -40,20 +40,23 @@ def padding_token(model: nn.Module) -> int:
 
     Some models take positions, or the end of a sequence, from where this token is.
     """
-    own: Any = getattr(model, "_orig_mod", model)
     config = config_of(model)
     found = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "pad_token_id", None)
     try:
-        words = int(own.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
+        words = int(_original(model).get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):  # not of transformers, or of a kind that has no embedding of words
         words = 1 << 31
     return found if isinstance(found, int) and 0 <= found < words else 0
 
 
 def leaves_out_ignored(model: nn.Module) -> bool:
     """Say whether a model's own loss leaves out labels of -100, as those of transformers do."""
-    own = getattr(model, "_orig_mod", model)
-    return hasattr(own, "loss_function") and config_of(model) is not None
+    return hasattr(_original(model), "loss_function") and config_of(model) is not None
+
+
+def _original(model: nn.Module) -> Any:
+    """Return the module that torch.compile has wrapped, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def free(device: torch.device) -> None:
