@@ -134,7 +134,7 @@ export async function jobPage({ page, signal, caller, parts: [id] }) {
       progress && running && h("div", { class: "progress" }, bar(progress, "Calls of this stage"), h("p", {}, `${stage}: ${count(progress.done)} of ${count(progress.total)}`, progress.note && `; ${progress.note}`)),
       progress && tiles(
         tile("best plan so far", time(progress.best_us), "predicted, of a training step"),
-        tile("proven gap", percent(progress.gap), progress.bound_us ? `no plan takes less than ${time(progress.bound_us)}` : "not known yet"),
+        tile("proven gap", percent(progress.gap), progress.bound_us ? `no plan takes less than ${time(progress.bound_us)}` : job.finished_at ? "it ended before one was proven" : "not known yet"),
         progress.estimated_gap !== null && running ? tile("estimated gap", percent(progress.estimated_gap), "by learned costs") : "",
         tile("measured", count(progress.measured), "calls of this job"),
         tile("reused", count(progress.reused), "known from earlier jobs"),
