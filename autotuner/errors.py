@@ -73,6 +73,10 @@ class LockHeldError(InputError):
     """A lock of a database that another holds."""
 
 
+class PeerLostError(AutotunerError):
+    """Another process that trains the same model has ended, or does not answer."""
+
+
 class MissingError(AutotunerError, ImportError):
     """A package that an extra of this one installs, and that is not there."""
 

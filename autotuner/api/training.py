@@ -17,11 +17,15 @@ from autotuner.api.progress_lines import Teller, show
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.runtime.batches import moved_to
+from autotuner.runtime.data_parallel import Together, together
 from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.gradient_exchange import GradientExchange
+from autotuner.runtime.optimizer_parts import refusal_of_parts
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.rules import leaves_out_ignored
 from autotuner.runtime.plain_step import Loss
+from autotuner.runtime.processes import Peers
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
 from autotuner.settings import TuneKeywords, TuneOptions, parsed_bytes
@@ -48,6 +52,9 @@ def training_step(
     memory_budget: int | str | None = None,
     optimizer_in_backward: bool = False,
     pad_batches: bool = True,
+    process_group: Any = None,
+    clip_per_bucket: bool = False,
+    shard_optimizer: bool = False,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -72,7 +79,8 @@ def training_step(
             keyword arguments, a tuple or list as positional ones), and returns the loss, alone or as `.loss`. Nothing
             else of what it returns is read, so a model of transformers is called with `use_cache=False`, unless the
             batch says otherwise: keys and values for a cache would be copied, and get gradients of zeros.
-        example_inputs: a batch; the regions in its step are tuned here and now, unless the database knows them.
+        example_inputs: a batch; the regions in its step are tuned here and now, unless the database knows them: of
+            several processes, by the first on each host, whose database the others on it read.
         max_norm: gradients are scaled down where the norm of all of them is larger.
         capture: whether steps become CUDA graphs.
         max_graphs: so many shapes (and modes, and hyperparameters) have a graph each; steps of further ones are plain.
@@ -91,12 +99,24 @@ def training_step(
             shape's step, by the share of tokens that was added; the time of a shape that never ran is estimated by its
             tokens.
             `print(step)` says how many calls were padded, and why others were not.
+        process_group: of torch: processes that train the model together, each with batches of its own, under torchrun,
+            say. All of torch's default group by default. Gradients are averaged over them, in buckets, while backward
+            goes on; a model in DistributedDataParallel is unwrapped for that. All of them call this function, and each
+            step, together; parameters and buffers are those of the first. FSDP exchanges by itself. A group of this
+            process alone exchanges nothing.
+        clip_per_bucket: whether each process clips each bucket of its own gradients, to its share of `max_norm`, before
+            they are exchanged. Other values than those of `max_norm` alone. No effect in one process; nor has the next.
+        shard_optimizer: whether each process keeps the optimizer's state of some parameters only, updates these, and
+            sends them to the others (ZeRO, stage 1). `step.optimizer_state()` returns all of it.
         database: as in `optimize`; so are server, configurations, compiler, threads, space, watch, fleet and tuning.
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
             compiler; a budget that is no number of bytes, or is for a model that is compiled already;
-            `optimizer_in_backward` with `max_norm`, or with an optimizer that cannot be stepped in parts.
+            `optimizer_in_backward` or `shard_optimizer` with an optimizer that cannot be stepped in parts, the first
+            also with `max_norm` or several processes; `clip_per_bucket` without `max_norm`; either where FSDP, say,
+            exchanges gradients; processes with other models.
+        PeerLostError: here, and in each step: another process has ended.
         BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
@@ -107,7 +127,16 @@ def training_step(
             f"max_norm={max_norm:g} needs the norm of all gradients before the first update, and optimizer_in_backward "
             "updates before all are there: give one of the two"
         )
+    if clip_per_bucket and max_norm is None:
+        raise InputError(
+            "clip_per_bucket divides max_norm among buckets of gradients, and none is given: give max_norm"
+        )
     in_backward = UpdatesInBackward(optimizer) if optimizer_in_backward else None
+    shared = together(model, process_group)
+    check_together(
+        shared, optimizer, in_backward=optimizer_in_backward, per_bucket=clip_per_bucket, shards=shard_optimizer
+    )
+    model, peers = shared.model, None if shared.group is None else Peers(shared.group)
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     trace_past_notes(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
@@ -124,7 +153,8 @@ def training_step(
             from autotuner.api.tuning import Effort, tune_calls
 
         effort = Effort(database=database, threads=threads, space=space, fleet=fleet, tuning=tuning)
-        tune_calls(objective, [(batch,)], device.type, effort, Teller(watch))
+        tunes = partial(tune_calls, objective, [(batch,)], device.type, effort, Teller(watch))
+        tunes() if peers is None else peers.once_per_host(tunes)
 
     def compiled(whole: bool) -> Loss:
         if is_compiled:
@@ -140,15 +170,42 @@ def training_step(
     ignores = loss is None and leaves_out_ignored(model)
     shapes = min(max_graphs, torch._dynamo.config.recompile_limit) if captures else torch._dynamo.config.recompile_limit
     padded_calls = PaddedCalls(model, objective, device, ignores, shapes) if pad_batches else None
+    exchange = None
+    if peers is not None:
+        exchange = GradientExchange(
+            model, optimizer, peers, runtime, max_norm=max_norm, per_bucket=clip_per_bucket,
+            shards=shard_optimizer, is_equal=shared.is_equal,
+        )  # fmt: skip
     step = WholeStep(
         model, optimizer, compiled(captures), max_norm=max_norm, recorder=runtime if captures else None,
         max_graphs=max_graphs, uncaptured=lambda: compiled(False), budget_bytes=budget_bytes,
-        in_backward=in_backward, padded_calls=padded_calls,
+        in_backward=in_backward, padded_calls=padded_calls, exchange=exchange, refused=shared.refused,
     )  # fmt: skip
     if example_inputs is not None:
         step.expect(batch)
     STEPS.add(step)
     return step
+
+
+def check_together(
+    shared: Together, optimizer: torch.optim.Optimizer, *, in_backward: bool, per_bucket: bool, shards: bool
+) -> None:
+    """Check what is asked of several processes.
+
+    Raises:
+        InputError: as `training_step`.
+    """
+    for name, is_given in {"clip_per_bucket": per_bucket, "shard_optimizer": shards}.items():
+        if is_given and shared.refused is not None:
+            raise InputError(f"{name} is for gradients that the step exchanges, and {shared.refused}: leave it out")
+    if in_backward and shared.group is not None:
+        raise InputError(
+            "optimizer_in_backward updates a parameter before several processes have exchanged its gradient: "
+            "leave it out where they train one model; shard_optimizer saves memory there"
+        )
+    reason = refusal_of_parts(optimizer) if shards else None
+    if reason is not None:
+        raise InputError(f"shard_optimizer has each process move some parameters, and {reason}, or leave it out")
 
 
 def called(model: Any, batch: Any, **keywords: Any) -> Tensor:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from autotuner.errors import InputError
 from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
@@ -27,6 +28,7 @@ class PlainStep:
         loss: forward and loss of a batch; it may be replaced.
         max_norm: gradients are scaled down where their norm is larger.
         in_backward: updates parameters as soon as their gradients are there. Not with `max_norm`, which needs all.
+        exchange: with other processes that train the model; it clips in place of `max_norm`. Not with `in_backward`.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class PlainStep:
         loss: Loss,
         max_norm: float | None = None,
         in_backward: UpdatesInBackward | None = None,
+        exchange: GradientExchange | None = None,
     ) -> None:
         self._model, self._optimizer, self.loss = model, optimizer, loss
-        self._max_norm, self._in_backward = max_norm, in_backward
+        self._max_norm, self._in_backward, self._exchange = max_norm, in_backward, exchange
         self._is_updating = False
 
     @property
@@ -57,9 +60,13 @@ class PlainStep:
 
         Raises:
             InputError: a loss that has not one element.
+            PeerLostError: another process that trains the model has ended.
         """
         self.clear_gradients()
         self._is_updating = False
+        if self._exchange is not None:
+            self._exchange.begin()
+        beside = self._in_backward or self._exchange
         total: Tensor | None = None
         with torch.enable_grad():
             for number, batch in enumerate(batches, 1):
@@ -69,16 +76,19 @@ class PlainStep:
                     raise InputError(f"the loss is {given}: return a tensor of one element")
                 if len(batches) > 1:
                     loss = loss / len(batches)
-                is_last = number == len(batches)
-                with self._in_backward.within() if self._in_backward and is_last else nullcontext():
+                with beside.within() if beside is not None and number == len(batches) else nullcontext():
                     torch.autograd.backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()
         norm = None
-        if self._max_norm is not None:
+        if self._exchange is not None:
+            norm = self._exchange.finish()
+        elif self._max_norm is not None:
             trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
         self._is_updating = True
         self._optimizer.step()
+        if self._exchange is not None:
+            self._exchange.updated()
         self.clear_gradients()
         assert total is not None
         return total, norm
@@ -101,7 +111,11 @@ class PlainStep:
             host.restore()
             drawn()
             gc.collect()  # what the step held may lie in circles
-            has_updated = self._is_updating or (self._in_backward is not None and self._in_backward.has_updated)
+            has_updated = (
+                self._is_updating
+                or (self._in_backward is not None and self._in_backward.has_updated)
+                or (self._exchange is not None and self._exchange.has_begun)
+            )
             return not has_updated and [buffer._version for buffer in buffers] == versions
 
         return put_back

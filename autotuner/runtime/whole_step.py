@@ -6,7 +6,6 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -18,42 +17,19 @@ from torch.optim import Optimizer
 from autotuner.errors import InputError
 from autotuner.runtime.batches import UnknownBatchError, apart, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
-from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
+from autotuner.runtime.combinations import CHANGES, COMBINATIONS, LIMITED, WARM_UP, Recorded, remembered
+from autotuner.runtime.devices import DeviceRuntime, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
+from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.plain_step import Loss, PlainStep
-from autotuner.runtime.processes import are_several
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_budget import FrontPoint, StepBudget, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
-
-WARM_UP = 2
-"""Steps that run before a graph is captured: they compile the model and make the optimizer's state."""
-
-
-COMBINATIONS = 64
-"""Combinations of which the steps are counted."""
-
-
-@dataclass(eq=False)
-class Recorded:
-    """Steps of one combination: how many ran before, and the graph, once there is one.
-
-    Args:
-        tuned_us: what tuned regions take in a step.
-        budget: of its memory, where there is one.
-    """
-
-    runs: int = 0
-    tuned_us: float = 0.0
-    budget: StepBudget | None = None
-    replay: Run | None = None
-    inputs: list[Tensor] = field(default_factory=list)
-    results: list[Tensor | None] = field(default_factory=list)
 
 
 class WholeStep:
@@ -79,6 +55,8 @@ class WholeStep:
         budget_bytes: int | None = None,
         in_backward: UpdatesInBackward | None = None,
         padded_calls: PaddedCalls | None = None,
+        exchange: GradientExchange | None = None,
+        refused: str | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -93,13 +71,15 @@ class WholeStep:
             budget_bytes: that a step may need, everything in it; regions that were compiled with a choice keep to it.
             in_backward: updates parameters as soon as their gradients are there; not with `max_norm`.
             padded_calls: pads batches of further shapes; None for steps of each shape by itself.
+            exchange: with other processes that train the model, each its own batches.
+            refused: why steps are not to be captured; None where they may be.
         """
         self._model, self._optimizer = model, optimizer
-        self._plain = PlainStep(model, optimizer, loss, max_norm, in_backward)
+        self._plain = PlainStep(model, optimizer, loss, max_norm, in_backward, exchange)
         self._memory = ModelMemory(model, optimizer)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._limit, self._uncaptured = max_graphs, uncaptured
-        self._budget_bytes, self._padded_calls = budget_bytes, padded_calls
+        self._budget_bytes, self._padded_calls, self._exchange = budget_bytes, padded_calls, exchange
         self._rates = RateTensors(optimizer, self._device)
         self._known: dict[Hashable, Recorded] = {}
         self._pool: Any = None
@@ -112,7 +92,9 @@ class WholeStep:
         self.gradient_norm: Tensor | None = None
         self._recorder = recorder
         if recorder is not None:
-            reason = "several processes train one model" if are_several() else refusal(optimizer)
+            reason = refused or refusal(optimizer)
+            if reason is None and exchange is not None and not exchange.can_be_captured:
+                reason = "several processes exchange gradients by another backend than NCCL"
             if reason is not None:
                 self._give_up(reason)
 
@@ -134,6 +116,16 @@ class WholeStep:
         with self._padded_calls.timed(call):
             return self._stepped(call.batches)
 
+    def optimizer_state(self) -> dict[str, Any] | None:
+        """Return the optimizer's `state_dict()`; where processes share it out, all of it, in the first; None elsewhere.
+
+        All processes that train the model call it together. What it returns can be loaded in each of them, or in one.
+
+        Raises:
+            PeerLostError: another process has ended.
+        """
+        return self._optimizer.state_dict() if self._exchange is None else self._exchange.whole_state()
+
     def expect(self, batch: Any) -> None:
         """Have batches be padded to the shape of a batch, which is tuned, before a step with it has run."""
         if self._padded_calls is not None:
@@ -149,9 +141,11 @@ class WholeStep:
                     f"memory_budget goes with batches of tensors, in mappings, lists or tuples, and {error}"
                 ) from None
             self._give_up(str(error))
+            self._meet()
             return self._run_plainly(batches)
         if self._recorder is None:
             recorded = None if self._budget_bytes is None else self._recorded((structure, self._modes()))
+            self._meet()
             return self._run_plainly(self._moved(structure, tensors), recorded)
         return self._run_captured(self._recorder, structure, tensors)
 
@@ -162,7 +156,8 @@ class WholeStep:
         timed = f"; {share}" if share is not None and share.tuned_us else ""
         needs = "".join(f"; {each}" for each in self.needs)
         padding = f"; {told}" if (told := str(self.padding)) else ""
-        return (f"{said}; {self.note}{timed}" if self.note else said + timed) + padding + needs
+        others = "" if self._exchange is None else f"; {self._exchange}"
+        return (f"{said}; {self.note}{timed}" if self.note else said + timed) + padding + needs + others
 
     @property
     def padding(self) -> PaddingReport:
@@ -200,14 +195,17 @@ class WholeStep:
         )
 
     def _run_captured(self, recorder: DeviceRuntime, structure: Hashable, tensors: Sequence[Tensor]) -> Tensor:
-        if self._memory.has_moved() or not self._known:
+        is_stale = self._exchange is not None and self._exchange.has_new_buckets()
+        if is_stale or self._memory.has_moved() or not self._known:
             self._forget()
             make_capturable(self._optimizer, self._device)
             self._memory.note()
         key = (structure, self._decided())
         recorded = self._recorded(key)
-        if recorded.replay is None and self._is_warm(recorded) and self._is_free():
+        if self._meet(recorded):
             self._capture(recorder, recorded, structure, tensors)
+        if self._exchange is not None:
+            self._exchange.have_captured(recorded.replay is not None)
         if recorded.replay is None:
             return self._run_aside(recorded, self._moved(structure, tensors))
         with torch.no_grad():
@@ -222,6 +220,13 @@ class WholeStep:
         self.gradient_norm = norm
         assert loss is not None
         return loss
+
+    def _meet(self, recorded: Recorded | None = None) -> bool:
+        """Say whether a step is to be captured now; all processes that train the model say how they run it."""
+        is_ready = recorded is not None and recorded.replay is None and self._is_warm(recorded) and self._is_free()
+        if self._exchange is None:
+            return is_ready
+        return self._exchange.captures(is_ready, recorded is not None and recorded.replay is not None)
 
     def _run_aside(self, recorded: Recorded, batches: Sequence[Any]) -> Tensor:
         """Run a step on the stream that captures: torch's advice for what comes before a capture."""
@@ -324,31 +329,25 @@ class WholeStep:
             recorded.replay, recorded.inputs = replay, inputs
 
     def _recorded(self, key: Hashable) -> Recorded:
-        """Return what is known of a combination. Of many, only those that are captured, or settled, are remembered."""
-        if key not in self._known and len(self._known) >= COMBINATIONS:
-            if self._recorder is not None:
-                self._tell_of_changes()
-            self._known = {
-                known: each for known, each in self._known.items()
-                if each.replay is not None or (each.budget is not None and each.budget.is_settled)
-            }  # fmt: skip
-        if key not in self._known:
-            made = self._known[key] = Recorded()
+        """Return what is known of a combination."""
+        known = self._known
+        if key not in known:
+            if len(known) >= COMBINATIONS:
+                if self._recorder is not None:
+                    self._tell_of_changes()
+                known = self._known = remembered(known)
+            made = known[key] = Recorded()
             if self._budget_bytes is not None:
                 made.budget = StepBudget(
                     self._budget_bytes, device_runtime(self._device),
                     partial(self._memory.static_bytes, frees_gradients=self._plain.frees_gradients),
                 )  # fmt: skip
-        return self._known[key]
+        return known[key]
 
     def _tell_of_changes(self) -> None:
         if not self._told_of_changes:
             self._told_of_changes = True
-            warn(
-                f"{COMBINATIONS} shapes, modes and hyperparameters of a training step came up {WARM_UP} times at most, "
-                "and such steps run operator by operator: pad batches to few shapes, and for a learning rate that "
-                "changes give the optimizer fused=True, or take one with an option capturable"
-            )
+            warn(CHANGES)
 
     def _is_free(self) -> bool:
         """Say whether one more graph may be captured."""
@@ -356,10 +355,7 @@ class WholeStep:
             return True
         if not self._told_of_limit:
             self._told_of_limit = True
-            warn(
-                f"{self._limit} graphs of a training step are captured, and steps of any further shape, mode or "
-                "hyperparameter run operator by operator: pad batches to few shapes, or raise max_graphs"
-            )
+            warn(LIMITED.format(self._limit))
         return False
 
     def _give_up(self, reason: str) -> None:

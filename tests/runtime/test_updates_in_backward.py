@@ -221,7 +221,7 @@ def test_clipping_needs_all_gradients_first() -> None:
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
     model = net()
     step = WholeStep(
         model, own := adamw(model), lambda batch: loss_of(model, batch), in_backward=UpdatesInBackward(own)

@@ -1,0 +1,398 @@
+"""Gradients of several processes, averaged bucket by bucket while backward goes on, and clipped by their norm.
+
+A bucket is flat memory that gradients are copied to once all of it are there; gradients are views of it from then on.
+Buckets are exchanged in one order, the same in all processes.
+
+The first step finds out which parameters get gradients, and in which order; the second takes the time of each, and of
+exchanges, and the size of buckets is chosen by it. A parameter without a gradient in one process counts as zeros there;
+one that has none in any keeps none, and gets a bucket once one comes.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import sqrt
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotuner.errors import InputError
+from autotuner.ir.device import CPU
+from autotuner.runtime.bucket_choice import SIZES, Arrival, ExchangeTime, chosen_limit, exposed_us
+from autotuner.runtime.bucket_plan import FIRST_LIMIT, BucketPlan, arrival
+from autotuner.runtime.devices import DeviceRuntime
+from autotuner.runtime.gradient_bucket import Bucket
+from autotuner.runtime.processes import Peers
+
+PLAIN, READY, REPLAYED = range(3)
+"""How a process runs a step: operator by operator; so, and it could be captured; as a graph."""
+TINY = 1e-6
+"""Added to norms, as `torch.nn.utils.clip_grad_norm_` does."""
+PROBES = SIZES[0], SIZES[5]
+"""Bytes of exchanges that are timed."""
+PROBE_RUNS = 4
+OWN_BUCKETS = 4
+"""Each process has so many at least, where the optimizer's state is shared out: so shares are about equal."""
+
+
+class GradientExchange:
+    """Averages the gradients of a model's processes in each step. All of them make it, and run steps, together.
+
+    Args:
+        model: with the same parameters everywhere; those of the first process are copied to the others.
+        optimizer: whose parameters it is about.
+        peers: the processes.
+        runtime: the device.
+        max_norm: gradients are scaled down where their norm is larger.
+        per_bucket: each process clips each bucket of its own before the exchange, to its share of `max_norm` by its
+            number of elements.
+        shards: each process keeps the optimizer's state of some buckets, updates these parameters and sends them.
+        is_equal: whether all processes have the values of the first one already.
+
+    Raises:
+        InputError: processes have other parameters, or sparse gradients.
+        PeerLostError: here and in each step: another process has ended.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        peers: Peers,
+        runtime: DeviceRuntime,
+        *,
+        max_norm: float | None = None,
+        per_bucket: bool = False,
+        shards: bool = False,
+        is_equal: bool = False,
+    ) -> None:
+        self._model, self._optimizer, self.peers, self._runtime = model, optimizer, peers, runtime
+        self._max_norm, self._per_bucket, self.shards = max_norm, per_bucket, shards
+        self._averages = peers.averages(runtime.device)
+        if self._averages:
+            # Processes capture at different steps where their batches have different shapes, and NCCL has them meet to
+            # exchange addresses for a capture.
+            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        self._plans: dict[tuple[int, ...], BucketPlan] = {}
+        self._everyone: list[int] = []
+        self._arrived: dict[int, Any] = {}
+        self._began: Any = None
+        self._launched, self._before = 0, list[Tensor]()
+        self._is_timed_now = self._has_new_buckets = False
+        self._plan: BucketPlan | None = None
+        self._check_equal()
+        if not is_equal:
+            with torch.no_grad():
+                self._copy_from_first([*self._parameters(), *model.buffers()])
+
+    def __str__(self) -> str:
+        plan = self._plan
+        told = f"gradients of {self.peers.size} processes are averaged"
+        shares = "; the optimizer's state is shared out" if self.shards else ""
+        if plan is None or plan.exposed_us is None:
+            return told + shares
+        told += f" in {len(plan.buckets)} buckets of up to {plan.limit / 2**20:.3g} MiB while backward goes on: "
+        told += f"{plan.exchange_us / 1e3:.1f} ms, of which {plan.exposed_us / 1e3:.1f} behind it, as predicted"
+        return told + shares
+
+    @property
+    def can_be_captured(self) -> bool:
+        """True where the group's backend works in graphs."""
+        return self._averages or self._runtime.device.type == CPU
+
+    @property
+    def has_begun(self) -> bool:
+        """True where gradients of this step are exchanged already."""
+        return self._launched > 0
+
+    @property
+    def is_settled(self) -> bool:
+        """True where the buckets are those of all later steps."""
+        return self._plan is not None and self._plan.is_timed
+
+    def has_new_buckets(self) -> bool:
+        """Say whether there are since the last question: what was captured before does not know them."""
+        found, self._has_new_buckets = self._has_new_buckets, False
+        return found
+
+    def captures(self, is_ready: bool, is_replayed: bool) -> bool:
+        """Say whether this process captures a step now; all of them say how they run it.
+
+        They capture at the same step, or have captured before, since some backends exchange addresses for a capture.
+
+        Args:
+            is_ready: whether it may be captured.
+            is_replayed: whether it is captured already.
+        """
+        state = REPLAYED if is_replayed else READY if is_ready and self.is_settled else PLAIN
+        self._meet(state)
+        return self._are_capturing and state == READY
+
+    def have_captured(self, is_replayed: bool) -> None:
+        """Say, where processes have captured, whether this one has a graph."""
+        if self._are_capturing:
+            self._meet(REPLAYED if is_replayed else PLAIN)
+
+    @property
+    def _are_plain(self) -> bool:
+        """True where no process runs this step as a graph, which has gradients of all parameters in buckets."""
+        return PLAIN in self._everyone and REPLAYED not in self._everyone
+
+    @property
+    def _are_capturing(self) -> bool:
+        return READY in self._everyone and PLAIN not in self._everyone
+
+    def _meet(self, state: int) -> None:
+        self._everyone = [each for (each,) in self.peers.told([state])]
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._arrived, self._launched = {}, 0
+        self._plan = self._plans.get(tuple(id(parameter) for parameter in self._parameters()))
+        if self._plan is not None:
+            self._plan.begin()
+            if self.shards:
+                for parameter in self._of_others(self._plan):
+                    self._optimizer.state.pop(parameter, None)
+        # Not by their versions: torch's batch norm writes to its statistics without a new one.
+        self._before = [buffer.detach().clone() for buffer in self._model.buffers()] if self._plan is None else []
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Exchange gradients while a backward runs in it, the one that completes them."""
+        handles = [
+            p.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
+            for p in self._parameters()
+        ]
+        self._began = self._mark()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def finish(self) -> Tensor | None:
+        """Exchange what is left, and clip; return the norm of all gradients before that, where they are clipped."""
+        is_new = self._plan is None
+        plan = self._plan = self._plan or self._planned()
+        missing = {id(parameter) for parameter in plan.order if parameter.grad is None}
+        if missing and self._runtime.is_capturing():
+            raise InputError("a parameter has no gradient in it, and may have one in another process")
+        self._launch_all(plan)
+        none = [] if is_new or not self._are_plain else self._missing_everywhere(plan, missing)
+        for bucket in plan.buckets:
+            self.peers.wait(bucket.work)
+        with torch.no_grad():
+            norm = None if self._max_norm is None else self._clipped(plan, self._max_norm)
+        for parameter in (*none, *(self._of_others(plan) if self.shards else ())):
+            parameter.grad = None
+        self._is_timed_now = not is_new and not plan.is_timed
+        return norm
+
+    def updated(self) -> None:
+        """Send what this process has updated, once the optimizer's step is queued, and end the step."""
+        plan = self._plan
+        assert plan is not None
+        with torch.no_grad():
+            if self.shards:
+                self._send_parameters(plan)
+            self._copy_from_first(plan.moving)
+        self._launched = 0
+        plan.begin()
+        if self._is_timed_now:
+            self._choose(plan)
+
+    def whole_state(self) -> dict[str, Any] | None:
+        """Return the optimizer's state of all processes on the host, in the first one; None in the others.
+
+        It is what `optimizer.state_dict()` returns where nothing is shared out.
+        """
+        own = self._optimizer.state_dict()
+        on_host = {
+            key: {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+            for key, state in own["state"].items()
+        }
+        of_all = self.peers.objects(on_host if self.shards or self.peers.rank == 0 else {})
+        if of_all is None:
+            return None
+        states = {key: state for part in of_all for key, state in part.items()}
+        return {**own, "state": dict(sorted(states.items()))}
+
+    def _parameters(self) -> list[nn.Parameter]:
+        groups = self._optimizer.param_groups
+        return list({id(p): p for group in groups for p in group["params"] if p.requires_grad}.values())
+
+    def _check_equal(self) -> None:
+        shapes = [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters()]
+        counts = [own for (own,) in self.peers.told([len(shapes)])]
+        if len(set(counts)) > 1:
+            raise InputError(f"processes train other numbers of parameters, by rank {counts}: give all the same model")
+        for number, sums in enumerate(zip(*self.peers.told([crc32(each.encode()) for each in shapes]), strict=True)):
+            if len(set(sums)) > 1:
+                raise InputError(
+                    f"parameter {number} of the optimizer is {shapes[number]} in process {self.peers.rank}, and "
+                    "another elsewhere: give all processes the same model"
+                )
+
+    def _mark(self) -> Any:
+        """Return a mark of this moment in a step whose gradients are timed."""
+        is_timed = self._plan is not None and not self._plan.is_timed
+        return self._runtime.mark() if is_timed and not self._runtime.is_capturing() else None
+
+    def _collect(self, parameter: Tensor) -> None:
+        """Take a parameter whose gradient has come, and exchange the buckets that are complete."""
+        gradient, plan, shape = parameter.grad, self._plan, tuple(parameter.shape)
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise InputError("gradients are sparse: several processes exchange dense ones, so use sparse=False")
+        self._arrived.setdefault(id(parameter), self._mark())
+        if plan is None:
+            return
+        bucket = plan.bucket_of.get(id(parameter))
+        if bucket is None:
+            if not self._are_plain:
+                raise InputError(
+                    f"a parameter of shape {shape} has a gradient, and had none in any process before, while others "
+                    "replay graphs of a step: use capture=False, or begin with steps that use all parameters"
+                )
+            return
+        if bucket.flat is not None:
+            raise InputError(
+                f"the gradient of a parameter of shape {shape} comes in parts, as in reentrant checkpoints, and its "
+                "first part is sent already: checkpoint with use_reentrant=False"
+            )
+        bucket.waits_for.discard(id(parameter))
+        while self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
+            self._launch(plan)
+
+    def _launch_all(self, plan: BucketPlan) -> None:
+        while self._launched < len(plan.buckets):
+            self._launch(plan)
+
+    def _launch(self, plan: BucketPlan) -> None:
+        """Begin the exchange of the next bucket."""
+        bucket = plan.buckets[self._launched]
+        self._launched += 1
+        with torch.no_grad():
+            flat = bucket.fill()
+            if self._per_bucket:
+                bucket.own_norm = torch.linalg.vector_norm(flat, dtype=torch.float32)
+                share = sqrt(bucket.elements / sum(each.elements for each in plan.buckets))
+                flat.mul_(_coefficient(share * (self._max_norm or 0.0), bucket.own_norm).to(flat.dtype))
+            if not self._averages:
+                flat.div_(self.peers.size)
+        if self.shards:
+            bucket.work = self.peers.reduce(flat, bucket.owner, averages=self._averages)
+        else:
+            bucket.work = self.peers.all_reduce(flat, averages=self._averages)
+
+    def _clipped(self, plan: BucketPlan, max_norm: float) -> Tensor:
+        """Return the norm of all gradients, and scale them."""
+        if self._per_bucket:
+            own = [bucket.own_norm for bucket in plan.buckets if bucket.own_norm is not None]
+            whole: Tensor = torch.linalg.vector_norm(torch.stack(own))
+            return whole
+        kept = [b.flat for b in plan.buckets if b.flat is not None and self._is_own(b)]
+        squares = [torch.linalg.vector_norm(flat, dtype=torch.float32).square() for flat in kept]
+        squared = sum(squares, torch.zeros((), device=self._runtime.device))
+        if self.shards:
+            self.peers.wait(self.peers.all_reduce(squared, averages=False))
+        norm = squared.sqrt()
+        for flat in kept:
+            flat.mul_(_coefficient(max_norm, norm).to(flat.dtype))
+        return norm
+
+    def _is_own(self, bucket: Bucket) -> bool:
+        return not self.shards or bucket.owner == self.peers.rank
+
+    def _of_others(self, plan: BucketPlan) -> list[nn.Parameter]:
+        return [p for bucket in plan.buckets if not self._is_own(bucket) for p in bucket.parameters]
+
+    def _missing_everywhere(self, plan: BucketPlan, missing: set[int]) -> list[nn.Parameter]:
+        """Return parameters without a gradient in any process, and exchange those that have their first one."""
+        late = [int(parameter.grad is not None) for parameter in plan.silent]
+        of_all = self.peers.told([*(int(id(parameter) in missing) for parameter in plan.order), *late])
+        said = list(zip(*of_all, strict=True))
+        none = [parameter for parameter, own in zip(plan.order, said, strict=False) if all(own)]
+        new = [p for p, own in zip(plan.silent, said[len(plan.order) :], strict=True) if any(own)]
+        if new:
+            plan.add(new, self.peers.size)
+            self._has_new_buckets = True
+            self._launch_all(plan)
+        return none
+
+    def _send_parameters(self, plan: BucketPlan) -> None:
+        """Have each process send the parameters that it has updated."""
+        works = []
+        for bucket in plan.buckets:
+            if self._is_own(bucket):
+                bucket.pack_parameters()
+            assert bucket.flat is not None
+            works.append(self.peers.broadcast(bucket.flat, bucket.owner))
+        for bucket, work in zip(plan.buckets, works, strict=True):
+            self.peers.wait(work)
+            if not self._is_own(bucket):
+                bucket.unpack_parameters()
+
+    def _copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Write the first process's values to tensors of all."""
+        for tensor in tensors:
+            value = tensor.detach().contiguous()
+            self.peers.wait(self.peers.broadcast(value, 0))
+            if value.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(value)
+
+    def _planned(self) -> BucketPlan:
+        """Return buckets in the order in which the first process has got its gradients."""
+        parameters, buffers = self._parameters(), list(self._model.buffers())
+        written = [int(not torch.equal(buffer, before)) for buffer, before in zip(buffers, self._before, strict=True)]
+        of_all = self.peers.told([*(int(p.grad is not None) for p in parameters), *written])
+        is_used = [any(each) for each in zip(*of_all, strict=True)]
+        places = {id(parameter): number for number, parameter in enumerate(parameters)}
+        came = [places[key] for key in self._arrived]
+        order = self.peers.told_by_first([*came, *(set(range(len(parameters))) - set(came))])
+        used = [parameters[number] for number in order if is_used[number]]
+        if not used:
+            raise InputError("no parameter has a gradient: the loss depends on none that the optimizer moves")
+        silent = [p for p, is_one in zip(parameters, is_used, strict=False) if not is_one]
+        moving = [b for b, is_one in zip(buffers, is_used[len(parameters) :], strict=True) if is_one]
+        plan = self._plans[tuple(id(parameter) for parameter in parameters)] = BucketPlan(used, silent, moving)
+        arrivals = [self._arrival(parameter) for parameter in used]
+        limit = min(FIRST_LIMIT, sum(each.size for each in arrivals) // (OWN_BUCKETS * self.peers.size))
+        plan.divide(arrivals, limit if self.shards else FIRST_LIMIT, self.peers.size)
+        return plan
+
+    def _arrival(self, parameter: nn.Parameter) -> Arrival:
+        mark = self._arrived.get(id(parameter))
+        return arrival(parameter, 0.0 if mark is None else self._runtime.elapsed_us(self._began, mark))
+
+    def _choose(self, plan: BucketPlan) -> None:
+        """Choose the size of buckets by the time of each gradient, and of exchanges, as the first process measured.
+
+        Where the optimizer's state is shared out, it lies where the first buckets have it, and they stay.
+        """
+        arrivals = [self._arrival(parameter) for parameter in plan.order]
+        small, large = PROBES
+        time = ExchangeTime.fitted(small, self._probe_us(small), large, self._probe_us(large))
+        limit = plan.limit if self.shards else chosen_limit(arrivals, time)
+        whole_us, exposed = time.of(sum(each.size for each in arrivals)), exposed_us(arrivals, limit, time)
+        limit, whole_ns, exposed_ns = self.peers.told_by_first([limit, int(whole_us * 1e3), int(exposed * 1e3)])
+        plan.exchange_us, plan.exposed_us = whole_ns / 1e3, exposed_ns / 1e3
+        if limit != plan.limit:
+            plan.divide(arrivals, limit, self.peers.size)
+
+    def _probe_us(self, size: int) -> float:
+        """Return the least time of an exchange of so many bytes."""
+        tensor = torch.zeros(size // 4, device=self._runtime.device)
+        found = []
+        for _ in range(PROBE_RUNS):
+            began = self._runtime.mark()
+            self.peers.wait(self.peers.all_reduce(tensor, averages=self._averages))
+            found.append(self._runtime.elapsed_us(began, self._runtime.mark()))
+        return min(found)
+
+
+def _coefficient(limit: float, norm: Tensor) -> Tensor:
+    return torch.clamp(limit / (norm + TINY), max=1.0)

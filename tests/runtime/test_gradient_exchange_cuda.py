@@ -1,0 +1,132 @@
+"""Gradients that processes exchange inside of a CUDA graph."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional
+
+import autotuner
+from autotuner.runtime.devices import CudaRuntime
+from autotuner.runtime.gradient_exchange import GradientExchange
+from autotuner.runtime.processes import Peers
+from autotuner.runtime.whole_step import WholeStep
+
+pytestmark = pytest.mark.gpu
+
+RANKS, STEPS, MAX_NORM, WIDTH = 2, 8, 0.05, 512
+WAYS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "shards": {"shard_optimizer": True},
+    "per bucket": {"clip_per_bucket": True},
+    "plain": {"capture": False},
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 5)).cuda()
+
+
+def loss_of(model: Any, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def batch(number: int, rows: slice, length: int = 16) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x, y = torch.randn(length, WIDTH, generator=generator), torch.randint(0, 5, (length,), generator=generator)
+    return {"x": x[rows].cuda(), "y": y[rows].cuda()}
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def alone(max_norm: float | None) -> list[Tensor]:
+    model = net()
+    optimizer = adamw(model)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model, batch(number, slice(0, 16))))
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+    return values(model)
+
+
+def test_one_process_s_exchange_is_captured_and_changes_nothing(tmp_path: Path) -> None:
+    distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = net()
+        optimizer = adamw(model)
+        runtime = CudaRuntime(torch.device("cuda"))
+        exchange = GradientExchange(model, optimizer, Peers(), runtime, max_norm=MAX_NORM)
+        step = WholeStep(
+            model,
+            optimizer,
+            lambda given: loss_of(model, given),
+            max_norm=MAX_NORM,
+            recorder=runtime,
+            exchange=exchange,
+        )
+        for number in range(STEPS):
+            step(batch(number, slice(0, 16)))
+        assert (step.replays, step.plain) == (STEPS - 2, 2), str(step)
+        for mine, other in zip(values(model), alone(MAX_NORM), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+        del step
+    finally:
+        distributed.destroy_process_group()
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {}
+    rows = slice(8 * rank, 8 * rank + 8)
+    for name, options in WAYS.items():
+        torch._dynamo.reset()
+        model = net()
+        optimizer = adamw(model)
+        step = autotuner.training_step(
+            model, optimizer, loss_of, max_norm=MAX_NORM, database=f"{folder}/{rank}.sqlite", **options
+        )
+        for number in range(STEPS):
+            step(batch(number, rows))
+        kept = sum(each.numel() for own in optimizer.state.values() for each in own.values() if each.numel() > 1)
+        found[name] = values(model), step.replays, kept, str(step)
+    model = net()
+    optimizer = adamw(model)
+    step = autotuner.training_step(model, optimizer, loss_of, database=f"{folder}/{rank}.sqlite")
+    for number in range(3 * STEPS):  # of other shapes in other steps, so one replays while another does not
+        length = 16 if number % 3 or rank else 24
+        step(batch(number, slice(0, length), length))
+    found["shapes"] = values(model), step.replays, 0, str(step)
+    torch.save(found, f"{folder}/{rank}.pt")
+    del step
+    distributed.destroy_process_group()
+
+
+def test_two_processes_capture_steps_that_are_those_of_one_with_the_whole_batch(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip(f"needs {RANKS} GPUs")
+    spawn(run_rank, (str(tmp_path),), RANKS)  # type: ignore[no-untyped-call]
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(RANKS))
+    wanted = alone(MAX_NORM)
+    for name in WAYS:
+        assert all(map(torch.equal, first[name][0], second[name][0])), name
+        assert first[name][1] == (0 if name == "plain" else STEPS - 2), first[name][3]
+        if name != "per bucket":
+            for mine, other in zip(first[name][0], wanted, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
+    assert first["shards"][2] + second["shards"][2] == first["exact"][2]
+    assert all(map(torch.equal, first["shapes"][0], second["shapes"][0]))
+    assert (first["shapes"][1], second["shapes"][1]) == (3 * STEPS - 4, 3 * STEPS - 4), first["shapes"][3]
