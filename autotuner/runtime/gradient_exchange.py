@@ -28,7 +28,7 @@ from autotuner.runtime.gradient_bucket import Bucket
 from autotuner.runtime.processes import Peers
 
 PLAIN, READY, REPLAYED = range(3)
-"""How a process runs a step: operator by operator; so, and it could be captured; as a graph."""
+"""Ways of a process through a step: operator by operator; so, and it could be captured; as a graph."""
 TINY = 1e-6
 """Added to norms, as `torch.nn.utils.clip_grad_norm_` does."""
 PROBES = SIZES[0], SIZES[5]
