@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 
 from autotuner.errors import InfeasibleError
+from autotuner.tuner.costliest import PlannedCall
 from autotuner.tuner.learned import Costs, Learned
 from autotuner.tuner.progress import ROUNDING, gap
 
@@ -42,6 +43,7 @@ class Bounds:
             none while the estimated gap is wide.
         following: returns the first ones and, up to about so many in all, those of the plans that come next if the
             calls before them take what is expected.
+        costliest: the calls of the best plan that take longest.
     """
 
     best_us: float | None
@@ -50,6 +52,7 @@ class Bounds:
     wanted: tuple[str, ...]
     first: int
     following: Callable[[int], Sequence[str]] = lambda _: ()
+    costliest: tuple[PlannedCall, ...] = ()
 
     def more(self, known: int) -> float:
         """Return how many calls are worth measuring before the next solution, of which `known` are measured already."""
@@ -75,12 +78,14 @@ class CheapestPlan:
         keys: of the calls that it executes.
         through_us: returns, by key, a lower bound of all plans with that call at these costs. A bound above its
             argument, a total, need not be tight.
+        costliest: its calls that take longest.
     """
 
     total_us: float
     bound_us: float
     keys: frozenset[str]
     through_us: Callable[[float], Costs]
+    costliest: tuple[PlannedCall, ...] = ()
 
 
 def bounds(
@@ -103,27 +108,27 @@ def bounds(
         InfeasibleError: there is no plan, whatever will be measured.
     """
     lower = solve({**optimistic_us, **measured_us})
-    best_us: float | None
-    if lower.keys <= measured_us.keys():
-        best_us = lower.total_us
-    else:
+    best: CheapestPlan | None = lower
+    if not lower.keys <= measured_us.keys():
         try:
-            best_us = solve(measured_us).total_us
+            best = solve(measured_us)
         except InfeasibleError:
-            best_us = None
+            best = None
+    best_us, longest = (None, ()) if best is None else (best.total_us, best.costliest)
     if not optimistic_us:
-        return Bounds(best_us, lower.bound_us, lower.bound_us, (), 0)
+        return Bounds(best_us, lower.bound_us, lower.bound_us, (), 0, costliest=longest)
     expected = None if learned is None else solve({**learned.likely_us, **measured_us})
     reached = inf if best_us is None else best_us / (1 + enough) * (1 - ROUNDING)
     estimated_us = None if expected is None else max(expected.bound_us, lower.bound_us)
     if lower.bound_us >= reached:
-        return Bounds(best_us, lower.bound_us, estimated_us, (), 0)
+        return Bounds(best_us, lower.bound_us, estimated_us, (), 0, costliest=longest)
     plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
     first = plans.first(lower, expected)
     through_us = lower.through_us(reached)
     rest = sorted((us, key) for key in optimistic_us if key not in first and (us := through_us.get(key, inf)) < reached)
     wanted = (*first, *(key for _, key in rest))
-    return Bounds(best_us, lower.bound_us, estimated_us, wanted, len(first), partial(plans.following, first, expected))
+    following = partial(plans.following, first, expected)
+    return Bounds(best_us, lower.bound_us, estimated_us, wanted, len(first), following, longest)
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class Ledger:
         self._unstored.add(call, measurement, replaces=call.key in self.before)
         self.state.measured += 1
         self.state.failed += measurement.status != "ok"
+        self.state.refused += measurement.status == "refused"
         self.flush(only_if_due=True)
 
     def renew(self, call: Call, measurement: Measurement) -> None:

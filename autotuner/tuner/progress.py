@@ -3,10 +3,11 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from time import monotonic
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
+from autotuner.tuner.costliest import PlannedCall
 
 Result = tuple[Call, Measurement]
 
@@ -157,6 +158,7 @@ class Spent:
 NOTHING_SPENT = Spent()
 
 Stage = Literal["space", "search", "ceilings", "compile", "measure", "confirm", "solve", "end_to_end", "done"]
+ORDER: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True)
@@ -167,16 +169,18 @@ class Progress:
         stage: the current one.
         done, total: calls of this stage.
         measured, reused, failed: calls of the whole run so far.
+        refused: of the failed ones, those that a kernel refused.
         best_us: predicted time of the best plan so far; None while there is none.
         bound_us: proven: no plan takes less, however long the calls take that are not measured yet.
         estimated_us: by learned costs of those calls, no plan takes less.
-        eta_s: until this stage is over, at its pace so far; None while that is not known.
+        eta_s: until this stage is over, at its pace so far, or the limit is reached; None while that is not known.
         left_s: until the plan is chosen, at the pace of each stage so far; None while the calls of some stage, or how
             long they take, are not known. Timing the plan end to end comes on top.
         spent_s, spent_measurements: of the job's limits, by every worker that ran it.
         default_us: predicted time of every operator alone, with every tensor as declared; None while that is not known.
         default_is_marked: some of those times were taken while the device was busy or changed its speed.
         note: the holder of a device that is waited for; "" while none is.
+        costliest: the calls of the best plan so far that take longest, the longest first; five at most.
     """
 
     stage: Stage
@@ -196,6 +200,18 @@ class Progress:
     default_us: float | None = None
     default_is_marked: bool = False
     left_s: float | None = None
+    refused: int = 0
+    costliest: tuple[PlannedCall, ...] = ()
+
+    @property
+    def stage_number(self) -> int:
+        """The place of the stage among all that a run may have, from 1; a run that is done is at the last one."""
+        return min(ORDER.index(self.stage) + 1, self.stages)
+
+    @property
+    def stages(self) -> int:
+        """The number of stages that a run may have. Few runs have all, and some stages come again."""
+        return len(ORDER) - 1
 
     @property
     def gap(self) -> float | None:

@@ -18,6 +18,7 @@ from autotuner.solve.problem.states import Variable
 from autotuner.solve.tables import Encoder
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds, CheapestPlan, bounds
+from autotuner.tuner.costliest import PlannedCall, costliest, share
 from autotuner.tuner.learned import Costs, learned_costs, traits_of
 
 T = TypeVar("T", bound=Hashable)
@@ -71,6 +72,7 @@ class RelaxedProblem:
     def __init__(self, space: Space) -> None:
         self._whole = formulate(space).priced(dict.fromkeys(space.calls, 0.0))
         self._encoder = Encoder(self._whole.problem)
+        self._calls = space.calls
         self._choices: dict[str, list[str]] = defaultdict(list)
         for choice in space.choices:
             self._choices[state_of(choice)].append(choice.call.key)
@@ -89,15 +91,28 @@ class RelaxedProblem:
         prices = _Prices(_cheapest(self._choices, costs_us), _cheapest(self._conversions, costs_us))
         priced = self._whole.structure.priced(_microseconds(prices.choices), _microseconds(prices.conversions))
         formulation, solution = solve_in_order(replace(self._whole, problem=priced), self._exact)
-        used = {prices.choices[state_of(choice)][1] for choice in formulation.chosen(solution)}
-        for variable, conversions in self._tables.items():
-            used.update(prices.conversions[place][1] for place in conversions[solution.states[variable]])
+        chosen = [
+            (choice.cover.operators, tuple((name, choice.by_tensor[name]) for name in choice.cover.outputs), price)
+            for choice in formulation.chosen(solution)
+            for price in (prices.choices[state_of(choice)],)
+        ]
+        chosen += [
+            ((), ((place[0], place[2]),), prices.conversions[place])
+            for variable, conversions in self._tables.items()
+            for place in conversions[solution.states[variable]]
+        ]
+        total_us = solution.total_us
+        longest = costliest(
+            PlannedCall(operators, self._calls[key].candidate.kernel, outputs, us, share(us, total_us))
+            for operators, outputs, (us, key) in chosen
+        )
 
         def through_us(most_us: float) -> Costs:
             least = least_totals(formulation.problem, solution.lower_bound_us, most_us)
             return self._through_us(least, prices, costs_us)
 
-        return CheapestPlan(solution.total_us, solution.lower_bound_us, frozenset(used), through_us)
+        used = frozenset(key for _, _, (_, key) in chosen)
+        return CheapestPlan(total_us, solution.lower_bound_us, used, through_us, longest)
 
     def _exact(self, formulation: Formulation) -> Solution:
         return exact(formulation.problem, encoder=self._encoder)

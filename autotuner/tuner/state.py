@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from time import monotonic
-from typing import get_args
 
 from autotuner.checkpoint import OverError, until
 from autotuner.ir.records import Measurement
@@ -13,12 +12,12 @@ from autotuner.settings import TuneOptions
 from autotuner.solve.baselines import default_us
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds
+from autotuner.tuner.costliest import PlannedCall
 from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
-from autotuner.tuner.progress import NOTHING_SPENT, Progress, Spent, Stage, Watch
+from autotuner.tuner.progress import NOTHING_SPENT, ORDER, Progress, Spent, Stage, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
 
-ORDER: tuple[Stage, ...] = get_args(Stage)
 LIKE: Mapping[str, Stage] = {"confirm": "measure"}
 """A stage whose calls take as long as those of another one, until some of its own were timed."""
 
@@ -50,6 +49,7 @@ class TuningState:
     reused: int = 0
     measured: int = 0
     failed: int = 0
+    refused: int = 0
     bounds: Bounds | None = None
     is_solved: bool = False
     spent: Spent = NOTHING_SPENT
@@ -66,12 +66,13 @@ class TuningState:
         self._relaxation: Relaxation | None = None
         self._told = Progress("space", 0, 0)
         self._answer_us: tuple[float, float] | None = None
+        self._answer_calls: tuple[PlannedCall, ...] = ()
         self._default_us: float | None = None
         self._default_is_marked = False
 
-    def settle(self, predicted_us: float, lower_bound_us: float) -> None:
+    def settle(self, predicted_us: float, lower_bound_us: float, costliest: tuple[PlannedCall, ...] = ()) -> None:
         """Report the answer's own figures: confirming may have changed them since the last solution."""
-        self._answer_us = (predicted_us, lower_bound_us)
+        self._answer_us, self._answer_calls = (predicted_us, lower_bound_us), costliest
 
     @property
     def best_us(self) -> float | None:
@@ -88,6 +89,11 @@ class TuningState:
     @property
     def estimated_us(self) -> float | None:
         return self.bounds.estimated_us if self.bounds else None
+
+    @property
+    def costliest(self) -> tuple[PlannedCall, ...]:
+        """The calls of the best plan that take longest."""
+        return self._answer_calls or (self.bounds.costliest if self.bounds else ())
 
     @property
     def solve_s(self) -> float:
@@ -123,6 +129,8 @@ class TuningState:
         if pace_s is not None:
             self._paces_s[progress.stage] = pace_s
         eta_s = None if pace_s is None else pace_s * left
+        if eta_s is not None and self.left_s is not None:
+            eta_s = min(eta_s, self.left_s)
         self._told = progress
         self.watch(
             replace(
@@ -130,11 +138,13 @@ class TuningState:
                 measured=self.measured,
                 reused=self.reused,
                 failed=self.failed,
+                refused=self.refused,
                 best_us=self.best_us,
                 bound_us=self.bound_us,
                 estimated_us=self.estimated_us,
                 default_us=self._default_us,
                 default_is_marked=self._default_is_marked,
+                costliest=self.costliest,
                 eta_s=eta_s,
                 left_s=self._left_s(progress.stage, eta_s),
                 spent_s=self.spent_s,

@@ -16,6 +16,7 @@ from autotuner.plan.request import Request, family_key
 from autotuner.settings import Limits
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
+from autotuner.tuner.costliest import costliest_steps
 from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
@@ -130,7 +131,8 @@ def tune(
         left_s=state.left_s,
         fresh=None if doubted is None else known.fresh, policy=policy,
     )  # fmt: skip
-    state.settle(found.certificate.predicted_us, found.certificate.lower_bound_us)
+    predicted_us, lower_bound_us = found.certificate.predicted_us, found.certificate.lower_bound_us
+    state.settle(predicted_us, lower_bound_us, costliest_steps(found.steps, predicted_us))
     complete = known.complete and not found.doubts
     number = save(database, found, key, complete=complete and not provisional)
     state.tell(Progress("done", len(known.fresh), len(known.fresh)))

@@ -236,3 +236,42 @@ def test_the_time_left_is_not_told_where_each_solution_may_end_the_run(
     measuring = [progress for progress in seen if progress.stage == "measure"]
     assert any(progress.eta_s for progress in measuring)
     assert all(progress.left_s is None for progress in measuring)
+
+
+@pytest.mark.slow
+def test_the_costliest_calls_are_those_of_the_best_plan_so_far(small: Model, database: Database) -> None:
+    seen: list[Progress] = []
+    found = tune(small, CPU, database, Asking(times(space_of(small).calls)), watch=seen.append)
+    for progress in seen:
+        assert bool(progress.costliest) == (progress.best_us is not None)
+        took = [call.predicted_us for call in progress.costliest]
+        assert (len(took), took) == (min(len(took), 5), sorted(took, reverse=True))
+        assert sum(took) <= (progress.best_us or 0.0) + 1e-6
+        assert all(
+            call.share == pytest.approx(call.predicted_us / (progress.best_us or 1.0)) for call in progress.costliest
+        )
+    steps = sorted(found.steps, key=lambda step: -step.predicted_us)
+    assert seen[-1].stage == "done"
+    assert [(call.operators, call.kernel, call.outputs, call.predicted_us) for call in seen[-1].costliest] == [
+        (step.operators, step.kernel, step.outputs, step.predicted_us) for step in steps[:5]
+    ]
+
+
+def test_what_kernels_refuse_is_counted_among_what_failed(small: Model, database: Database) -> None:
+    known = times(space_of(small).calls)
+    spare = sorted(known)[::9]
+    known |= {key: Measurement("refused", message="too long a row") for key in spare[::2]}
+    known |= {key: Measurement("crashed", message="signal 11") for key in spare[1::2]}
+    last = progress_of(small, database, Asking(known))[-1]
+    asked = len(spare[::2]), len(spare)
+    assert (last.refused, last.failed) == asked
+    assert 0 < last.refused < last.failed
+
+
+def test_the_time_left_of_a_stage_is_no_more_than_the_limit(small: Model) -> None:
+    seen: list[Progress] = []
+    told = TuningState(space_of(small), seen.append, TuneOptions(limits=Limits(seconds=5.0)))
+    told.tell(Progress("measure", 0, 10**9))
+    told.tell(Progress("measure", 1, 10**9))
+    assert seen[-1].eta_s is not None
+    assert seen[-1].eta_s <= 5.0
