@@ -11,12 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-
-def plain(text: str) -> str:
-    """Return a text with each character that is not printable as an escape, such as `\\x1b` or `\\n`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+from autotuner.plan.phrases import plain
 
 
 def lines(texts: list[str]) -> Text:

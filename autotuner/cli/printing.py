@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotuner.cli.console import emit, lines, out, plain
+from autotuner.cli.console import emit, lines, out
+from autotuner.plan.phrases import plain
 
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition

@@ -8,9 +8,10 @@ import typer
 from rich.text import Text
 
 from autotuner.cli import asking, databases, fleet, reporting, serving, tokens, tuning
-from autotuner.cli.console import err, plain
+from autotuner.cli.console import err
 from autotuner.errors import AutotunerError
 from autotuner.extras import missing_of
+from autotuner.plan.phrases import plain
 from autotuner.settings import package_version
 
 app = typer.Typer(

@@ -168,6 +168,13 @@ def call_words(kernel: str, params: Iterable[tuple[str, Any]]) -> str:
     return " ".join([kernel, *(f"{name}={value}" for name, value in params)])
 
 
+def plain(text: str) -> str:
+    """Return a text with each character that is not printable as an escape, such as `\\x1b` or `\\n`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def near(name: str, known: Sequence[str]) -> str:
     """Return the known names that somebody may have meant, for a message."""
     alike = get_close_matches(name, known, n=NEAR, cutoff=0.5)

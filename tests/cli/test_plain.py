@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autotuner.cli import console, printing
-from autotuner.cli.console import PlainConsole, lines, plain
+from autotuner.cli.console import PlainConsole, lines
 from autotuner.cli.program import app
 from autotuner.cli.progress import Followed
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import plain
 from autotuner.server.client import Client
 from autotuner.server.wire.responses import JobView
 from tests.cli.running import Run
