@@ -21,6 +21,7 @@ DEFAULT_CACHE = "~/.cache/autotuner"
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 DEFAULT_HOST = "127.0.0.1"
 LogFormat = Literal["auto", "words", "json"]
+ProgressFormat = Literal["auto", "rich", "lines", "json", "none"]
 DATABASE_KINDS = ("sqlite", "postgresql")
 
 
@@ -45,6 +46,9 @@ class Settings:
         host: `AUTOTUNER_HOST`, the address that a service listens at.
         allowed_hosts: `AUTOTUNER_ALLOWED_HOSTS`, names that clients may ask it under, separated by commas.
         quiet: `AUTOTUNER_QUIET`, whether nothing is printed while a process tunes or compiles.
+        progress: `AUTOTUNER_PROGRESS`, how a tuning shows its progress on standard error: as a display that changes in
+            place (rich, also where that is no terminal), as lines, as JSON lines, not at all (none), or as suits the
+            terminal (auto).
         log_format: `AUTOTUNER_LOG_FORMAT`, of services and workers: words, json, or auto for words at a terminal.
     """
 
@@ -57,6 +61,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     log_format: LogFormat = "auto"
     quiet: bool = False
+    progress: ProgressFormat = "auto"
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "Settings":
@@ -79,6 +84,7 @@ class Settings:
             allowed_hosts=tuple(given.get("AUTOTUNER_ALLOWED_HOSTS", "").replace(",", " ").split()),
             log_format=_log_format(given.get("AUTOTUNER_LOG_FORMAT", "auto")),
             quiet=_switch(given.get("AUTOTUNER_QUIET", "0"), "AUTOTUNER_QUIET"),
+            progress=_progress(given.get("AUTOTUNER_PROGRESS", "auto")),
         )
 
 
@@ -236,6 +242,25 @@ def checked_token(text: str, name: str) -> str:
     return text
 
 
+def progress_format(text: str, name: str) -> ProgressFormat:
+    """Return how progress is shown.
+
+    Args:
+        name: of the variable or option that gives it.
+
+    Raises:
+        InputError: there is no such format.
+    """
+    if text in get_args(ProgressFormat):
+        return cast(ProgressFormat, text)
+    raise InputError(f"{name} is {text!r}: write auto, rich, lines, json or none")
+
+
+def is_dumb_terminal() -> bool:
+    """Say whether a terminal only prints: `TERM` says that it moves no cursor."""
+    return os.environ.get("TERM", "").strip().lower() in ("dumb", "unknown")
+
+
 def runtime_dir() -> Path | None:
     """Return the folder that `XDG_RUNTIME_DIR` names for what a user's processes share, if it does."""
     text = os.environ.get("XDG_RUNTIME_DIR", "").strip()
@@ -285,6 +310,13 @@ def _log_format(text: str) -> LogFormat:
     if text in get_args(LogFormat):
         return cast(LogFormat, text)
     raise SettingsError(f"AUTOTUNER_LOG_FORMAT is {text!r}: write auto, words or json")
+
+
+def _progress(text: str) -> ProgressFormat:
+    try:
+        return progress_format(text, "AUTOTUNER_PROGRESS")
+    except InputError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _switch(text: str, name: str) -> bool:

@@ -222,14 +222,17 @@ def test_tuning_needs_no_service_and_no_command_line(wheel: Path, tmp_path: Path
     space["kernels"] = {name: {"layouts": "declared"} for name in space["kernels"] if name.startswith("torch_")}
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))  # nothing that is compiled
     program = f"""
+import os, sys
+os.environ |= {{"AUTOTUNER_QUIET": "0", "AUTOTUNER_PROGRESS": "rich"}}  # which only the command line installs
 import autotuner
 found = autotuner.tune("bert-encoder:tiny", extents={SMALL}, space="space.yaml",
                        limits=autotuner.Limits(measurements=5), end_to_end=False)
-print(found.model.reference, len(found.steps) > 10)
+print(found.model.reference, len(found.steps) > 10, "rich" in sys.modules)
 autotuner.save_configuration(found, "found.json")
 """
     said = tuner.run("-c", program)
-    assert "True" in said
+    assert "bert-encoder:tiny True False" in said
+    assert "autotuner: bert-encoder:tiny: enumerating" in said
     assert (tmp_path / "found.json").exists()
     assert (tmp_path / "autotuner.sqlite").exists()
 

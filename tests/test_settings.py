@@ -76,6 +76,16 @@ def test_a_tilde_is_the_home_directory() -> None:
     assert database_url("~/t.sqlite") == f"sqlite:///{Path.home()}/t.sqlite"
 
 
+@pytest.mark.parametrize("text", ["auto", "rich", "lines", "json", "none"])
+def test_progress_has_five_formats(text: str) -> None:
+    assert Settings.from_environment({"AUTOTUNER_PROGRESS": text}).progress == text
+
+
+def test_another_format_of_progress_is_refused() -> None:
+    with pytest.raises(SettingsError, match="AUTOTUNER_PROGRESS is 'bars': write auto, rich, lines, json or none"):
+        Settings.from_environment({"AUTOTUNER_PROGRESS": "bars"})
+
+
 def test_an_empty_variable_counts_as_not_set() -> None:
     names = ("DATABASE", "THREADS", "TIMEOUT_S", "CACHE", "SERVER")
     variables = {f"AUTOTUNER_{name}": " " for name in names}

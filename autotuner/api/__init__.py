@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from autotuner.api.knowledge import Given, best_known, loaded
 from autotuner.api.layers import as_model
-from autotuner.api.progress_lines import show
+from autotuner.api.telling import show
 from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundError, TunedWarning, stacklevel
 from autotuner.extras import needed_for
 from autotuner.ir.models import load_model

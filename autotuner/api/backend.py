@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from autotuner.api.knowledge import Given, Knowledge, OfConfigurations, OfDatabase, OfService
-from autotuner.api.progress_lines import Say, teller_of_backend
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
+from autotuner.api.telling import Say, teller_of_backend
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.ir.kinds import draws
 from autotuner.plan.configuration import Configuration

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
-from autotuner.api.progress_lines import Teller, show
+from autotuner.api.telling import Teller, show
 from autotuner.api.training import called, objective_of, trace_past_notes, without_cache
 from autotuner.errors import InputError
 from autotuner.extras import needed_for

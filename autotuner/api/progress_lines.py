@@ -1,43 +1,45 @@
-"""Progress of tuning and compiling on standard error: one line that changes at a terminal, lines elsewhere."""
+"""Progress of tuning and compiling in words: one line that changes at a terminal, lines elsewhere."""
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import over_default, time_left
 from autotuner.server.wire.responses import STAGES
-from autotuner.settings import Settings
+from autotuner.settings import is_dumb_terminal
 
 if TYPE_CHECKING:
-    from autotuner.tuner import Progress, Watch
+    from autotuner.tuner import Progress
 
 LINE_S = 10.0
 """Off a terminal, a stage that lasts has a line every so many seconds."""
 LIVE_S = 0.1
 NAME = "autotuner: "
 
-Say = Callable[[str], None]
-"""Prints a line."""
-
 
 class ProgressPrinter:
     """Prints progress. What cannot be written is left out: a stream that is closed ends no tuning."""
 
     def __init__(
-        self, stream: Callable[[], TextIO] = lambda: sys.stderr, clock: Callable[[], float] = monotonic
+        self,
+        stream: Callable[[], TextIO] = lambda: sys.stderr,
+        clock: Callable[[], float] = monotonic,
+        *,
+        changes: bool = True,
     ) -> None:
         """Print nothing yet.
 
         Args:
             stream: returns where to print; asked for each line, since notebooks replace it.
             clock: in seconds.
+            changes: at a terminal, one line changes; otherwise there are lines there, too.
         """
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._changes = stream, clock, changes
         self._lock = Lock()
         self._place = ""
         self._stage = ""
@@ -46,8 +48,12 @@ class ProgressPrinter:
         self._is_live = False
 
     def begin(self, place: str) -> None:
-        """Name the place of what follows, such as "region 2 of 5"."""
+        """Name the place of what follows, such as "region 2 of 5". A line that changed stays as it is."""
         self._place, self._stage = f"{place}: " if place else "", ""
+        with self._lock, suppress(OSError, ValueError):
+            if self._is_live:
+                self._is_live = False
+                self._stream().write("\n")
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -56,7 +62,8 @@ class ProgressPrinter:
     def __call__(self, progress: "Progress") -> None:
         """Print progress at the beginning of a stage, when the device is first waited for, and after a while."""
         with suppress(OSError, ValueError):
-            now, live = self._clock(), self._stream().isatty()
+            now = self._clock()
+            live = self._changes and is_changeable(self._stream())
             is_new, waits = progress.stage != self._stage, bool(progress.note)
             rested = now - self._told_at >= (LIVE_S if live else LINE_S)
             if not (is_new or rested or (waits and not self._has_waited)):
@@ -70,6 +77,9 @@ class ProgressPrinter:
         """Print what a tuning has found."""
         self.say(self._place + gain_of(configuration))
 
+    def failed(self, error: BaseException) -> None:
+        """Print nothing: whoever asked for the tuning gets the error."""
+
     def _write(self, text: str, *, stays: bool) -> None:
         with self._lock, suppress(OSError, ValueError):
             stream = self._stream()
@@ -82,54 +92,9 @@ class ProgressPrinter:
             stream.flush()
 
 
-PRINTER = ProgressPrinter()
-
-
-def show(progress: "Progress") -> None:
-    """Print progress on standard error; the default of `watch`."""
-    if not is_quiet():
-        PRINTER(progress)
-
-
-class Teller:
-    """Tells of a tuning, to the user's own `watch` or on standard error.
-
-    Args:
-        watch: `show` prints; None is silent; any other is called with the progress, and nothing is printed.
-    """
-
-    def __init__(self, watch: "Watch | None") -> None:
-        self._printer = PRINTER if watch is show and not is_quiet() else None
-        self.watch: Watch = self._printer or (_nothing if watch is None or watch is show else watch)
-
-    def say(self, text: str) -> None:
-        if self._printer is not None:
-            self._printer.say(text)
-
-    @contextmanager
-    def telling(self, place: str) -> Iterator[Callable[[Configuration], None]]:
-        """Name a tuning that begins, and yield what is called with its answer."""
-        if self._printer is None:
-            yield _nothing
-            return
-        self._printer.begin(place)
-        try:
-            yield self._printer.found
-        finally:
-            self._printer.begin("")
-
-
-def teller_of_backend(quiet: bool) -> Say | None:
-    """Return what prints a line about compiling; None where nothing is printed."""
-    return None if quiet or is_quiet() else PRINTER.say
-
-
-def is_quiet() -> bool:
-    """Say whether nothing is printed: `AUTOTUNER_QUIET` says so, or another process of a training prints it."""
-    torch: Any = sys.modules.get("torch")  # not imported for this
-    distributed = None if torch is None or not torch.distributed.is_available() else torch.distributed
-    is_other = distributed is not None and distributed.is_initialized() and distributed.get_rank() > 0
-    return is_other or Settings.from_environment().quiet
+def is_changeable(stream: TextIO) -> bool:
+    """Say whether a line on a stream can change: on a terminal that moves its cursor, without a display of rich's."""
+    return stream.isatty() and not is_dumb_terminal() and not hasattr(stream, "rich_proxied_file")
 
 
 def line_of(progress: "Progress") -> str:
@@ -167,7 +132,3 @@ def gain_of(configuration: Configuration) -> str:
 
 def _in_brackets(words: str) -> str:
     return f" ({words})" if words else ""
-
-
-def _nothing(_: object) -> None:
-    """Tell nobody."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autotuner.api.backend import check_examples, chosen, compile_graph
 from autotuner.api.knowledge import Given
-from autotuner.api.progress_lines import Teller, show
+from autotuner.api.telling import Teller, show
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.runtime.batches import moved_to

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from autotuner.api.knowledge import device_type_of
 from autotuner.api.layers import as_model
-from autotuner.api.progress_lines import Teller, show
+from autotuner.api.telling import Teller, show
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning, stacklevel
 from autotuner.ir.models import Model
@@ -100,8 +100,9 @@ def tune(
         device: device type: "cpu" or "cuda"; by default where the module's parameters are, of a named model "cpu".
         threads: that a kernel may use; by default `AUTOTUNER_THREADS` or all cores.
         space: path of a search space file; by default that of the device type.
-        watch: called with the progress. By default it is printed on standard error: as a line that changes at a
-            terminal, as lines elsewhere; `AUTOTUNER_QUIET=1` and None print nothing.
+        watch: called with the progress. By default it is shown on standard error: as a display that changes in place
+            at a terminal (one line, where rich is not installed), as lines elsewhere, or as `AUTOTUNER_PROGRESS` says;
+            `AUTOTUNER_QUIET=1` and None print nothing.
         fleet: measure on all GPUs of a cluster, as `autotuner.fleet.tuning.Fleet` names it.
         tuning: the fields of `autotuner.TuneOptions`, such as `gap=0.05` or `budget_bytes=2**30`.
 
@@ -172,14 +173,14 @@ class Effort:
         settings = replace(settings, threads=self.threads if self.threads is not None else settings.threads)
         file = space_file(device, self.space)
         stored = self.database if self.database is not None else settings.database_url
-        with open_database(stored) as opened, teller.telling(place or request.model.reference) as tell:
+        with open_database(stored) as opened, teller.telling(place or request.model.reference) as told:
             if self.fleet is None:
-                found = tune_attended(request, opened, file, settings, watch=teller.watch)
+                found = tune_attended(request, opened, file, settings, watch=told.watch)
             else:
                 from autotuner.fleet.tuning import tune_over
 
-                found = tune_over(self.fleet, request, opened, file, settings, watch=teller.watch)
-            tell(found)
+                found = tune_over(self.fleet, request, opened, file, settings, watch=told.watch)
+            told.found(found)
         if found.doubts:
             reasons = " ".join(doubt.sentence for doubt in found.doubts)
             warnings.warn(

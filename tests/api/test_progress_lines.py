@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import autotuner
-from autotuner.api import progress_lines, tuning
+from autotuner.api import telling, tuning
 from autotuner.api.progress_lines import ProgressPrinter, gain_of, line_of
 from autotuner.database import open_database
 from autotuner.plan.configuration import Configuration
@@ -41,7 +41,8 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let progress be printed, as it is where nobody asks for quiet."""
-    monkeypatch.delenv("AUTOTUNER_QUIET", raising=False)
+    for name in ("AUTOTUNER_QUIET", "AUTOTUNER_PROGRESS", "TERM"):
+        monkeypatch.delenv(name, raising=False)
     torch._dynamo.reset()
 
 
@@ -121,6 +122,31 @@ def test_at_a_terminal_one_line_changes_and_what_was_found_stays() -> None:
     printer.say("found")
     lines = [f"\rautotuner: measuring {done} of 3\x1b[K" for done in range(3)]
     assert stream.getvalue() == "".join(lines) + "\r\x1b[Kautotuner: found\n"
+
+
+def test_the_line_of_a_tuning_that_ended_early_stays() -> None:
+    stream = Terminal()
+    printer = ProgressPrinter(lambda: stream)
+    printer(Progress("measure", 1, 3))
+    printer.begin("")
+    printer.say("next")
+    assert stream.getvalue() == "\rautotuner: measuring 1 of 3\x1b[K\nautotuner: next\n"
+
+
+def test_at_a_terminal_that_moves_no_cursor_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    printer = ProgressPrinter(lambda: stream)
+    printer(Progress("measure", 0, 3))
+    printer(Progress("measure", 1, 3))
+    printer(Progress("solve", 0, 0))
+    assert stream.getvalue() == "autotuner: measuring 0 of 3\nautotuner: solving\n"
+
+
+def test_lines_that_are_asked_for_stay_at_a_terminal_as_well() -> None:
+    stream = Terminal()
+    ProgressPrinter(lambda: stream, changes=False)(Progress("measure", 0, 3))
+    assert stream.getvalue() == "autotuner: measuring 0 of 3\n"
 
 
 def test_a_stream_that_is_closed_ends_no_tuning() -> None:
@@ -245,8 +271,8 @@ def total(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_only_the_first_process_of_a_training_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not progress_lines.is_quiet()
+    assert telling.progress_format() == "auto"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    assert progress_lines.is_quiet()
+    assert telling.progress_format() == "none"
     assert "torch" in sys.modules
