@@ -13,11 +13,12 @@ import typer
 
 from autotuner.errors import InputError, ModelError
 from autotuner.files import check_writable
-from autotuner.settings import Limits, TuneKeywords, parsed_bytes
+from autotuner.settings import Limits, TuneKeywords, parsed_bytes, progress_format
 
 if TYPE_CHECKING:
     from autotuner.ir.models import Model
     from autotuner.ir.records import Scalar
+    from autotuner.settings import ProgressFormat
 
 Reference = Annotated[
     str, typer.Argument(help="Model and preset, e.g. bert-encoder:tiny, or the path of a model file.")
@@ -41,6 +42,15 @@ Budget = Annotated[
     typer.Option(help="The most memory that a step may need beside parameters and inputs, e.g. 512MiB."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ProgressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--progress",
+        help="rich (a live display), lines, json (lines of JSON), none, or auto: rich at a terminal, lines elsewhere. "
+        "On standard error.",
+        show_default="$AUTOTUNER_PROGRESS, or else auto",
+    ),
+]
 ConfigurationPath = Annotated[Path, typer.Argument(help="A configuration, as `tune --output` writes it.")]
 
 
@@ -121,6 +131,23 @@ def given_model(
     from autotuner.ir.models import named_model
 
     return named_model(reference, extents=given_extents(extent), options=given_options(option), dtype=dtype)
+
+
+def given_progress(text: str | None, *, as_json: bool) -> "ProgressFormat":
+    """Return how progress is shown: as the option says, or else the settings.
+
+    Args:
+        as_json: the result is for a program, for which progress is shown only where that is asked for.
+
+    Raises:
+        InputError: there is no such format.
+    """
+    from autotuner.api.telling import progress_format as of_settings
+
+    if text is not None:
+        return progress_format(text, "--progress")
+    found = of_settings()
+    return "none" if as_json and found == "auto" else found
 
 
 def given_extents(texts: Sequence[str] | None) -> dict[str, int]:

@@ -1,16 +1,21 @@
 """Progress on standard error, while a tuning run measures or a job of a service is followed."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autotuner.cli.console import err, plain
+from autotuner.cli.console import err
+from autotuner.plan.phrases import plain
 
 if TYPE_CHECKING:
+    from autotuner.api.progress_json import JsonPrinter
+    from autotuner.plan.configuration import Configuration
     from autotuner.server.wire.responses import JobView, ProgressView
+    from autotuner.settings import ProgressFormat
     from autotuner.tuner import Progress as TuningProgress
 
 LINE_S = 5.0
@@ -48,40 +53,74 @@ class ProgressLines:
 
 
 class Shown:
-    """A progress bar that a tuning run calls, or lines off a terminal; nothing where the output is for a program."""
+    """Progress of a tuning run on standard error, in the format that was asked for.
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._lines = None if quiet or err.is_terminal else ProgressLines()
-        self.bars = progress_bars()
-        self.context = nullcontext() if quiet or self._lines else self.bars
-        self.tasks: dict[str, Any] = {}
+    Args:
+        progress_format: `auto` is a display at a terminal and lines elsewhere, `rich` a display in any case.
+        place: the model that is tuned.
+    """
+
+    def __init__(self, progress_format: "ProgressFormat", place: str = "") -> None:
+        self._format, self._place = progress_format, place
+        self._json: JsonPrinter | None = None
+        self._watch: Callable[[TuningProgress], None] = lambda _: None
+        self._contexts = ExitStack()
 
     def __enter__(self) -> "Shown":
-        self.context.__enter__()
+        if self._format == "none":
+            return self
+        if self._format == "json":
+            from autotuner.api.progress_json import JsonPrinter
+
+            self._watch = self._json = JsonPrinter()
+            self._json.begin(self._place)
+            self._contexts.enter_context(_warnings_as(self._json))
+            return self
+        lines = ProgressLines()
+
+        def tell(progress: "TuningProgress") -> None:
+            from autotuner.api.progress_lines import line_of
+
+            lines(progress.stage, line_of(progress), waits=bool(progress.note))
+
+        self._watch = tell
+        if self._format != "lines":
+            from autotuner.api.progress_view import live_display
+
+            display = live_display(self._place, tell, forced=self._format == "rich", console=err, stays=True)
+            self._watch = tell if display is None else self._contexts.enter_context(display)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
+        self._contexts.__exit__(*error)
 
     def __call__(self, progress: "TuningProgress") -> None:
-        from autotuner.api.progress_lines import line_of, plan_of
-        from autotuner.plan.phrases import time_left
-        from autotuner.server.wire.responses import STAGES
+        self._watch(progress)
 
-        if self._lines is not None:
-            self._lines(progress.stage, line_of(progress), waits=bool(progress.note))
-            return
-        if progress.stage not in self.tasks:
-            self.tasks[progress.stage] = self.bars.add_task(STAGES[progress.stage], total=None, note="")
-        notes = [f"{n} {word}" for n, word in ((progress.reused, "reused"), (progress.failed, "failed")) if n]
-        notes += [progress.note] if progress.note else []
-        notes += [plan_of(progress)] if progress.best_us is not None else []
-        left = time_left(progress.eta_s, progress.left_s)
-        notes += [left] if left else []
-        self.bars.update(
-            self.tasks[progress.stage], total=progress.total or 1, note=", ".join(notes),
-            completed=progress.done if progress.total else 1,
-        )  # fmt: skip
+    def found(self, configuration: "Configuration") -> None:
+        """Tell a program what the run has found; people read it on standard output."""
+        if self._json is not None:
+            self._json.found(configuration)
+
+    def tells(self, error: BaseException) -> bool:
+        """Tell a program why there is no answer, and say whether that was done."""
+        if self._json is not None:
+            self._json.failed(error)
+        return self._json is not None
+
+
+@contextmanager
+def _warnings_as(lines: "JsonPrinter") -> Iterator[None]:
+    """Print warnings as events."""
+
+    def tell(message: Warning | str, *_: object, **__: object) -> None:
+        lines.tell("warning", text=str(message))
+
+    before, warnings.showwarning = warnings.showwarning, tell
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 class Followed:

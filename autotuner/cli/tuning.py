@@ -20,11 +20,13 @@ from autotuner.cli.options import (
     Json,
     Option,
     Output,
+    ProgressOption,
     Reference,
     Threads,
     check_output,
     effort,
     given_model,
+    given_progress,
     repetition,
     with_tuning,
 )
@@ -39,7 +41,7 @@ from autotuner.cli.printing import (
     print_solution,
 )
 from autotuner.cli.progress import Shown
-from autotuner.errors import CheckError, InputError, ProblemError
+from autotuner.errors import AutotunerError, CheckError, InputError, ProblemError
 from autotuner.files import write
 from autotuner.settings import TuneKeywords, parsed_bytes
 
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from autotuner.solve.problem import Problem, Solution
 
 commands = typer.Typer()
+
+INTERRUPTED = "what was measured is kept, the same command goes on from there"
 
 
 @commands.command()
@@ -68,6 +72,7 @@ def tune(
     measurer: FleetMeasurerOption = None,
     measurer_arguments: FleetArguments = None,
     tuning: TuneKeywords,
+    progress: ProgressOption = None,
     as_json: Json = False,
 ) -> None:
     """Measure what the database does not know yet, solve, and print the best configuration.
@@ -81,10 +86,12 @@ def tune(
     check_output(output, model, space, database or Settings.from_environment().database_url)
     chosen = given_model(model, extent, option, dtype)
     over = given_fleet(fleet, address, gpus, device, measurer, measurer_arguments)
-    with _interruptible(), Shown(quiet=as_json) as show:
+    show = Shown(given_progress(progress, as_json=as_json), chosen.reference)
+    with _ended_early(show), show:
         found = here.tune(
             chosen, database=database, device=device, threads=threads, space=space, watch=show, fleet=over, **tuning
         )
+        show.found(found)
     if output is not None:
         save_configuration(found, output)
     print_configuration(found, as_json=as_json)
@@ -93,13 +100,18 @@ def tune(
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Say what an interrupt means for what was measured."""
+def _ended_early(show: Shown) -> Iterator[None]:
+    """Say what an interrupt means for what was measured; tell a program that one or an error ended the run."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print("interrupted; what was measured is kept, the same command goes on from there")
+        if not show.tells(KeyboardInterrupt(INTERRUPTED)):
+            err.print(f"interrupted; {INTERRUPTED}")
         raise typer.Exit(130) from None
+    except AutotunerError as error:
+        if not show.tells(error):
+            raise
+        raise typer.Exit(error.exit_code) from None
 
 
 @commands.command()

@@ -34,21 +34,12 @@ def test_every_stage_of_a_run_has_a_word() -> None:
     assert set(STAGES) == set(get_args(get_type_hints(Progress)["stage"]))
 
 
-def test_progress_shows_each_stage_once_with_what_was_reused_and_failed() -> None:
-    shown = progress.Shown(quiet=True)
-    shown(Progress("space", 0, 0))
-    shown(Progress("measure", 1, 4))
-    shown(Progress("measure", 3, 4, reused=2, failed=1))
-    bars = [(b.description, b.completed, b.total, b.fields["note"]) for b in shown.bars.tasks]
-    assert bars == [("enumerating", 1, 1, ""), ("measuring", 3, 4, "2 reused, 1 failed")]
-
-
 def test_off_a_terminal_progress_is_lines_one_for_each_stage_and_then_one_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(progress, "ProgressLines", partial(progress.ProgressLines, lambda: now_s))
-    with progress.Shown(quiet=False) as shown:
+    with progress.Shown("auto") as shown:
         shown(Progress("space", 0, 0))
         for done in range(100):
             now_s = done / 10
@@ -78,7 +69,7 @@ def test_a_doubtful_configuration_says_why_and_what_to_do(found: Configuration, 
 
 
 def test_progress_for_a_program_prints_nothing(capsys: Captured) -> None:
-    with progress.Shown(quiet=True) as shown:
+    with progress.Shown("none") as shown:
         shown(Progress("measure", 3, 4))
     assert capsys.readouterr() == ("", "")
 
