@@ -14,6 +14,7 @@ from tests.docs.blocks import DOCUMENTS, blocks
 from tests.docs.session import commands
 
 INLINE = re.compile(r"`((?:\.venv/bin/)?autotuner [^`]+)`")
+REDIRECTION = re.compile(r" 2?> \S+")
 OPTION = re.compile(r"`(--[a-z][a-z-]*)[^`]*`")
 OTHERS = {
     "--publish": "docker run", "--no-healthcheck": "docker run", "--build-arg": "docker build", "--block": "ray start",
@@ -49,7 +50,7 @@ def test_there_are_command_lines() -> None:
 def test_every_command_line_is_understood(document: str, line: str) -> None:  # noqa: ARG001
     """Arguments may be missing: a sentence names a command with an option."""
     command: Any = typer.main.get_command(app)
-    words = shlex.split(line, comments=True)[1:]
+    words = shlex.split(REDIRECTION.sub("", line), comments=True)[1:]
     while hasattr(command, "commands"):
         if not words:
             return
