@@ -21,6 +21,7 @@ from autotuner.runtime.combinations import CHANGES, COMBINATIONS, LIMITED, WARM_
 from autotuner.runtime.devices import DeviceRuntime, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.gradient_exchange import GradientExchange
+from autotuner.runtime.group_end import close_before_groups
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
 from autotuner.runtime.padding.calls import PaddedCalls
@@ -97,6 +98,8 @@ class WholeStep:
                 reason = "several processes exchange gradients by another backend than NCCL"
             if reason is not None:
                 self._give_up(reason)
+            elif exchange is not None:
+                close_before_groups(self)
 
     def __call__(self, *batches: Any) -> Tensor:
         """Run one training step, and return its loss, detached.
@@ -115,6 +118,13 @@ class WholeStep:
         call = self._padded_calls.fitted(batches, self._modes())
         with self._padded_calls.timed(call):
             return self._stepped(call.batches)
+
+    def close(self) -> None:
+        """Let all graphs go, with their memory; steps that come later are captured anew.
+
+        Of several processes, this happens by itself before torch's process group is destroyed.
+        """
+        self._forget()
 
     def optimizer_state(self) -> dict[str, Any] | None:
         """Return the optimizer's `state_dict()`; where processes share it out, all of it, in the first; None elsewhere.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import destroy_process_group
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +25,7 @@ from tests.runtime.whole_steps import Recorder
 pytestmark = pytest.mark.slow
 
 RANKS, STEPS, MAX_NORM = 2, 6, 0.05
+KEPT: list[WholeStep] = []
 
 
 class Net(nn.Module):
@@ -101,6 +103,7 @@ def captured(rank: int) -> tuple[Any, str]:
         exchange=exchange,
     )
     norms = run(step, rank)
+    KEPT.append(step)
     return (norms, values(model), recorder.captures, step.replays), str(step)
 
 
@@ -146,8 +149,10 @@ def run_rank(rank: int, folder: str) -> None:
     step, _ = stepped(model, process_group=distributed.new_group([rank], use_local_synchronization=True))
     found["alone"] = run(step, rank), values(model)
     found["errors"] = errors(rank)
+    before = len(KEPT[0]._known)
+    destroy_process_group()
+    found["graphs"] = before, len(KEPT[0]._known)
     torch.save(found, f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
 
 
 def errors(rank: int) -> list[str]:
@@ -225,6 +230,10 @@ def test_a_step_is_captured_and_its_replays_exchange(found: list[dict[str, Any]]
         assert rank["captured words"].startswith("4 of 6 steps were replayed, from 1 CUDA graphs; gradients of 2 proc")
         assert "gradients of 2 processes are averaged in 1 buckets of up to" in rank["words"]
         assert "as predicted" in rank["words"]
+
+
+def test_graphs_go_before_the_process_group_does(found: list[dict[str, Any]]) -> None:
+    assert [rank["graphs"] for rank in found] == [(1, 0), (1, 0)]
 
 
 def test_the_state_is_shared_out_and_can_be_put_together(found: list[dict[str, Any]]) -> None:
