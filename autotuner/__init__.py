@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from autotuner.api.survey import regions as regions
     from autotuner.api.training import training_step as training_step
     from autotuner.api.tuning import tune as tune
+    from autotuner.api.ways import compare_ways as compare_ways
     from autotuner.errors import AutotunerError as AutotunerError
     from autotuner.errors import TunedWarning as TunedWarning
     from autotuner.plan.configuration import Configuration as Configuration
@@ -56,6 +57,7 @@ _PLACES = {
     "check": "api",
     "clip_in_buckets": "api.clipping",
     "compare_batches": "api.comparing",
+    "compare_ways": "api.ways",
     "layer_to_layer": "api.layer_to_layer",
     "load_configuration": "api",
     "module": "api",

@@ -12,8 +12,8 @@ NAMES = (
     "load_configuration", "module", "optimize", "restore", "save_configuration", "summary", "tune",
 )  # fmt: skip
 OF_TORCH = (
-    "batches", "clip_in_buckets", "compare_batches", "layer_to_layer", "packed", "packed_attention", "packed_batches",
-    "packed_bounds", "regions", "training_step",
+    "batches", "clip_in_buckets", "compare_batches", "compare_ways", "layer_to_layer", "packed", "packed_attention",
+    "packed_batches", "packed_bounds", "regions", "training_step",
 )  # fmt: skip
 """Those that are imported with torch, whose models they are for."""
 

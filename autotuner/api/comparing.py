@@ -193,7 +193,7 @@ def compare_batches(
         raise InputError("there are no batches to compare: give one of each size")
     rows = []
     for batch, tensors in sizes:
-        with _as_before(model, optimizer):
+        with as_before(model, optimizer):
             step_ms, needs, front, note = _tried(model, optimizer, batch, loss, budget_bytes, options)
         tokens = next((each.numel() for each in tensors if not each.is_floating_point() and each.dim() > 1), None)
         shape = tuple(tensors[0].shape)
@@ -262,7 +262,7 @@ def _tried(
 
 
 @contextmanager
-def _as_before(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def as_before(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put back parameters, buffers, the optimizer's state and the states of generators; copies wait on the host."""
     tensors = [*model.parameters(), *model.buffers()]
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]

@@ -1,7 +1,7 @@
 """A batch sampler that draws each epoch in another order, deals each step to ranks, and goes on where it was."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,10 @@ class EpochSampler(Sampler[list[int]]):
             if number >= begin:
                 self._drawn = number + 1
                 yield [int(sequence) for sequence in step[self._rank]]
+
+    def lengths_of(self, numbers: Sequence[int]) -> list[int]:
+        """Return the tokens of sequences, by their numbers."""
+        return [int(length) for length in self._lengths[list(numbers)]]
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration draw the order of an epoch, as torch's `DistributedSampler` has it."""

@@ -44,8 +44,7 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     if any(hasattr(config, name) for name in ("vision_config", "audio_config", "image_token_id")):
         raise InputError(f"{type(model).__name__} has other inputs than text, which packed does not take")
     register()
-    before = {"": config._attn_implementation}
-    before |= {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    before = attention_of(model)
     packer = Packer(multiple, tokens, shifted_labels, first=_first_position(model))
     try:
         model.set_attn_implementation(NAME)
@@ -62,6 +61,26 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     elif found is not None and found != shifted_labels:
         raise InputError(f"the loss of {type(model).__name__} says shifted_labels={found}; given: {shifted_labels}")
     return packer
+
+
+def attention_of(model: Any) -> dict[str, Any]:
+    """Return the attention of a model of transformers, and that of its parts by name; nothing of another model."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        return {}
+    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    return {"": config._attn_implementation, **parts}
+
+
+def unpacked_again(model: Any, before: dict[str, Any]) -> None:
+    """Have a model be as before `packed`, with the attention that it had."""
+    if before.get("", NAME) == NAME:
+        return
+    model.set_attn_implementation(before)
+    hooks = model._forward_pre_hooks
+    for number in [number for number, hook in hooks.items() if hook is bounds_by_positions]:
+        del hooks[number]
+        model._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None = None) -> Tensor:
