@@ -59,6 +59,10 @@ class PackedBatches(EpochSampler):
     def _epoch_steps(self) -> Iterator[list[Any]]:
         return iter(self._all_steps())
 
+    def steps(self) -> list[list[Any]]:
+        """Return this epoch's steps: a batch for each rank, as numbers of sequences."""
+        return self._all_steps()
+
     @property
     def filled(self) -> float:
         """The share of the places in this epoch's batches that sequences fill."""
