@@ -1,7 +1,7 @@
 """The buckets of gradients for one set of trained parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -20,17 +20,22 @@ class BucketPlan:
         order: of parameters that get gradients, as they come.
         silent: parameters without a gradient in any process so far.
         moving: buffers that steps write to.
+        owners: ranks that update parameters, by `id`, where the optimizer's state is shared out: once one is chosen, it
+            stays, for the state lies there. None where it is not.
         limit: bytes of a bucket.
         exchange_us: predicted time of all exchanges.
         exposed_us: what of it is behind backward; None before times are known.
+        runs: steps with the buckets as they are.
     """
 
     order: list[nn.Parameter]
     silent: list[nn.Parameter]
     moving: list[Tensor]
+    owners: dict[int, int] | None = None
     limit: int = FIRST_LIMIT
     exchange_us: float = 0.0
     exposed_us: float | None = None
+    runs: int = 0
     buckets: list[Bucket] = field(default_factory=list)
     bucket_of: dict[int, Bucket] = field(default_factory=dict)
 
@@ -56,13 +61,25 @@ class BucketPlan:
         self._append(parameters, [arrival(parameter) for parameter in parameters], ranks)
 
     def _append(self, parameters: Sequence[nn.Parameter], arrivals: Sequence[Arrival], ranks: int) -> None:
-        load = [sum(bucket.size for bucket in self.buckets if bucket.owner == rank) for rank in range(ranks)]
-        made = [Bucket([parameters[number] for number in numbers]) for numbers in buckets_of(arrivals, self.limit)]
+        known = {} if self.owners is None else self.owners
+        there = [
+            replace(each, place=(each.place, known.get(id(parameter))))
+            for parameter, each in zip(parameters, arrivals, strict=True)
+        ]
+        made = [Bucket([parameters[number] for number in numbers]) for numbers in buckets_of(there, self.limit)]
+        load = [0] * ranks
+        for bucket in (*self.buckets, *made):
+            if id(bucket.parameters[0]) in known:
+                bucket.owner = known[id(bucket.parameters[0])]
+                load[bucket.owner] += bucket.size
         for bucket in sorted(made, key=lambda bucket: -bucket.size):
-            bucket.owner = load.index(min(load))
-            load[bucket.owner] += bucket.size
+            if id(bucket.parameters[0]) not in known:
+                bucket.owner = load.index(min(load))
+                load[bucket.owner] += bucket.size
+        known.update((id(parameter), bucket.owner) for bucket in made for parameter in bucket.parameters)
         self.buckets += made
         self.bucket_of |= {id(parameter): bucket for bucket in made for parameter in bucket.parameters}
+        self.runs = 0
 
 
 def arrival(parameter: nn.Parameter, us: float = 0.0) -> Arrival:

@@ -35,11 +35,13 @@ class Bucket:
 
     def __post_init__(self) -> None:
         unit = max(1, ALIGNMENT // self.parameters[0].element_size())
-        self._offsets, self.elements = list[int](), 0
+        offsets, self.elements = list[int](), 0
         for parameter in self.parameters:
-            self._offsets.append(self.elements)
+            offsets.append(self.elements)
             self.elements += -(-parameter.numel() // unit) * unit
         self._has_gaps = self.elements != sum(parameter.numel() for parameter in self.parameters)
+        like = [torch.empty_like(parameter, device="meta") for parameter in self.parameters]
+        self._places = [(each.size(), each.stride(), at) for each, at in zip(like, offsets, strict=True)]
 
     @property
     def size(self) -> int:
@@ -78,9 +80,4 @@ class Bucket:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """Return each parameter's part, strided as the parameter where that fills it."""
-        found = []
-        for parameter, at in zip(self.parameters, self._offsets, strict=True):
-            part = flat[at : at + parameter.numel()]
-            like = torch.empty_like(parameter, device="meta")
-            found.append(part.as_strided(like.size(), like.stride()))
-        return found
+        return [flat.as_strided(size, stride, at) for size, stride, at in self._places]

@@ -9,7 +9,7 @@ one that has none in any keeps none, and gets a bucket once one comes.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from typing import Any
@@ -18,6 +18,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from autotuner.errors import InputError
 from autotuner.ir.device import CPU
@@ -33,7 +34,6 @@ TINY = 1e-6
 """Added to norms, as `torch.nn.utils.clip_grad_norm_` does."""
 PROBES = SIZES[0], SIZES[5]
 """Bytes of exchanges that are timed."""
-PROBE_RUNS = 4
 OWN_BUCKETS = 4
 """Each process has so many at least, where the optimizer's state is shared out: so shares are about equal."""
 
@@ -76,7 +76,8 @@ class GradientExchange:
             # Processes capture at different steps where their batches have different shapes, and NCCL has them meet to
             # exchange addresses for a capture.
             os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-        self._plans: dict[tuple[int, ...], BucketPlan] = {}
+        self._plans: dict[Hashable, BucketPlan] = {}
+        self._owners: dict[int, int] | None = {} if shards else None
         self._everyone: list[int] = []
         self._arrived: dict[int, Any] = {}
         self._began: Any = None
@@ -110,8 +111,9 @@ class GradientExchange:
 
     @property
     def is_settled(self) -> bool:
-        """True where the buckets are those of all later steps."""
-        return self._plan is not None and self._plan.is_timed
+        """True where the buckets are those of all later steps, and have been exchanged: NCCL sets up at first use."""
+        plan = self._plans.get(self._key())
+        return plan is not None and plan.is_timed and plan.runs > 0
 
     def has_new_buckets(self) -> bool:
         """Say whether there are since the last question: what was captured before does not know them."""
@@ -151,7 +153,7 @@ class GradientExchange:
     def begin(self) -> None:
         """Begin a step."""
         self._arrived, self._launched = {}, 0
-        self._plan = self._plans.get(tuple(id(parameter) for parameter in self._parameters()))
+        self._plan = self._plans.get(self._key())
         if self._plan is not None:
             self._plan.begin()
             if self.shards:
@@ -202,6 +204,7 @@ class GradientExchange:
             self._copy_from_first(plan.moving)
         self._launched = 0
         plan.begin()
+        plan.runs += 1
         if self._is_timed_now:
             self._choose(plan)
 
@@ -211,11 +214,9 @@ class GradientExchange:
         It is what `optimizer.state_dict()` returns where nothing is shared out.
         """
         own = self._optimizer.state_dict()
-        on_host = {
-            key: {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
-            for key, state in own["state"].items()
-        }
-        of_all = self.peers.objects(on_host if self.shards or self.peers.rank == 0 else {})
+        if not self.shards:
+            return own if self.peers.rank == 0 else None
+        of_all = self.peers.objects(tree_map_only(Tensor, Tensor.cpu, own["state"]))
         if of_all is None:
             return None
         states = {key: state for part in of_all for key, state in part.items()}
@@ -224,6 +225,11 @@ class GradientExchange:
     def _parameters(self) -> list[nn.Parameter]:
         groups = self._optimizer.param_groups
         return list({id(p): p for group in groups for p in group["params"] if p.requires_grad}.values())
+
+    def _key(self) -> Hashable:
+        """Return what a plan of buckets is for: parameters that are trained, and modes, by which buffers change."""
+        modes = tuple(module.training for module in self._model.modules())
+        return modes, tuple(id(parameter) for parameter in self._parameters())
 
     def _check_equal(self) -> None:
         shapes = [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters()]
@@ -300,8 +306,9 @@ class GradientExchange:
         if self.shards:
             self.peers.wait(self.peers.all_reduce(squared, averages=False))
         norm = squared.sqrt()
+        coefficient = _coefficient(max_norm, norm)
         for flat in kept:
-            flat.mul_(_coefficient(max_norm, norm).to(flat.dtype))
+            flat.mul_(coefficient.to(flat.dtype))
         return norm
 
     def _is_own(self, bucket: Bucket) -> bool:
@@ -358,7 +365,7 @@ class GradientExchange:
             raise InputError("no parameter has a gradient: the loss depends on none that the optimizer moves")
         silent = [p for p, is_one in zip(parameters, is_used, strict=False) if not is_one]
         moving = [b for b, is_one in zip(buffers, is_used[len(parameters) :], strict=True) if is_one]
-        plan = self._plans[tuple(id(parameter) for parameter in parameters)] = BucketPlan(used, silent, moving)
+        plan = self._plans[self._key()] = BucketPlan(used, silent, moving, self._owners)
         arrivals = [self._arrival(parameter) for parameter in used]
         limit = min(FIRST_LIMIT, sum(each.size for each in arrivals) // (OWN_BUCKETS * self.peers.size))
         plan.divide(arrivals, limit if self.shards else FIRST_LIMIT, self.peers.size)
@@ -375,23 +382,14 @@ class GradientExchange:
         """
         arrivals = [self._arrival(parameter) for parameter in plan.order]
         small, large = PROBES
-        time = ExchangeTime.fitted(small, self._probe_us(small), large, self._probe_us(large))
+        small_us, large_us = (self.peers.exchange_us(size, self._runtime) for size in PROBES)
+        time = ExchangeTime.fitted(small, small_us, large, large_us)
         limit = plan.limit if self.shards else chosen_limit(arrivals, time)
         whole_us, exposed = time.of(sum(each.size for each in arrivals)), exposed_us(arrivals, limit, time)
         limit, whole_ns, exposed_ns = self.peers.told_by_first([limit, int(whole_us * 1e3), int(exposed * 1e3)])
         plan.exchange_us, plan.exposed_us = whole_ns / 1e3, exposed_ns / 1e3
         if limit != plan.limit:
             plan.divide(arrivals, limit, self.peers.size)
-
-    def _probe_us(self, size: int) -> float:
-        """Return the least time of an exchange of so many bytes."""
-        tensor = torch.zeros(size // 4, device=self._runtime.device)
-        found = []
-        for _ in range(PROBE_RUNS):
-            began = self._runtime.mark()
-            self.peers.wait(self.peers.all_reduce(tensor, averages=self._averages))
-            found.append(self._runtime.elapsed_us(began, self._runtime.mark()))
-        return min(found)
 
 
 def _coefficient(limit: float, norm: Tensor) -> Tensor:

@@ -4,12 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from socket import gethostname
 from typing import Any
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
 from torch import Tensor, distributed
 
 from autotuner.errors import InputError, PeerLostError
+from autotuner.runtime.devices import DeviceRuntime
+
+PROBE_RUNS = 4
+"""Exchanges that are timed."""
+_ON_HOST: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+"""Groups of the same processes that speak on the host, by the group that does not."""
 
 
 def are_several(group: Any = None) -> bool:
@@ -44,9 +51,12 @@ class Peers:
             raise InputError("this process is not in the process_group: give one that it belongs to, or none for all")
         self._host: Any = self.group
         if torch.device("cpu") not in self.group._device_types:
-            ranks = distributed.get_process_group_ranks(self.group)
-            with self.answering():
-                self._host = distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            if self.group not in _ON_HOST:
+                ranks = distributed.get_process_group_ranks(self.group)
+                with self.answering():
+                    made = distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+                _ON_HOST[self.group] = made
+            self._host = _ON_HOST[self.group]
 
     def averages(self, device: torch.device) -> bool:
         """Say whether the group's backend for a device averages by itself, and in graphs: NCCL does."""
@@ -113,6 +123,15 @@ class Peers:
         """Begin to copy a contiguous tensor of one process to the others."""
         with self.answering():
             return distributed.broadcast(tensor, group=self.group, group_src=source, async_op=True)
+
+    def exchange_us(self, size: int, runtime: DeviceRuntime) -> float:
+        """Return the least time of some exchanges of so many bytes on a device."""
+        tensor, found = torch.zeros(size // 4, device=runtime.device), []
+        for _ in range(PROBE_RUNS):
+            began = runtime.mark()
+            self.wait(self.all_reduce(tensor, averages=False))
+            found.append(runtime.elapsed_us(began, runtime.mark()))
+        return min(found)
 
     def wait(self, work: Any) -> None:
         """Have what is queued from now on wait for what was begun."""

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import destroy_process_group
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import autotuner
 from autotuner.errors import InputError, PeerLostError
+from autotuner.runtime.data_parallel import together
 from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.processes import Peers
 from autotuner.runtime.whole_step import WholeStep
@@ -38,8 +40,9 @@ class Net(nn.Module):
         self.layers = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
         self.unused, self.sometimes, self.last = nn.Linear(3, 3), nn.Linear(40, 40), nn.Linear(40, 1)
 
-    def forward(self, x: Tensor, also: bool = True) -> Tensor:
-        x = functional.gelu(self.layers(self.norm(self.first(x))))
+    def forward(self, x: Tensor, also: bool = True, norms: bool = True) -> Tensor:
+        x = self.first(x)
+        x = functional.gelu(self.layers(self.norm(x) if norms else x))
         return self.last(self.sometimes(x) if also else x)  # type: ignore[no-any-return]
 
 
@@ -52,6 +55,12 @@ def plain_loss(model: Any, batch: Any) -> Tensor:
     """Without the batch norm, which computes other things of half a batch."""
     x = functional.gelu(model.layers(model.first(batch["x"])))
     found: Tensor = model.last(model.sometimes(x)).square().mean()
+    return found
+
+
+def hooked_loss(model: Any, batch: Any) -> Tensor:
+    """The same of a model that has to be called itself."""
+    found: Tensor = model(batch["x"], norms=False).square().mean()
     return found
 
 
@@ -145,6 +154,15 @@ def run_rank(rank: int, folder: str) -> None:
         step({**own(rank, number), "also": uses_all(rank, number)})
     found["buffers"], found["sometimes"] = values(model), [b.clone() for b in model.buffers()]
 
+    for shards in (False, True):
+        model = Net()
+        step, _ = stepped(model, shard_optimizer=shards)
+        for number in range(STEPS):
+            thaw(model, number)
+            step(own(rank, number))
+        found[f"thawed {shards}"] = values(model)
+    found.update(left_to_torch(rank))
+
     model = Net()
     step, _ = stepped(model, process_group=distributed.new_group([rank], use_local_synchronization=True))
     found["alone"] = run(step, rank), values(model)
@@ -153,6 +171,34 @@ def run_rank(rank: int, folder: str) -> None:
     destroy_process_group()
     found["graphs"] = before, len(KEPT[0]._known)
     torch.save(found, f"{folder}/{rank}.pt")
+
+
+def thaw(model: nn.Module, number: int) -> None:
+    """Train the last layers alone in the first steps, then all, and the first ones alone in the last step."""
+    for name, parameter in model.named_parameters():
+        is_last = name.startswith(("sometimes", "last"))
+        parameter.requires_grad_(is_last if number < 2 else not is_last if number == STEPS - 1 else True)
+
+
+def left_to_torch(rank: int) -> dict[str, Any]:
+    """Train what torch exchanges by itself: FSDP2, and DistributedDataParallel with a communication hook."""
+    from torch.distributed.fsdp import fully_shard
+
+    found: dict[str, Any] = {}
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (RANKS,))
+    for name in ("fsdp", "hook"):
+        model = Net()
+        if name == "fsdp":
+            wrapped: Any = fully_shard(model, mesh=mesh)
+        else:
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+            wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+        step, _ = stepped(wrapped, hooked_loss)
+        for number in range(STEPS):
+            step(own(rank, number))
+        found[name] = [getattr(value, "full_tensor", lambda value=value: value)() for value in values(model)]
+        found[f"{name} refused"] = together(wrapped).refused
+    return found
 
 
 def errors(rank: int) -> list[str]:
@@ -226,8 +272,8 @@ def test_processes_stay_equal_bit_by_bit(found: list[dict[str, Any]]) -> None:
 
 def test_a_step_is_captured_and_its_replays_exchange(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert rank["captured"][2:] == (1, STEPS - 2)
-        assert rank["captured words"].startswith("4 of 6 steps were replayed, from 1 CUDA graphs; gradients of 2 proc")
+        assert rank["captured"][2:] == (1, STEPS - 3)  # the third step is the first with the buckets that were chosen
+        assert rank["captured words"].startswith("3 of 6 steps were replayed, from 1 CUDA graphs; gradients of 2 proc")
         assert "gradients of 2 processes are averaged in 1 buckets of up to" in rank["words"]
         assert "as predicted" in rank["words"]
 
@@ -301,6 +347,29 @@ def test_a_parameter_without_gradient_anywhere_keeps_none_and_elsewhere_counts_a
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
     for mine, wanted in zip(found[1]["sometimes"], model.buffers(), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_frozen_and_trained_again_keeps_its_state(found: list[dict[str, Any]]) -> None:
+    model = Net()
+    optimizer = adamw(model)
+    for number in range(STEPS):
+        thaw(model, number)
+        optimizer.zero_grad()
+        torch.autograd.backward(plain_loss(model, batch(number)))
+        optimizer.step()
+    for shards in (False, True):
+        for mine, wanted in zip(found[1][f"thawed {shards}"], values(model), strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_torch_exchanges_is_left_to_it(found: list[dict[str, Any]]) -> None:
+    _, wanted, _ = trained_alone()
+    for rank in found:
+        for name in ("fsdp", "hook"):
+            for mine, other in zip(rank[name], wanted, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+        assert rank["fsdp refused"] == "the parameters are sharded over several processes"
+        assert rank["hook refused"] == "a communication hook of DistributedDataParallel exchanges gradients"
 
 
 def test_a_group_of_one_process_exchanges_nothing(found: list[dict[str, Any]]) -> None:
