@@ -63,6 +63,9 @@ os.environ.setdefault("AUTOTUNER_QUIET", "1")
 os.environ.setdefault("AUTOTUNER_THREADS", "1")
 # Inductor compiles in this process: a pool would import torch in processes of its own, for each that compiles.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Each process that a test starts would compile the modules of this package anew: half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A collection looks at all objects of torch and transformers, and frees little: a seventh of a compilation's time.
 gc.set_threshold(100_000, 50, 100)
 
@@ -104,6 +107,14 @@ def faults_raise(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rules, "FAULTS_RAISE", True)
 
 
+@pytest.fixture(scope="module")
+def own_garbage() -> Iterator[None]:
+    """Have garbage collections look only at what a module's tests made: of all that a run holds, each takes 1 s."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """The URL of a PostgreSQL server: that in AUTOTUNER_TEST_POSTGRES, or one that ends with these tests."""
@@ -121,7 +132,11 @@ def postgresql() -> Iterator[str]:
 
 
 def pytest_sessionfinish() -> None:
-    """Say nothing of calls that fell back, at the end of a process in which tests made them do so."""
+    """Say nothing of calls that fell back, at the end of a process in which tests made them do so.
+
+    What is left goes with the process: pytest would collect it five times, ten seconds in all.
+    """
     tally = sys.modules.get("autotuner.runtime.fallbacks")
     if tally is not None:
         tally.TALLY.fallbacks.clear()
+    gc.freeze()

@@ -20,7 +20,7 @@ from autotuner.runtime.padding.choice import PaddingChoice
 from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.whole_steps import Recorder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage")]
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 120,
