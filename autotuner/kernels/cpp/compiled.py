@@ -3,17 +3,15 @@
 import ctypes
 import os
 import platform
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from autotuner.errors import KernelError
 
@@ -44,19 +42,40 @@ def library(name: str) -> ctypes.CDLL:
         KernelError: there is no compiler, or it has failed.
     """
     text = "".join(path.read_text() for path in sorted((*SOURCES.glob("*.h"), SOURCES / f"{name}.cpp")))
-    try:
-        compiler = str(get_cpp_compiler())
-    except InvalidCxxCompiler:
-        raise KernelError("own CPU kernels need a C++ compiler, and none was found: install g++, or set CXX") from None
+    compiler = _compiler()
     flags = (*FLAGS, *ARCHITECTURE)
     key = sha256("\0".join((text, compiler, _version(compiler), *flags, _processor())).encode()).hexdigest()
-    made = Path(cache_dir(), "autotuner", f"{name}-{key[:32]}.so")
+    made = Path(_cache_dir(), "autotuner", f"{name}-{key[:32]}.so")
     if not made.exists():
         _compile(compiler, flags, SOURCES / f"{name}.cpp", made)
     try:
         return ctypes.CDLL(str(made))
     except OSError as error:
         raise KernelError(f"what {compiler} made of {name}.cpp cannot be loaded: {error}") from None
+
+
+def _compiler() -> str:
+    """Return Inductor's compiler. Importing Inductor takes seconds: where nobody has, what it takes by default."""
+    name = os.environ.get("CXX", "g++")
+    if "torch._inductor" not in sys.modules and shutil.which(name):
+        return name
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return str(get_cpp_compiler())
+    except InvalidCxxCompiler:
+        raise KernelError("own CPU kernels need a C++ compiler, and none was found: install g++, or set CXX") from None
+
+
+def _cache_dir() -> str:
+    """Return the folder in which Inductor keeps what it compiles."""
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if given is not None:
+        return given
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
 
 
 def _compile(compiler: str, flags: Sequence[str], source: Path, made: Path) -> None:
