@@ -26,7 +26,7 @@ from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.drop_in import apply
-from autotuner.runtime.framework import MadeUpCall, encoder_layer, has_layer
+from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.function import workspace_of
 from autotuner.runtime.made_up_region import MadeUpRegion
 from autotuner.runtime.module import TunedModule
@@ -243,7 +243,7 @@ def compare(configuration: Configuration, seed: int = 0) -> CheckedStep:
     if not 0 <= seed <= SEED_MAX:
         raise InputError(f"the seed is {seed}: give a number from 0 to {SEED_MAX}")
     device_of(str(configuration.environment["device_type"]), 0)
-    compared = _compared_layer if has_layer(configuration.model) else _compared_region
+    compared = _compared_layer if configuration.model.has_framework_layer else _compared_region
     return compared(configuration, seed)
 
 

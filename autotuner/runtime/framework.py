@@ -9,15 +9,9 @@ from torch.nn import functional
 
 from autotuner.errors import ConfigurationError
 from autotuner.ir.models import Model
+from autotuner.ir.models.model import FRAMEWORK_LAYERS
 
-MODELS = ("bert-encoder", "gpt-block")
 _ACTIVATIONS = {"relu": functional.relu, "gelu_erf": functional.gelu, "gelu_tanh": nn.GELU(approximate="tanh")}
-
-
-def has_layer(model: Model) -> bool:
-    """Tell whether the framework has a layer for a model."""
-    extents = model.extents
-    return model.name in MODELS and extents["h"] == extents["n"] * extents["p"]
 
 
 def encoder_layer(model: Model, seed: int = 0, device: str = "cpu") -> nn.TransformerEncoderLayer:
@@ -29,10 +23,10 @@ def encoder_layer(model: Model, seed: int = 0, device: str = "cpu") -> nn.Transf
         ConfigurationError: the framework has no layer for this model.
     """
     extents, options = model.extents, model.options
-    if not has_layer(model):
+    if not model.has_framework_layer:
         raise ConfigurationError(
             f"no framework layer for model {model.name!r} with extents {dict(extents)}: "
-            f"nn.TransformerEncoderLayer is a {' or a '.join(MODELS)} whose h is n times p"
+            f"nn.TransformerEncoderLayer is a {' or a '.join(FRAMEWORK_LAYERS)} whose h is n times p"
         )
     generator = torch.random.get_rng_state()
     torch.manual_seed(seed)

@@ -15,6 +15,9 @@ from autotuner.ir.models.build import build_graph
 from autotuner.ir.models.schema import Definition, parse_definition
 from autotuner.ir.records import Scalar, digest
 
+FRAMEWORK_LAYERS = ("bert-encoder", "gpt-block")
+"""Models that `nn.TransformerEncoderLayer` computes where `h` is `n` times `p`."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -46,6 +49,12 @@ class Model:
         """Key of what models share that differ in extents and dtype only: operators, tensors and options."""
         parts = ("inputs", "parameters", "operators", "outputs")
         return digest([{part: self.definition.get(part) for part in parts}, sorted(self.options.items())])
+
+    @property
+    def has_framework_layer(self) -> bool:
+        """Whether the framework has a layer that computes the same, `nn.TransformerEncoderLayer`."""
+        extents = self.extents
+        return self.name in FRAMEWORK_LAYERS and extents["h"] == extents["n"] * extents["p"]
 
     def graph(self) -> Graph:
         """Return the forward graph."""

@@ -314,6 +314,4 @@ def _timed_apart(found: Configuration, samples: int, waiting: Waiting, threads: 
 
 
 def _has_peers(model: Model) -> bool:
-    from autotuner.runtime.framework import has_layer
-
-    return has_layer(model)
+    return model.has_framework_layer
