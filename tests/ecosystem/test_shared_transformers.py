@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt-neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL)),
     "phi": lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**SMALL)),
 }
+HOWS = ("ddp", "fsdp")
+WAYS = list(product(MODELS, HOWS))
 
 
 class Loss(nn.Module):
@@ -83,38 +86,43 @@ def tuned_regions() -> list[TunedRegion]:
     return [each for each in gc.get_objects() if type(each) is TunedRegion]
 
 
-def run_rank(rank: int, folder: str, name: str) -> None:
-    """Keep the gradients of each way, compiled and not, and how often regions ran tuned."""
+def run_rank(rank: int, folder: str) -> None:
+    """Keep the gradients of each model in each way, compiled and not, and how often regions ran tuned."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    found = {}
-    for how in ("ddp", "fsdp"):
-        os.environ["AUTOTUNER_DATABASE"] = known = f"{folder}/{how}-{rank}.sqlite"
-        net, twin = distribute(Loss(name), how), distribute(Loss(name), how)
-        torch._dynamo.reset()
-        # FSDP2's layers are graphs of their own, so their regions are those of the model as it is shared
-        remember(Path(known), net if how == "fsdp" else Loss(name), [tokens(0)])
-        torch._dynamo.reset()
-        others = tuned_regions()
-        compiled = torch.compile(net, backend="autotuner", options=OPTIONS, dynamic=False)
-        found[how] = (
-            gradients(net, compiled, rank),
-            gradients(twin, twin, rank),
-            sum(region.calls for region in tuned_regions() if region not in others),
-        )
+    found = {(name, how): trained(name, how, rank, f"{folder}/{name}-{how}-{rank}.sqlite") for name, how in WAYS}
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
+def trained(name: str, how: str, rank: int, known: str) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]], int]:
+    """Return the gradients of a model and of its uncompiled twin, and how often regions ran tuned."""
+    os.environ["AUTOTUNER_DATABASE"] = known
+    net, twin = distribute(Loss(name), how), distribute(Loss(name), how)
+    torch._dynamo.reset()
+    # FSDP2's layers are graphs of their own, so their regions are those of the model as it is shared
+    remember(Path(known), net if how == "fsdp" else Loss(name), [tokens(0)])
+    torch._dynamo.reset()
+    others = tuned_regions()
+    compiled = torch.compile(net, backend="autotuner", options=OPTIONS, dynamic=False)
+    ours, theirs = gradients(net, compiled, rank), gradients(twin, twin, rank)
+    return ours, theirs, sum(region.calls for region in tuned_regions() if region not in others)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
+    """What each process found, of all models: two processes train them, since each imports for several seconds."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AUTOTUNER_SERVER", raising=False)
+        spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_of_a_shared_model_are_those_of_eager(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AUTOTUNER_SERVER", raising=False)
-    spawn(run_rank, (str(tmp_path), name), RANKS)  # type: ignore[no-untyped-call]
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
-    for how in ("ddp", "fsdp"):
-        for ours, theirs, calls in (rank[how] for rank in ranks):
+def test_gradients_of_a_shared_model_are_those_of_eager(name: str, ranks: list[dict[tuple[str, str], Any]]) -> None:
+    for how in HOWS:
+        for ours, theirs, calls in (rank[name, how] for rank in ranks):
             assert calls == STEPS * LAYERS, how
             for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
                 assert one.keys() == other.keys()
@@ -122,5 +130,5 @@ def test_gradients_of_a_shared_model_are_those_of_eager(
                     torch.testing.assert_close(
                         one[each], other[each], rtol=1e-4, atol=2e-6, msg=f"{how}, step {step}, {each}"
                     )
-        first, second = (rank[how][0][-1] for rank in ranks)
+        first, second = (rank[name, how][0][-1] for rank in ranks)
         assert all(torch.equal(first[each], second[each]) for each in first if each != "loss"), "gradients are shared"

@@ -1,6 +1,8 @@
 """Knowledge of regions without measuring: plans by made-up times, of the kernels that need no compiler."""
 
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ from autotuner.api.backend import COMPILED, compiler_of, rewrite
 from autotuner.errors import InfeasibleError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
-from autotuner.ir.records import canonical_json
-from autotuner.plan.configuration import Configuration
+from autotuner.ir.records import digest
+from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.region import TunedRegion
 from autotuner.space import SpaceFile, build_space
@@ -33,17 +35,27 @@ MORE = _of(dict.fromkeys(_OF_TORCH, "all") | {"inductor": "declared"})
 
 
 _PLANNED: dict[str, Configuration] = {}
+_PLANS = Path(os.environ["HOME"], "plans")
+"""Plans of all processes of a run: a plan takes half a second or more, and reading one some milliseconds."""
 
 
 def planned(model: Model) -> Configuration:
     """Return a model's plan; equal models have one in all tests."""
-    key = canonical_json(model.to_json())
+    key = digest(model.to_json())
     if key not in _PLANNED:
-        try:
-            _PLANNED[key] = _planned(model, FEW)
-        except InfeasibleError:  # as where a norm runs along two axes, or along another one than the last
-            _PLANNED[key] = _planned(model, MORE)
+        path = _PLANS / f"{key}.json"
+        if not path.exists():
+            _PLANS.mkdir(exist_ok=True)
+            save_configuration(_planned_anew(model), path)
+        _PLANNED[key] = load_configuration(path)
     return _PLANNED[key]
+
+
+def _planned_anew(model: Model) -> Configuration:
+    try:
+        return _planned(model, FEW)
+    except InfeasibleError:  # as where a norm runs along two axes, or along another one than the last
+        return _planned(model, MORE)
 
 
 def _planned(model: Model, file: SpaceFile) -> Configuration:
