@@ -72,6 +72,24 @@ class Summary:
         """The share of the flop of all compiled graphs that runs tuned, and what is left out."""
         return Coverage.of_all(graph.coverage for graph in self.graphs)
 
+    def scalars(self) -> dict[str, float]:
+        """Return figures by name, for a log of a training: TensorBoard's `add_scalar`, or `mlflow.log_metrics`.
+
+        Shares are from 0 to 1, times in microseconds. Of several steps, each has a number.
+        """
+        found = {"autotuner/calls_tuned_share": self.tuned_share}
+        if self.graphs:
+            found["autotuner/flop_tuned_share"] = self.coverage.tuned_share
+            found["autotuner/regions"] = sum(sum(graph.regions.values()) for graph in self.graphs)
+            found["autotuner/regions_tuned"] = sum(graph.tuned_places for graph in self.graphs)
+        for number, step in enumerate(self.steps, 1):
+            own = f"autotuner/step_{number}" if len(self.steps) > 1 else "autotuner/step"
+            found |= {f"{own}_us": step.step_us, f"{own}_tuned_us": step.tuned_us}
+        if self.paddings:
+            calls = sum(padding.calls for padding in self.paddings)
+            found["autotuner/padded_share"] = sum(padding.padded for padding in self.paddings) / calls if calls else 0.0
+        return found
+
     def html(self) -> str:
         """Return a page: the modules of the compiled models as a tree, what share of each runs tuned, and why not all.
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
 from autotuner.runtime.devices import DeviceRuntime, Run
 from autotuner.runtime.fallbacks import warn
@@ -36,17 +38,28 @@ STREAMS = 2
 
 @dataclass(eq=False)
 class CallSequence:
-    """Calls that run one after the other; `replays` says whether a graph may be made of them."""
+    """Calls that run one after the other.
+
+    Args:
+        replays: whether a graph may be made of them.
+        names: of the calls, under which torch's profiler has them where they run one by one; () for none.
+    """
 
     calls: Sequence[Run]
     replays: bool = True
+    names: Sequence[str] = ()
     ran: bool = False
     graphs: dict[int, Run] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run the calls one by one."""
-        for call in self.calls:
-            call()
+        if self.names and torch._C._autograd._profiler_enabled():
+            for name, call in zip(self.names, self.calls, strict=True):
+                with record_function(name):
+                    call()
+        else:
+            for call in self.calls:
+                call()
         self.ran = True
 
 

@@ -19,6 +19,9 @@ CHOICES = 4
 # are held, results are handed out as copies.
 SETS = 2
 
+OWN = "autotuner: "
+"""Names in a profile begin with it."""
+
 
 class OutputSet:
     """Storages of a phase's outputs, and its calls built on them; free where nobody outside holds any of its storages.
@@ -79,7 +82,7 @@ class OutputSet:
             ]
             self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in arena.held)
         self._runtime = runtime
-        self.sequence = CallSequence([*copying, *self._over_streams(self.calls)])
+        self.sequence = self._sequence(self.calls, copying)
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, whole, base
@@ -95,11 +98,12 @@ class OutputSet:
         """The calls of the phase, and those of each choice of gradients."""
         return [self.sequence, *self._chosen.values()]
 
-    def _over_streams(self, calls: Mapping[int, Run]) -> Iterable[Run]:
+    def _sequence(self, calls: Mapping[int, Run], copying: Sequence[Run] = (), *, replays: bool = True) -> CallSequence:
         """Return what runs calls of this phase's steps, by number: with the plan's branches, where there are graphs."""
-        if not self._runtime.has_graphs or not self._plan.schedule.branches or not calls:
-            return calls.values()
-        return [BranchingCalls(calls, self._plan.schedule, self._runtime).run]
+        if self._runtime.has_graphs and self._plan.schedule.branches and calls:
+            return CallSequence([*copying, BranchingCalls(calls, self._plan.schedule, self._runtime).run], replays)
+        names = [*(f"{OWN}copy" for _ in copying), *(f"{OWN}{self._plan.steps[number].name}" for number in calls)]
+        return CallSequence([*copying, *calls.values()], replays, names)
 
     def sequence_for(self, wanted: tuple[bool, ...]) -> CallSequence:
         """Return the calls that the wanted gradients need."""
@@ -112,7 +116,7 @@ class OutputSet:
             ]
             needed = self._plan.needed(names)
             calls = {number: run for number, run in self.calls.items() if number in needed}
-            self._chosen[wanted] = CallSequence([*self._over_streams(calls)], replays=len(self._chosen) < CHOICES)
+            self._chosen[wanted] = self._sequence(calls, replays=len(self._chosen) < CHOICES)
         return self._chosen[wanted]
 
 

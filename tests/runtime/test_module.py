@@ -56,6 +56,18 @@ def test_a_compiled_fused_kernel_runs_in_a_plan() -> None:
     assert check(found).ok
 
 
+def test_a_profile_names_the_operators_and_kernels_of_each_step() -> None:
+    found = configuration(model(), 0)
+    layer, x = tuned(encoder_layer(model(), 0), found), batch(0).requires_grad_()
+    layer(x).sum().backward()
+    with torch.profiler.profile() as profile:
+        layer(x).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    wanted = {f"autotuner: {'+'.join(step.operators)} [{step.kernel}]" for step in found.steps if step.operators}
+    assert wanted <= names
+    assert len(wanted) > 20
+
+
 def test_the_generators_seed_reproduces_a_step() -> None:
     layer, _ = tuned_layer(model(p=WITH_DROPOUT))
     runs = []

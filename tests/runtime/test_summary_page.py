@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 
 from autotuner.runtime.coverage import CompiledGraph, Coverage, LeftOut, TunedPart
 from autotuner.runtime.fallbacks import Summary
+from autotuner.runtime.padding.report import PaddingReport
+from autotuner.runtime.step_times import StepShare
 
 COVERAGE = Coverage(
     100, 60,
@@ -69,3 +71,25 @@ def test_coverages_of_several_graphs_are_added() -> None:
     both = Coverage.of_all([COVERAGE, COVERAGE])
     assert both.tuned == (TunedPart("layers.*.mlp.down", 80), TunedPart("layers.*.attention", 40))
     assert sum(part.flop for part in both.tuned) == both.tuned_flop
+
+
+def test_figures_have_names_for_a_log() -> None:
+    graph = CompiledGraph({"a": 3, "b": 1}, frozenset("a"), 9, coverage=COVERAGE)
+    fallbacks: Counter[tuple[str, str, tuple[int, ...]]] = Counter({("Layer", "shape", (2,)): 1})
+    found = Summary(
+        3,
+        fallbacks,
+        (graph,),
+        (StepShare(100.0, 40.0),),
+        (PaddingReport(8, 2, 10, 15, 1), PaddingReport(8, 6, 10, 15, 1)),
+    ).scalars()
+    assert found == {
+        "autotuner/calls_tuned_share": 0.75, "autotuner/flop_tuned_share": 0.6, "autotuner/regions": 4,
+        "autotuner/regions_tuned": 3, "autotuner/step_us": 100.0, "autotuner/step_tuned_us": 40.0,
+        "autotuner/padded_share": 0.5,
+    }  # fmt: skip
+    two = Summary(0, Counter(), (), (StepShare(100.0, 40.0), StepShare(50.0, 0.0))).scalars()
+    assert two == {
+        "autotuner/calls_tuned_share": 1.0, "autotuner/step_1_us": 100.0, "autotuner/step_1_tuned_us": 40.0,
+        "autotuner/step_2_us": 50.0, "autotuner/step_2_tuned_us": 0.0,
+    }  # fmt: skip

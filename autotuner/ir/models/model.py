@@ -52,7 +52,7 @@ class Model:
 
     @property
     def has_framework_layer(self) -> bool:
-        """Whether the framework has a layer that computes the same, `nn.TransformerEncoderLayer`."""
+        """True where the framework has a layer that computes the same, `nn.TransformerEncoderLayer`."""
         extents = self.extents
         return self.name in FRAMEWORK_LAYERS and extents["h"] == extents["n"] * extents["p"]
 

@@ -98,12 +98,17 @@ class Ports:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A kernel call with the places of its operands in boundary order, None for an absent one."""
+    """A kernel call with the places of its operands in boundary order, None for an absent one.
+
+    Args:
+        name: its operators and kernel, in words.
+    """
 
     call: Call
     inputs: tuple[Place | None, ...]
     outputs: tuple[Place | None, ...]
     phase: str
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,8 @@ class _Planning:
             tuple(None if Form.parse(place[1]).is_absent else place for place in side)
             for side in (step.inputs, step.outputs)
         )
-        return PlannedStep(call, inputs, outputs, step.phase)
+        what = "+".join(step.operators) or f"convert {'+'.join(name for name, _ in step.outputs)}"
+        return PlannedStep(call, inputs, outputs, step.phase, f"{what} [{step.kernel}]")
 
     def _keep_together(self, places: Sequence[Place]) -> None:
         stacks = {Form.parse(text).stack and text.partition("#")[2] for _, text in places}
