@@ -12,6 +12,8 @@ from tests.docs.not_run import NOT_RUN, STAND_INS
 from tests.docs.session import SKIP, commands, stays
 
 WITH_CODE = [path for path in DOCUMENTS if any(block.language in RUN for block in blocks(path))]
+UNEXPLAINED = {"training.md"}
+"""Documents that show no explanation of a plan."""
 TUNES = {"tuning.md"}
 """Documents that begin with a tuning of bert-encoder:tiny; it has been done before the others are read."""
 
@@ -50,7 +52,8 @@ def read(path: Path, made: Clone) -> "subprocess.CompletedProcess[str]":
         session = [*network, *session, "--own-network"]
     elif any(stays(command) for name, command in run_commands() if name == path.name):
         pytest.skip("it starts services: that needs `unshare`, and to be allowed a network of its own")
-    return subprocess.run(session, cwd=made.folder, env=made.environment(), capture_output=True, text=True, check=False)
+    environment = made.environment() | ({"DOCUMENT_UNEXPLAINED": "1"} if path.name in UNEXPLAINED else {})
+    return subprocess.run(session, cwd=made.folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def run_commands() -> set[tuple[str, str]]:

@@ -6,6 +6,7 @@ stored, served and trained is real.
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 PLACE = "autotuner.server.worker.attending"
+UNEXPLAINED = "DOCUMENT_UNEXPLAINED"
+"""Set for documents in which nobody reads why a plan is not better, which takes a fifth of a tuning."""
 
 
 class Patched(importlib.abc.Loader):
@@ -31,6 +34,10 @@ class Patched(importlib.abc.Loader):
 
         assert {"_measurer", "_timed_apart"} <= vars(module).keys(), "what measures has another name now"
         vars(module).update(_measurer=recorded, _timed_apart=untimed)
+        if UNEXPLAINED in os.environ:
+            from autotuner.tuner.policy import TuningPolicy
+
+            module.tune_attended.__kwdefaults__["policy"] = TuningPolicy(explaining_s=0.0)
 
 
 class Finder(importlib.abc.MetaPathFinder):
