@@ -20,7 +20,7 @@ from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.processes import are_several
 
 WARM, TIMED = 4, 10
-"""Steps of each shape before they are timed, and that are timed."""
+"""Steps of each shape before they are timed, and that are timed at least."""
 PACKED_BATCHES = 4
 """Packed batches that are timed: their attention depends on their sequences."""
 IGNORED = -100
@@ -184,10 +184,10 @@ class _Steps:
         try:
             for number in range(WARM):
                 step(batches[number % len(batches)])
-            seconds = []
+            seconds, rounds = [], -(-TIMED // len(batches))
             for batch in batches:
                 times = []
-                for _ in range(TIMED):
+                for _ in range(rounds):
                     began = runtime.mark()
                     step(batch)
                     times.append((began, runtime.mark()))
