@@ -4,13 +4,15 @@ Axes that lie one behind the other in every operand act as one, and the names an
 nothing: what counts is each operand's memory order. So "blh" times "nph" and "lbh" times "nph" are one matrix product.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
+from itertools import zip_longest
+from math import prod
 
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.records import LETTERS, Call, Candidate, Node, Subgraph, TensorType, names_axis
-from autotuner.kernels.geometry import forms_by_number, has_programs, operand_letters, operand_numbers
+from autotuner.kernels.geometry import has_programs, operand_letters, operand_numbers
 from autotuner.kernels.registry import KERNELS
 
 Axis = int | str
@@ -22,24 +24,41 @@ def canonical(subgraph: Subgraph, candidate: Candidate) -> Call:
     Where a tensor meets itself, as in a product of all pairs of its rows, two axes of another tensor are the same axis
     of this one, and no letter tells them apart: such a call stays as it is written.
     """
-    axes = shared_axes(subgraph)
-    if not KERNELS[candidate.kernel].merges or any(len(own) > len(set(own)) for own in axes.values()):
+    if not KERNELS[candidate.kernel].merges:
         return Call(subgraph, candidate)
-    forms = forms_by_number(subgraph, candidate)
-    memory = {number: _memory_order(axes[number], subgraph.tensors[number].axes, forms[number]) for number in forms}
-    inside = _inside_order(subgraph, axes, memory)
-    orders: dict[int, list[Axis]] = inside | memory
-    chains = _chains(subgraph, axes, list(orders.values()))
+    merged, forms = _merged(subgraph.signature, subgraph, candidate.forms)
+    return Call(merged, Candidate(candidate.kernel, forms, candidate.params, candidate.version))
+
+
+@lru_cache(maxsize=1 << 13)  # all kernels and parameters on operands in the same forms ask
+def _merged(_signature: str, subgraph: Subgraph, texts: tuple[str, ...]) -> tuple[Subgraph, tuple[str, ...]]:
+    """Return the canonical subgraph, and its boundary's forms.
+
+    Args:
+        _signature: of the subgraph, for the cache: with an attribute 1 it equals one with 1.0, and their records differ.
+        subgraph: what is computed.
+        texts: forms of the boundary tensors.
+    """
+    axes = shared_axes(subgraph)
+    if any(len(own) > len(set(own)) for own in axes.values()):
+        return subgraph, texts
+    forms = [Form.parse(text) for text in texts]
+    memory = {
+        number: _memory_order(axes[number], subgraph.tensors[number].axes, form)
+        for number, form in zip(subgraph.boundary, forms, strict=True)
+    }
+    orders = _inside_order(subgraph, axes, memory) | memory
+    chains = _chains(axes, _named_axes(subgraph), list(orders.values()))
     extents = {
         axis: extent
         for number, own in axes.items()
         for axis, extent in zip(own, subgraph.tensors[number].extents, strict=True)
     }
-    heads = {chain[0]: chain for chain in chains}
-    merged = {
-        number: [axis for axis in order if axis in heads or axis == STACK_AXIS] for number, order in orders.items()
-    }
-    return _rebuilt(subgraph, candidate, axes, merged, heads, extents)
+    sizes = {chain[0]: prod(extents[axis] for axis in chain) for chain in chains}
+    merged = {number: [axis for axis in order if axis in sizes or axis == STACK_AXIS] for number, order in orders.items()}
+    return _rebuilt(subgraph, axes, merged, sizes), tuple(
+        _written(form, merged[number]) for number, form in zip(subgraph.boundary, forms, strict=True)
+    )
 
 
 @lru_cache(maxsize=1 << 12)  # each of a subgraph's thousand candidates asks
@@ -94,9 +113,11 @@ def _inside_order(
     return found
 
 
-def _chains(subgraph: Subgraph, axes: Mapping[int, Sequence[int]], orders: list[list[Axis]]) -> list[list[int]]:
-    """Return maximal runs of axes that always lie one behind the other; axes that a node names stay alone."""
-    named = {
+@lru_cache(maxsize=1 << 12)
+def _named_axes(subgraph: Subgraph) -> Set[int]:
+    """Return the axes that attributes of nodes name."""
+    axes = shared_axes(subgraph)
+    return {
         axis
         for node in subgraph.nodes
         for name, value in node.attributes
@@ -105,20 +126,23 @@ def _chains(subgraph: Subgraph, axes: Mapping[int, Sequence[int]], orders: list[
         for letter, axis in zip(letters, axes[number], strict=True)
         if letter == value
     }
+
+
+def _chains(axes: Mapping[int, Sequence[int]], named: Set[int], orders: list[list[Axis]]) -> list[list[int]]:
+    """Return maximal runs of axes that always lie one behind the other; axes that a node names stay alone."""
+    behind: dict[Axis, set[Axis | None]] = defaultdict(set)
+    places: dict[Axis, list[int]] = defaultdict(list)
+    for place, order in enumerate(orders):
+        for axis, next_axis in zip_longest(order, order[1:]):
+            behind[axis].add(next_axis)
+            places[axis].append(place)
     follower: dict[int, int] = {}
     everything = {axis for own in axes.values() for axis in own}
-    for axis in everything:
-        behind = {
-            order[order.index(axis) + 1] if order.index(axis) + 1 < len(order) else None
-            for order in orders
-            if axis in order
-        }
-        if len(behind) == 1:
-            (next_axis,) = behind
-            if isinstance(next_axis, int) and not {axis, next_axis} & named:
-                together = all((axis in order) == (next_axis in order) for order in orders)
-                if together:
-                    follower[axis] = next_axis
+    for axis in everything - named:
+        if len(behind[axis]) == 1:
+            (next_axis,) = behind[axis]
+            if isinstance(next_axis, int) and next_axis not in named and places[axis] == places[next_axis]:
+                follower[axis] = next_axis
     starts = sorted(everything - set(follower.values()))
     chains = []
     for axis in starts:
@@ -130,32 +154,27 @@ def _chains(subgraph: Subgraph, axes: Mapping[int, Sequence[int]], orders: list[
 
 
 def _rebuilt(
-    subgraph: Subgraph,
-    candidate: Candidate,
-    axes: Mapping[int, Sequence[int]],
-    merged: dict[int, list[Axis]],
-    heads: dict[int, list[int]],
-    extents: dict[int, int],
-) -> Call:
-    """Write the record anew: every tensor declared in memory order, one letter per merged axis."""
+    subgraph: Subgraph, axes: Mapping[int, Sequence[int]], merged: dict[int, list[Axis]], sizes: dict[int, int]
+) -> Subgraph:
+    """Write the subgraph anew: every tensor declared in memory order, one letter per merged axis.
 
-    def size(axis: int) -> int:
-        total = 1
-        for part in heads[axis]:
-            total *= extents[part]
-        return total
-
+    Args:
+        axes: of each tensor, as they are shared by the subgraph.
+        merged: memory order of each tensor, of merged axes.
+        sizes: elements along each merged axis.
+    """
+    unstacked = {number: [axis for axis in order if isinstance(axis, int)] for number, order in merged.items()}
     tensors = tuple(
-        TensorType(tuple(size(axis) for axis in merged[number] if isinstance(axis, int)), tensor.dtype)
+        TensorType(tuple([sizes[axis] for axis in unstacked[number]]), tensor.dtype)
         for number, tensor in enumerate(subgraph.tensors)
     )
     nodes = []
     for node in subgraph.nodes:
         letters: dict[int, str] = {}
-        texts = []
-        for number in operand_numbers(node):
-            own = [axis for axis in merged[number] if isinstance(axis, int)]
-            texts.append("".join(letters.setdefault(axis, LETTERS[len(letters)]) for axis in own))
+        texts = [
+            "".join([letters.setdefault(axis, LETTERS[len(letters)]) for axis in unstacked[number]])
+            for number in operand_numbers(node)
+        ]
         count = len(node.inputs)
         attributes = tuple(
             (name, _letter_of(node, axes, letters, str(value)) if names_axis(name) else value)
@@ -163,14 +182,14 @@ def _rebuilt(
         )
         spec = f"{','.join(texts[:count])}->{','.join(texts[count:])}"
         nodes.append(Node(node.kind, spec, node.inputs, node.outputs, attributes))
-    forms = []
-    for number, form in zip(subgraph.boundary, candidate.parsed_forms(), strict=True):
-        fresh = iter(LETTERS)
-        layout = "".join(STACK_AXIS if axis == STACK_AXIS else next(fresh) for axis in merged[number])
-        suffix = str(form.nameless())[len(form.layout.axes) :]
-        forms.append(layout + suffix)
-    rebuilt = Subgraph(tuple(nodes), tensors, subgraph.inputs, subgraph.outputs)
-    return Call(rebuilt, replace(candidate, forms=tuple(forms)))
+    return Subgraph(tuple(nodes), tensors, subgraph.inputs, subgraph.outputs)
+
+
+def _written(form: Form, merged: list[Axis]) -> str:
+    """Return the text of a form whose tensor is declared in memory order."""
+    fresh = iter(LETTERS)
+    layout = "".join([STACK_AXIS if axis == STACK_AXIS else next(fresh) for axis in merged])
+    return layout + str(form.nameless())[len(form.layout.axes) :]
 
 
 def _letter_of(node: Node, axes: Mapping[int, Sequence[int]], letters: dict[int, str], value: str) -> str:

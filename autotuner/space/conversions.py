@@ -8,7 +8,7 @@ from autotuner.checkpoint import checkpoint
 from autotuner.ir.form import Form, local_form
 from autotuner.ir.formats import FORMATS
 from autotuner.ir.graph import Graph
-from autotuner.ir.records import LETTERS, Candidate
+from autotuner.ir.records import LETTERS, Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
 from autotuner.kernels.rules.conversion import STORAGE_CHANGES, conversion_of, may_have
@@ -51,10 +51,12 @@ def reachable(
         unread = {
             n for n in graph.tensors if graph.tensors[n].optional or not (graph.consumers[n] or n in graph.outputs)
         }
+        had = {(n, form) for n, forms in read.items() for form in forms if joins(n, made.get(n, ()), [form])}
+        used = {(n, form) for n, forms in made.items() for form in forms if n in unread or joins(n, [form], read[n])}
         kept = [
             choice for choice in choices
-            if all(joins(n, made.get(n, ()), [choice.by_tensor[n]]) for n in choice.cover.inputs)
-            and all(n in unread or joins(n, [choice.by_tensor[n]], read[n]) for n in choice.cover.outputs)
+            if all((n, choice.by_tensor[n]) in had for n in choice.cover.inputs)
+            and all((n, choice.by_tensor[n]) in used for n in choice.cover.outputs)
         ]  # fmt: skip
         if len(kept) == len(choices):
             return kept
@@ -81,11 +83,13 @@ def conversions_of(
     graph: Graph,
     choices: Iterable[Choice],
     given: Mapping[str, tuple[str, ...]],
-    kernels: Iterable[str],
+    kernels: Collection[str],
     *,
     saving: bool = False,
 ) -> Iterator[Conversion]:
     """Yield the conversions from forms that are made to forms that are read.
+
+    Tensors of equal extents and types are asked about once.
 
     Args:
         saving: whether to yield those of storage formats, too, and those into flat ones and out of them, as which a
@@ -98,6 +102,7 @@ def conversions_of(
             made.setdefault(name, set()).add(choice.by_tensor[name])
         for name in choice.cover.inputs:
             read.setdefault(name, set()).add(choice.by_tensor[name])
+    converted: dict[tuple[str, tuple[str, ...]], list[tuple[Candidate, Call]]] = {}
     for name, sources in made.items():
         axes = graph.tensors[name].axes
         local = LETTERS[: len(axes)]
@@ -109,10 +114,16 @@ def conversions_of(
                 continue
             subgraph = conversion_of(graph, name, source, target)
             forms = tuple(local_form(text, axes, local) for text in (source, target))
-            for kernel in kernels:
-                candidate = Candidate(kernel, forms, (), KERNELS[kernel].version)
-                if KERNELS[kernel].refuses(subgraph, candidate) is None:
-                    yield Conversion(name, source, target, candidate, canonical(subgraph, candidate))
+            key = (subgraph.signature, forms)
+            if key not in converted:
+                candidates = (Candidate(kernel, forms, (), KERNELS[kernel].version) for kernel in kernels)
+                converted[key] = [
+                    (candidate, canonical(subgraph, candidate))
+                    for candidate in candidates
+                    if KERNELS[candidate.kernel].refuses(subgraph, candidate) is None
+                ]
+            for candidate, call in converted[key]:
+                yield Conversion(name, source, target, candidate, call)
 
 
 def _held_between(graph: Graph, name: str, sources: Iterable[str], targets: Iterable[str]) -> set[str]:

@@ -106,8 +106,7 @@ class Enumeration:
         self.families = families
         self.pitches = _pitches(graph, families, given)
         self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-        self._calls: dict[tuple[str, Candidate], Call] = {}
-        self._refusals: dict[tuple[str, Candidate], str | None] = {}
+        self._called: dict[tuple[str, str, tuple[str, ...]], list[tuple[Candidate, Call]]] = {}
         self._sampled: dict[tuple[str, Candidate], Cell | None] = {}
         self._cells: dict[str, Cell] = {}
 
@@ -200,21 +199,26 @@ class Enumeration:
     ) -> Iterator[Choice]:
         names = cover.inputs + cover.outputs
         local = tuple(local_form(text, *self._positional(name)) for name, text in zip(names, forms, strict=True))
+        key = (kernel.name, subgraph.signature, local)
+        if key not in self._called:
+            self._called[key] = list(self._calls(kernel, entry, subgraph, local))
+        asked = tuple(plain(text) for text in forms)
+        for candidate, call in self._called[key]:
+            yield Choice(cover, candidate, asked, call)
+
+    def _calls(
+        self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph, local: tuple[str, ...]
+    ) -> Iterator[tuple[Candidate, Call]]:
+        """Yield what a kernel admits on operands in these forms; of a sampled cell, what to start with."""
         cell = self._sampled_cell(kernel, entry, subgraph, local) if entry.sampled else None
         if cell is not None:
             for params in cell.starts:
-                candidate = Candidate(kernel.name, local, params, kernel.version)
-                yield Choice(cover, candidate, tuple(plain(text) for text in forms), cell.called(params))
+                yield Candidate(kernel.name, local, params, kernel.version), cell.called(params)
             return
         for params in multiplied(_lists(entry)):
             candidate = Candidate(kernel.name, local, params, kernel.version)
-            key = (subgraph.signature, candidate)
-            if key not in self._refusals:
-                self._refusals[key] = kernel.refuses(subgraph, candidate)
-                if self._refusals[key] is None:
-                    self._calls[key] = canonical(subgraph, candidate)
-            if self._refusals[key] is None:
-                yield Choice(cover, candidate, tuple(plain(text) for text in forms), self._calls[key])
+            if kernel.refuses(subgraph, candidate) is None:
+                yield candidate, canonical(subgraph, candidate)
 
     def _sampled_cell(
         self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph, local: tuple[str, ...]

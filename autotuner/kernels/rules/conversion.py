@@ -5,7 +5,7 @@ dropout mask carries its p: raw masks hold 0 and 1 / (1 - p), and a seed stands 
 """
 
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 
 from autotuner.errors import KernelError
 from autotuner.ir.form import Form
@@ -30,6 +30,7 @@ STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS)
 """Pairs of storage formats between which a conversion leads."""
 
 
+@lru_cache(maxsize=1 << 10)  # a space asks thousands of times, of a dozen types
 def conversion(tensor: TensorType, p: float | None = None) -> Subgraph:
     """Return the record of copying a tensor; the candidate's forms say from what to what.
 
