@@ -166,15 +166,7 @@ class Form:
         >>> Form.parse("bl*np@1/3").placed("blnp", (4, 64, 4, 32))
         ((24576, 384, 32, 1), 128, 98304)
         """
-        self._must_permute(axes)
-        if self.is_flat:
-            raise LayoutError(f"form {self} has no strides: a {self.storage} is read by kernels that know it")
-        sizes = dict(zip(axes, extents, strict=True))
-        if self.stack:
-            sizes[STACK_AXIS] = self.stack.count
-        strides = self.layout.strides(sizes)
-        offset = self.stack.index * strides[STACK_AXIS] if self.stack else 0
-        return tuple(strides[axis] for axis in axes), offset, prod(sizes.values())
+        return _placed(self, axes, extents)
 
     def stored(self, dtype: str, axes: str, extents: tuple[int, ...]) -> Stored:
         """Return what memory holds of a tensor in this form: bytes and where they are follow from it alone.
@@ -201,6 +193,19 @@ class Form:
     def _must_permute(self, axes: str) -> None:
         if sorted(self.layout.axes.replace(STACK_AXIS, "")) != sorted(axes):
             raise LayoutError(f"form {self} does not fit a tensor with axes {axes!r}: it must permute them")
+
+
+@lru_cache(maxsize=1 << 14)  # every rule asks, of a few tensors in a few hundred forms
+def _placed(form: Form, axes: str, extents: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
+    form._must_permute(axes)
+    if form.is_flat:
+        raise LayoutError(f"form {form} has no strides: a {form.storage} is read by kernels that know it")
+    sizes = dict(zip(axes, extents, strict=True))
+    if form.stack:
+        sizes[STACK_AXIS] = form.stack.count
+    strides = form.layout.strides(sizes)
+    offset = form.stack.index * strides[STACK_AXIS] if form.stack else 0
+    return tuple(strides[axis] for axis in axes), offset, prod(sizes.values())
 
 
 @lru_cache(maxsize=1 << 16)

@@ -86,7 +86,18 @@ class Subgraph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """The hash, which caches of rules ask for many times."""
+        return hash((self.nodes, self.tensors, self.inputs, self.outputs))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}  # texts hash otherwise elsewhere
+
+    @cached_property
     def boundary(self) -> tuple[int, ...]:
         """Numbers of the boundary tensors: inputs, then outputs. `Candidate.forms` is in this order."""
         return self.inputs + self.outputs
@@ -152,6 +163,10 @@ class Candidate:
     forms: tuple[str, ...]
     params: tuple[tuple[str, Scalar], ...] = ()
     version: int = 1
+
+    def with_params(self, params: Attributes) -> "Candidate":
+        """Return the same kernel and forms with other parameters."""
+        return Candidate(self.kernel, self.forms, params, self.version)
 
     def parsed_forms(self) -> tuple[Form, ...]:
         return tuple(Form.parse(text) for text in self.forms)

@@ -35,7 +35,7 @@ def _merged(_signature: str, subgraph: Subgraph, texts: tuple[str, ...]) -> tupl
     """Return the canonical subgraph, and its boundary's forms.
 
     Args:
-        _signature: of the subgraph, for the cache: with an attribute 1 it equals one with 1.0, and their records differ.
+        _signature: the subgraph's, for the cache: subgraphs with attributes 1 and 1.0 are equal, their records are not.
         subgraph: what is computed.
         texts: forms of the boundary tensors.
     """
@@ -55,7 +55,9 @@ def _merged(_signature: str, subgraph: Subgraph, texts: tuple[str, ...]) -> tupl
         for axis, extent in zip(own, subgraph.tensors[number].extents, strict=True)
     }
     sizes = {chain[0]: prod(extents[axis] for axis in chain) for chain in chains}
-    merged = {number: [axis for axis in order if axis in sizes or axis == STACK_AXIS] for number, order in orders.items()}
+    merged = {
+        number: [axis for axis in order if axis in sizes or axis == STACK_AXIS] for number, order in orders.items()
+    }
     return _rebuilt(subgraph, axes, merged, sizes), tuple(
         _written(form, merged[number]) for number, form in zip(subgraph.boundary, forms, strict=True)
     )

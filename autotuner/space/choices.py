@@ -64,11 +64,11 @@ class Cell:
 
     def called(self, params: Attributes) -> Call:
         """Return the call with these parameters."""
-        return Call(self.call.subgraph, replace(self.call.candidate, params=params))
+        return Call(self.call.subgraph, self.call.candidate.with_params(params))
 
     def admits(self, params: Attributes) -> bool:
         """Tell whether the kernel can run with these parameters."""
-        candidate = replace(self.call.candidate, params=params)
+        candidate = self.call.candidate.with_params(params)
         return KERNELS[self.kernel].refuses(self.call.subgraph, candidate) is None
 
     def exceeds(self, combinations: int) -> bool:
@@ -125,7 +125,7 @@ class Space:
         """
         more = {call.key: call for call in calls if call.key not in self.calls}
         choices = tuple(
-            replace(place, candidate=replace(place.candidate, params=call.candidate.params), call=call)
+            replace(place, candidate=place.candidate.with_params(call.candidate.params), call=call)
             for call in more.values()
             for place in self._places[without_params(call).key]
         )
@@ -154,4 +154,4 @@ def multiplied(lists: tuple[tuple[str, tuple[Scalar, ...]], ...]) -> Iterator[At
 
 def without_params(call: Call) -> Call:
     """Return a call without its launch parameters, whose key is that of its cell."""
-    return replace(call, candidate=replace(call.candidate, params=())) if call.candidate.params else call
+    return Call(call.subgraph, call.candidate.with_params(())) if call.candidate.params else call

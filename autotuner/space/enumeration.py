@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from typing import TypeVar
 
@@ -143,31 +142,25 @@ class Enumeration:
     def _in_graph(self, cover: Cover, kernel: Kernel, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Write a row in the tensors' own axes, with stack members' names, and with pitched variants; of a kernel that
         is compiled, with all operands pitched that can be, or none."""
+        names = cover.inputs + cover.outputs
         texts = []
-        for name, text in zip(cover.inputs + cover.outputs, row, strict=True):
-            form = Form.parse(text).renamed(
-                LETTERS[: len(self.graph.tensors[name].axes)], self.graph.tensors[name].axes
-            )
+        for name, written in zip(names, row, strict=True):
+            axes, letters = self._positional(name)
+            text = local_form(written, letters, axes)
+            form = Form.parse(text)
             if form.stack:
                 texts.append(self._members(name, form))
             else:
-                texts.append([str(form), *(self.pitches.get((name, str(form)), ()) if kernel.pitched else ())])
+                texts.append([text, *(self.pitches.get((name, text), ()) if kernel.pitched else ())])
+        narrow = [
+            (place, self.given[name])
+            for place, name in enumerate(names)
+            if name in self.given and len(self.graph.tensors[name].axes) <= 1
+        ]
         for forms in _all_or_none(texts) if kernel.compiles and not kernel.anchors else product(*texts):
             self._size.look()
-            if self._whole_stacks(cover, forms) and all(
-                name not in self.given or plain(text) in self.given[name] or len(self.graph.tensors[name].axes) > 1
-                for name, text in zip(cover.inputs + cover.outputs, forms, strict=True)
-            ):
+            if all(plain(forms[place]) in given for place, given in narrow) and _whole_stacks(names, forms):
                 yield forms
-
-    def _whole_stacks(self, cover: Cover, forms: tuple[str, ...]) -> bool:
-        """Tell whether siblings are pitched together: a slice's siblings in a row are slices of the same stack."""
-        by_tensor = dict(zip(cover.inputs + cover.outputs, forms, strict=True))
-        for text in forms:
-            group = text.partition("#")[2]
-            if group and any(m in by_tensor and not by_tensor[m].endswith("#" + group) for m in group.split("+")):
-                return False
-        return True
 
     def _positional(self, name: str) -> tuple[str, str]:
         axes = self.graph.tensors[name].axes
@@ -232,7 +225,7 @@ class Enumeration:
         key = (subgraph.signature, bare)
         if key not in self._sampled:
             self._sampled[key] = None
-            candidates = (replace(bare, params=params) for params in multiplied(_lists(entry)))
+            candidates = (bare.with_params(params) for params in multiplied(_lists(entry)))
             if any(kernel.refuses(subgraph, candidate) is None for candidate in candidates):
                 call = canonical(subgraph, bare)
                 cell = self._cells.setdefault(call.key, Cell(call, _lists(entry), entry.trials))
@@ -253,6 +246,20 @@ def _all_or_none(texts: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
     yield tuple(each[0] for each in texts)
     if any(len(each) > 1 for each in texts):
         yield tuple(each[min(1, len(each) - 1)] for each in texts)
+
+
+def _whole_stacks(names: tuple[str, ...], forms: tuple[str, ...]) -> bool:
+    """Tell whether siblings are pitched together: a slice's siblings in a row are slices of the same stack."""
+    groups = {group for text in forms if (group := text.partition("#")[2])}
+    if not groups:
+        return True
+    by_tensor = dict(zip(names, forms, strict=True))
+    return all(
+        by_tensor[member].endswith("#" + group)
+        for group in groups
+        for member in group.split("+")
+        if member in by_tensor
+    )
 
 
 def _unstacked(text: str) -> str:

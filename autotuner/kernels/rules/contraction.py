@@ -1,7 +1,7 @@
 """Contractions: matrix products, alone or with what a library adds to them for free."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 
 from autotuner.ir.form import Form
@@ -54,7 +54,7 @@ def not_one_product(subgraph: Subgraph, candidate: Candidate) -> str | None:
     forms = _with_product(subgraph, candidate)
     if any(form.is_absent for form in forms.values()):
         return "a matrix product reads and writes every operand"
-    matrices = as_matrices(node, operand_strides(subgraph, node, forms), letter_extents(subgraph, node))
+    matrices = seen_as_matrices(subgraph, candidate)
     if isinstance(matrices, str):
         return matrices
     for name, matrix, rows, columns in (
@@ -85,16 +85,25 @@ def not_one_product_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | No
     reason = not_one_product(subgraph, candidate)
     if reason:
         return reason
-    matrices = _seen_as_matrices(subgraph, candidate)
+    matrices = seen_as_matrices(subgraph, candidate)
+    assert not isinstance(matrices, str)
     return batch_not_taken(subgraph, matrices) if matrices.batch > 1 else None
 
 
-def _seen_as_matrices(subgraph: Subgraph, candidate: Candidate, looped: str = "") -> Matrices:
-    node, forms = contraction_of(subgraph), _with_product(subgraph, candidate)
+def seen_as_matrices(subgraph: Subgraph, candidate: Candidate, looped: str = "") -> Matrices | str:
+    """See a contraction as matrices, or say in a sentence why one call cannot compute it.
+
+    Args:
+        looped: letters along which calls are repeated.
+    """
+    return _seen_as_matrices(subgraph, candidate.forms, looped)
+
+
+@lru_cache(maxsize=256)  # rules look several times at what one kernel after the other computes
+def _seen_as_matrices(subgraph: Subgraph, texts: tuple[str, ...], looped: str) -> Matrices | str:
+    node, forms = contraction_of(subgraph), _with_product(subgraph, Candidate("", texts))
     extents = letter_extents(subgraph, node) | dict.fromkeys(looped, 1)
-    matrices = as_matrices(node, operand_strides(subgraph, node, forms), extents)
-    assert not isinstance(matrices, str)
-    return matrices
+    return as_matrices(node, operand_strides(subgraph, node, forms), extents)
 
 
 def batch_not_taken(subgraph: Subgraph, matrices: Matrices) -> str | None:
@@ -146,10 +155,7 @@ def no_loop_over_products(subgraph: Subgraph, candidate: Candidate) -> str | Non
     letters = loop_letters(node)
     if letters is None:
         return f"{node.spec!r} has not exactly two batch axes"
-    forms = _with_product(subgraph, candidate)
-    extents = letter_extents(subgraph, node) | {letters[0]: 1}
-    strides = operand_strides(subgraph, node, forms)
-    matrices = as_matrices(node, strides, extents)
+    matrices = seen_as_matrices(subgraph, candidate, letters[0])
     if isinstance(matrices, str):
         return matrices
     return None if unit_strides(matrices) else "an operand has no contiguous matrix axis"
@@ -158,8 +164,12 @@ def no_loop_over_products(subgraph: Subgraph, candidate: Candidate) -> str | Non
 def no_loop_on_cpu(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """As `not_one_product_on_cpu`, of a loop over products."""
     reason = no_loop_over_products(subgraph, candidate)
+    if reason:
+        return reason
     letters = loop_letters(contraction_of(subgraph))
-    return reason or batch_not_taken(subgraph, _seen_as_matrices(subgraph, candidate, letters[0] if letters else ""))
+    matrices = seen_as_matrices(subgraph, candidate, letters[0] if letters else "")
+    assert not isinstance(matrices, str)
+    return batch_not_taken(subgraph, matrices)
 
 
 def loop_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:

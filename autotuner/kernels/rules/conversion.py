@@ -88,16 +88,19 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Refuses:
 
     def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
         forms = forms_by_number(subgraph, candidate)
-        said = f"{forms[0]} to {forms[1]}"
-        if (forms[0].storage, forms[1].storage) not in allowed:
-            return f"{said}: it leads from {known}"
-        if forms[0].layout != forms[1].layout:
-            return f"{said}: the storage format changes in one memory order"
-        if forms[0].stack or forms[1].stack:
-            return f"{said}: the storage format of a slice of a stack stays"
-        masks = any(form.format.is_of_masks for form in forms.values())
+        reason = why_not(subgraph, forms[0], forms[1])
+        return reason and f"{forms[0]} to {forms[1]}: {reason}"
+
+    def why_not(subgraph: Subgraph, source: Form, target: Form) -> str | None:
+        if (source.storage, target.storage) not in allowed:
+            return f"it leads from {known}"
+        if source.layout != target.layout:
+            return "the storage format changes in one memory order"
+        if source.stack or target.stack:
+            return "the storage format of a slice of a stack stays"
+        masks = source.format.is_of_masks or target.format.is_of_masks
         if masks and "p" not in dict(subgraph.nodes[0].attributes):
-            return f"{said}: the record does not say the p of the mask"
+            return "the record does not say the p of the mask"
         return None
 
     return refuses

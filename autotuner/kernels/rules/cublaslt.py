@@ -23,7 +23,13 @@ from autotuner.kernels.geometry import (
 )
 from autotuner.kernels.patterns import Pair, Siblings
 from autotuner.kernels.registry import KERNELS, Kernel, Refuses
-from autotuner.kernels.rules.contraction import OR_CAST, contraction_of, not_one_product, product_layouts
+from autotuner.kernels.rules.contraction import (
+    OR_CAST,
+    contraction_of,
+    not_one_product,
+    product_layouts,
+    seen_as_matrices,
+)
 from autotuner.kernels.rules.stacked import STACK_OR_CAST, members, not_one_stacked_product, stacked_product_layouts
 
 _IMPLEMENTATION = "autotuner.kernels.cublaslt.matmul"
@@ -54,10 +60,7 @@ def not_single(subgraph: Subgraph, candidate: Candidate) -> str | None:
     reason = not_one_product(subgraph, candidate)
     if reason:
         return reason
-    node = contraction_of(subgraph)
-    forms = forms_by_number(subgraph, candidate)
-    forms = {node.outputs[0]: forms[subgraph.outputs[0]]} | forms
-    matrices = as_matrices(node, operand_strides(subgraph, node, forms), letter_extents(subgraph, node))
+    matrices = seen_as_matrices(subgraph, candidate)
     assert not isinstance(matrices, str)
     return f"it is asked for single products; this is a batch of {matrices.batch}" if matrices.batch > 1 else None
 
