@@ -1,4 +1,5 @@
 import json
+import pickle
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -162,3 +163,11 @@ def test_an_environment_as_json_names_its_facts() -> None:
         "facts": {"threads": 2},
         "policy": {},
     }
+
+
+def test_a_subgraph_that_another_process_reads_is_hashed_anew() -> None:
+    subgraph = Subgraph((Node("gelu_erf", "ab->ab", (0,), (1,)),), (MATRIX, MATRIX), (0,), (1,))
+    hash(subgraph)
+    read = pickle.loads(pickle.dumps(subgraph))
+    assert "_hash" not in vars(read)
+    assert {read} == {subgraph}

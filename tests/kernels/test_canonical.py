@@ -38,6 +38,16 @@ def test_axes_that_always_lie_one_behind_the_other_are_one() -> None:
     assert [tensor.extents for tensor in merged.subgraph.tensors] == [(6, 4), (5, 4), (6, 5)]
 
 
+def test_attributes_that_are_equal_numbers_of_two_types_stay_as_they_are() -> None:
+    found = []
+    for factor in (2, 2.0):
+        node = Node("scale", "ab->ab", (0,), (1,), (("factor", factor),))
+        scale = Subgraph((node,), (TensorType((2, 3), "float64"),) * 2, (0,), (1,))
+        found.append(canonical(scale, Candidate("torch_scale", ("ab", "ab"))))
+    assert [repr(call.subgraph.nodes[0].attributes[0][1]) for call in found] == ["2", "2.0"]
+    assert found[0].key != found[1].key
+
+
 def test_element_wise_work_on_whole_tensors_is_one_call_whatever_the_order() -> None:
     add = one("add", "abc,abc->abc", (2, 3, 4), (2, 3, 4), (2, 3, 4))
     flat = one("add", "a,a->a", (24,), (24,), (24,))
