@@ -11,6 +11,7 @@ import sys
 import termios
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ def at_a_terminal(
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], cwd=folder, env=environment, stdin=theirs, stdout=theirs,
         stderr=theirs,
+        # A shell that runs tests in the background has them ignore interrupts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(theirs)
     written = b""
