@@ -34,6 +34,9 @@ class Peers:
     What is said on the host goes by a backend for the CPU: it waits for no device, and a process that has died is
     noticed at once.
 
+    Attributes:
+        is_lost: whether one of them is lost, so that what was queued on the device may never end.
+
     Args:
         group: of torch; all processes by default.
 
@@ -47,6 +50,7 @@ class Peers:
         if group is None:
             self.group = distributed.group.WORLD
         self.rank, self.size = distributed.get_rank(self.group), distributed.get_world_size(self.group)
+        self.is_lost = False
         if self.rank < 0:
             raise InputError("this process is not in the process_group: give one that it belongs to, or none for all")
         self._host: Any = self.group
@@ -70,6 +74,7 @@ class Peers:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
+            self.is_lost = True
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PeerLostError(
                 f"process {self.rank} of {self.size} waits for another one, which has ended or does not answer; its "

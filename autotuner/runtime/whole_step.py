@@ -380,7 +380,7 @@ class WholeStep:
             self._plain.loss = self._uncaptured()
 
     def _forget(self) -> None:
-        if self._known:
+        if self._known and not (self._exchange and self._exchange.peers.is_lost):
             device_runtime(self._device).synchronize()  # a replay may still run
         self._known = {}
         self._pool = None  # memory whose graphs are all gone cannot be captured into again
