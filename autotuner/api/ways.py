@@ -17,14 +17,13 @@ from autotuner.api.training import training_step
 from autotuner.errors import InputError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.packing.batches import IGNORED
 from autotuner.runtime.processes import are_several
 
 WARM, TIMED = 4, 10
 """Steps of each shape before they are timed, and that are timed at least."""
 PACKED_BATCHES = 4
 """Packed batches that are timed: their attention depends on their sequences."""
-IGNORED = -100
-"""The label of padding."""
 
 BatchOf = Callable[[Sequence[int], int], Any]
 """Makes a padded batch of sequences of some lengths, padded to one."""

@@ -54,7 +54,7 @@ class BucketClipping:
         if self._per_bucket:
             norm.copy_(torch.linalg.vector_norm(gradients, dtype=torch.float32))
             share = self._max_norm * sqrt(gradients.numel() / self._count)
-            gradients.mul_(_coefficient(share, norm).to(gradients.dtype))
+            gradients.mul_(coefficient(share, norm).to(gradients.dtype))
         gradients.div_(self._group.size())
         exchanged: Any = distributed.all_reduce(gradients, group=self._group, async_op=True)
 
@@ -84,9 +84,10 @@ class BucketClipping:
         self._norms.clear()
         if not self._per_bucket:
             gradients = [each.grad for each in self._parameters if each.grad is not None]
-            torch._foreach_mul_(gradients, _coefficient(self._max_norm, total))
+            torch._foreach_mul_(gradients, coefficient(self._max_norm, total))
         return total
 
 
-def _coefficient(limit: float, norm: Tensor) -> Tensor:
+def coefficient(limit: float, norm: Tensor) -> Tensor:
+    """Return the factor that scales gradients of a norm down to a limit; 1 where they are below."""
     return torch.clamp(limit / (norm + TINY), max=1.0)

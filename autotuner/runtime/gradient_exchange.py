@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from autotuner.errors import InputError
 from autotuner.ir.device import CPU
 from autotuner.runtime.bucket_choice import SIZES, Arrival, ExchangeTime, chosen_limit, exposed_us
+from autotuner.runtime.bucket_clipping import coefficient
 from autotuner.runtime.bucket_plan import FIRST_LIMIT, BucketPlan, arrival
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_bucket import Bucket
@@ -30,8 +31,6 @@ from autotuner.runtime.processes import Peers
 
 PLAIN, READY, REPLAYED = range(3)
 """Ways of a process through a step: operator by operator; so, and it could be captured; as a graph."""
-TINY = 1e-6
-"""Added to norms, as `torch.nn.utils.clip_grad_norm_` does."""
 PROBES = SIZES[0], SIZES[5]
 """Bytes of exchanges that are timed."""
 OWN_BUCKETS = 4
@@ -82,7 +81,7 @@ class GradientExchange:
         self._arrived: dict[int, Any] = {}
         self._began: Any = None
         self._launched, self._before = 0, list[Tensor]()
-        self._is_timed_now = self._has_new_buckets = False
+        self._has_new_buckets = False
         self._plan: BucketPlan | None = None
         self._check_equal()
         if not is_equal:
@@ -191,7 +190,6 @@ class GradientExchange:
             norm = None if self._max_norm is None else self._clipped(plan, self._max_norm)
         for parameter in (*none, *(self._of_others(plan) if self.shards else ())):
             parameter.grad = None
-        self._is_timed_now = not is_new and not plan.is_timed
         return norm
 
     def updated(self) -> None:
@@ -205,7 +203,7 @@ class GradientExchange:
         self._launched = 0
         plan.begin()
         plan.runs += 1
-        if self._is_timed_now:
+        if plan.runs > 1 and not plan.is_timed:
             self._choose(plan)
 
     def whole_state(self) -> dict[str, Any] | None:
@@ -286,7 +284,7 @@ class GradientExchange:
             if self._per_bucket:
                 bucket.own_norm = torch.linalg.vector_norm(flat, dtype=torch.float32)
                 share = sqrt(bucket.elements / sum(each.elements for each in plan.buckets))
-                flat.mul_(_coefficient(share * (self._max_norm or 0.0), bucket.own_norm).to(flat.dtype))
+                flat.mul_(coefficient(share * (self._max_norm or 0.0), bucket.own_norm).to(flat.dtype))
             if not self._averages:
                 flat.div_(self.peers.size)
         if self.shards:
@@ -306,9 +304,9 @@ class GradientExchange:
         if self.shards:
             self.peers.wait(self.peers.all_reduce(squared, averages=False))
         norm = squared.sqrt()
-        coefficient = _coefficient(max_norm, norm)
+        factor = coefficient(max_norm, norm)
         for flat in kept:
-            flat.mul_(coefficient.to(flat.dtype))
+            flat.mul_(factor.to(flat.dtype))
         return norm
 
     def _is_own(self, bucket: Bucket) -> bool:
@@ -390,7 +388,3 @@ class GradientExchange:
         plan.exchange_us, plan.exposed_us = whole_ns / 1e3, exposed_ns / 1e3
         if limit != plan.limit:
             plan.divide(arrivals, limit, self.peers.size)
-
-
-def _coefficient(limit: float, norm: Tensor) -> Tensor:
-    return torch.clamp(limit / (norm + TINY), max=1.0)
