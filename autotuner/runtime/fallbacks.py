@@ -77,7 +77,9 @@ class Summary:
 
         Shares are from 0 to 1, times in microseconds. Of several steps, each has a number.
         """
-        found = {"autotuner/calls_tuned_share": self.tuned_share}
+        found = {}
+        if self.calls or self.fallbacks:
+            found["autotuner/calls_tuned_share"] = self.tuned_share
         if self.graphs:
             found["autotuner/flop_tuned_share"] = self.coverage.tuned_share
             found["autotuner/regions"] = sum(sum(graph.regions.values()) for graph in self.graphs)
