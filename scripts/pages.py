@@ -48,6 +48,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     ]
 
 
+def first_sentence(error: Exception) -> str:
+    """Return what an error begins with; that of torch for memory goes on with all that the device has."""
+    return str(error).splitlines()[0].partition(". GPU")[0]
+
+
 def title(row: dict[str, Any]) -> str:
     """Return what tells a case of an encoder layer from the others."""
     return f"{row['preset']} {row['dtype']} dropout {row['dropout']:g}"

@@ -121,7 +121,8 @@ def test_two_processes_capture_steps_that_are_those_of_one_with_the_whole_batch(
     wanted = alone(MAX_NORM)
     for name in WAYS:
         assert all(map(torch.equal, first[name][0], second[name][0])), name
-        assert first[name][1] == (0 if name == "plain" else STEPS - 3), first[name][3]
+        before = {"plain": STEPS, "shards": 2}.get(name, 3)  # where the state is shared out, the first buckets stay
+        assert first[name][1] == STEPS - before, first[name][3]
         if name != "per bucket":
             for mine, other in zip(first[name][0], wanted, strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
