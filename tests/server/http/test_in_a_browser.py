@@ -161,7 +161,7 @@ def _look_at_a_plan(browser: Browser) -> None:
     said = page.inner_text(".panel")
     assert "Operator product1" in said
     assert "candidates have a time" in said
-    assert page.locator(".panel .badge", has_text="chosen").count() == 1
+    assert page.locator(".panel table").last.locator(".badge", has_text="chosen").count() == 1
     page.wait_for_selector("text=In multiples of the best")
     browser.keep("plan")
     page.locator(".box.current").focus()

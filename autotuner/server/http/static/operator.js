@@ -1,10 +1,9 @@
 // An operator of a plan: its step in words, and all its measured candidates by form, with what each costs in the whole.
 
 import { get } from "./api.js";
-import { chart, colour, logAxis } from "./charts.js";
 import { change, count, form, h, table, time, trouble } from "./dom.js";
+import { badges, distribution, marked, quantile } from "./distribution.js";
 
-const CHARTED = 14;
 const LISTED = 15;
 
 export async function operatorPanel(panel, id, step, name, open, signal) {
@@ -38,17 +37,6 @@ function label(group, most = 46) {
   return forms.length > most ? `${forms.slice(0, most - 1)}…` : forms;
 }
 
-// The forms alone, for axes of charts, after the number of operators where they are not those of the chosen step.
-function brief(group, chosen) {
-  const own = group.operators.join() === chosen.operators.join();
-  const text = `${own ? "" : group.operators.length > 1 ? `${group.operators.length} fused: ` : "alone: "}${group.forms.map(([, each]) => form(each)).join(" ")}`;
-  return text.length > 34 ? `${text.slice(0, 33)}…` : text;
-}
-
-function kind(found, group, each) {
-  return each.chosen ? "chosen" : each.us === found.best_us ? "best" : group.declared ? "as declared" : "other";
-}
-
 function extra(each, note) {
   if (each.chosen) return "chosen";
   if (each.extra_us === null) return note ? "not known" : "in no plan";
@@ -59,45 +47,25 @@ function candidates(found) {
   const timed = found.groups.filter((group) => group.candidates.length);
   const total = timed.reduce((sum, group) => sum + group.candidates.length + group.more, 0);
   if (!timed.length) return [h("p", {}, "No measurement of it is in the database.")];
-  const same = (group) => group.operators.join() === timed[0].operators.join();
-  const shown = timed.slice(0, CHARTED);
-  const kinds = [["chosen", "accent"], ["best", "good"], ["as declared", "declared"], ["other", "dot"]];
-  const points = Object.fromEntries(kinds.map(([name]) => [name, []]));
-  const add = (group, each, row, place) => points[kind(found, group, each)].push({ x: each.us, y: row + (((place * 7) % 11) - 5) * 0.06, group, each });
-  timed.filter(same).flatMap((group) => group.candidates.map((each) => [group, each])).forEach(([group, each], place) => add(group, each, 0, place));
-  shown.forEach((group, row) => group.candidates.forEach((each, place) => add(group, each, row + 1, group.candidates.length > 1 ? place : 8)));
-  const rows = ["all forms", ...shown.map((group) => brief(group, timed[0]))];
-  const picture = chart(
-    `Times of ${total} candidates of ${found.operator} by form; chosen ${time(found.chosen_us)}, its own best ${time(found.best_us)}, default ${time(found.default_us)}`,
-    () => ({
-      type: "scatter",
-      data: { datasets: [...kinds].reverse().map(([name, shade]) => ({ label: name, data: points[name], backgroundColor: colour(shade), borderColor: colour("paper"), borderWidth: name === "other" ? 0 : 1, pointRadius: name === "chosen" ? 7 : name === "best" ? 6 : 4, pointStyle: name === "chosen" ? "rectRot" : name === "best" ? "triangle" : "circle" })) },
-      options: {
-        scales: {
-          x: logAxis("time of the kernel", time),
-          y: { min: -0.6, max: rows.length - 0.4, reverse: true, afterBuildTicks: (axis) => { axis.ticks = rows.map((_, value) => ({ value })); }, ticks: { autoSkip: false, callback: (value) => rows[value] ?? "" } },
-        },
-        plugins: { legend: { reverse: true }, tooltip: { callbacks: { label: ({ raw }) => [`${raw.each.kernel}${params(raw.each.params)}: ${time(raw.each.us)}`, `${label(raw.group, 80)}`, `in the whole: ${extra(raw.each, found.note)}`] } } },
-      },
-    }),
-    { tall: shown.length > 4 },
-  );
+  const marks = { ...marked(found), chosen: null }; // the last column has it
   const columns = [
-    { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), h("span", { class: "quiet below" }, [group.declared && "as declared", h("span", { class: "narrow" }, ` ${group.candidates[0]?.kernel ?? ""}`)])] },
+    { title: "Forms", head: true, cell: (group) => [group.operators.length > 1 || group.operators[0] !== found.operator ? h("span", { class: "below" }, group.operators.join(" + ")) : "", h("span", { class: "forms" }, label(group, 400)), h("span", { class: "quiet below" }, [group.declared && "as declared", badges(marks, [group]), h("span", { class: "narrow" }, ` ${group.candidates[0]?.kernel ?? ""}`)])] },
     { title: "Fastest kernel", wide: true, cell: (group) => (group.candidates.length ? [group.candidates[0].kernel, h("span", { class: "quiet" }, params(group.candidates[0].params))] : "–") },
     { title: "Fastest", number: true, cell: (group) => time(group.candidates[0]?.us) },
+    { title: "Median", number: true, wide: true, cell: (group) => (group.candidates.length ? time(quantile(group.candidates.map((each) => each.us), 0.5)) : "–") },
     { title: "Slowest", number: true, wide: true, cell: (group) => time(group.candidates.at(-1)?.us) },
     { title: "Timed", number: true, wide: true, cell: (group) => count(group.candidates.length + group.more) },
     { title: "Not timed", wide: true, cell: (group) => [...Object.entries(group.failed).map(([name, number]) => `${number} ${name.replaceAll("_", " ")}`), group.unknown && `${group.unknown} unknown`].filter(Boolean).join(", ") || "–" },
     { title: "In the whole", number: true, cell: (group) => (group.chosen ? [h("span", { class: "badge finished" }, "chosen"), overtaken(group)] : group.candidates.length ? extra(group.candidates[0], found.note) : "–") },
   ];
-  const rest = found.groups.length - LISTED;
-  const listed = h("div", {}, table("Candidates by form", columns, found.groups.slice(0, LISTED)));
-  const all = rest > 0 && h("button", { type: "button", onclick: () => listed.replaceChildren(table("Candidates by form", columns, found.groups)) }, `Show all ${count(found.groups.length)} groups`);
+  const isMarked = (group) => Object.values(marks).some((each) => each?.group === group);
+  const first = found.groups.filter((group, place) => place < LISTED || isMarked(group));
+  const listed = h("div", {}, table("Candidates by form", columns, first));
+  const all = first.length < found.groups.length && h("button", { type: "button", onclick: () => listed.replaceChildren(table("Candidates by form", columns, found.groups)) }, `Show all ${count(found.groups.length)} groups`);
   return [
     h("p", {}, `${count(total)} candidates have a time. Chosen: ${time(found.chosen_us)}; its own best in any form: ${time(found.best_us)}; default (alone, as declared): ${time(found.default_us)}.`),
-    picture,
-    h("p", { class: "quiet" }, found.note || "The first row has every candidate for the operators of the chosen step. In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound. A form that no measured conversion or neighbour fits is in no plan."),
+    ...distribution(found, (group, each) => [`${each.kernel}${params(each.params)}: ${time(each.us)}`, label(group, 80), `in the whole: ${extra(each, found.note)}`]),
+    h("p", { class: "quiet" }, found.note || "In the whole: what the best plan with a candidate takes more than the best plan, everything else chosen anew. Where that is far from the best, it is a lower bound. A form that no measured conversion or neighbour fits is in no plan."),
     listed, all || "",
   ];
 }
