@@ -19,8 +19,7 @@ STEPS_MAX = 24
 LABEL_MAX = 36
 COLOURS = {"contraction": "#1f6fb4", "normalisation": "#2a8a4a", "element-wise": "#7b4fa3", "conversion": "#c46210"}
 CHOSEN, BEST = "#d1242f", "#1a7f37"
-MIB = 1 << 20
-UNITS = ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB"), (1, "B"))
+UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 @dataclass(frozen=True)
@@ -168,17 +167,28 @@ def _memory(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None
 
 
 def _front(axes: Any, picture: PlanPicture, times: Sequence[WorkTimes]) -> None:  # noqa: ARG001
-    """Draw what leaner plans of the same graph take more, and hold less."""
+    """Draw what leaner plans of the same graph take more, and hold less.
+
+    Where the tokens of a step are known, their rate is the axis on the left, and the time that on the right.
+    """
     if len(picture.front) < 2:
         raise InputError("the configuration keeps no leaner plans, so there is no front to draw: its tensors are small")
-    points = sorted(picture.front, key=lambda each: each.held_bytes)
+    points, tokens = sorted(picture.front, key=lambda each: each.held_bytes), picture.tokens
+    unit, name = next((size, text) for size, text in UNITS if max(each.peak_bytes for each in points) >= size)
+    heights = [each.predicted_us if tokens is None else tokens / each.predicted_us for each in points]
     for what, mark in (("held_bytes", "o"), ("peak_bytes", "s")):
         label = "held between forward and backward" if what == "held_bytes" else "peak"
-        axes.plot([getattr(each, what) / MIB for each in points], [each.predicted_us for each in points],
-                  mark, linestyle="-", label=label)  # fmt: skip
-    axes.set_xlabel("MiB beside parameters and inputs")
-    axes.set_ylabel("predicted time, us")
-    axes.set_title(f"{picture.reference}, {picture.dtype}: time against memory")
+        axes.plot([getattr(each, what) / unit for each in points], heights, mark, linestyle="-", label=label)
+    axes.set_xlabel(f"{name} beside parameters and inputs")
+    if tokens is None:
+        axes.set_ylabel("predicted time, us")
+    else:
+        axes.set_ylabel("tokens/s, millions")
+        beside = axes.secondary_yaxis("right")
+        beside.yaxis.set_major_formatter(lambda rate, _: f"{tokens / rate:,.4g}" if rate > 0 else "")
+        beside.set_ylabel("predicted time, us")
+    of_step = "time" if tokens is None else f"{tokens:,} tokens a step,"
+    axes.set_title(f"{picture.reference}, {picture.dtype}: {of_step} against memory")
     axes.legend()
 
 

@@ -88,7 +88,8 @@ def plot(
     """Draw a figure of a configuration, for a paper.
 
     violin: how the times of all candidates of each step are distributed. roofline: rates of the steps against flop for
-    each byte. memory: bytes over the step. front: leaner plans, time against memory.
+    each byte. memory: bytes over the step. front: leaner plans, tokens a second against memory, or time where the
+    model's axes do not tell its tokens.
     """
     from autotuner.cli import plots
     from autotuner.plan.configuration import load_configuration

@@ -1,13 +1,19 @@
 """The command that draws figures of a configuration."""
 
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
+from autotuner.cli.plots import KINDS, plot
 from autotuner.database import open_database
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration, save_configuration
+from autotuner.plan.report.picture import Ceilings, LeanPoint, picture
 from tests.cli.running import Run
 from tests.made_up import HERE, space_of, times
 
@@ -63,3 +69,23 @@ def test_what_cannot_be_drawn_is_said(run: Run, written: Path, arguments: list[s
     assert (ran.code, ran.out) == (2, "")
     assert sentence in " ".join(ran.err.split())
     assert not list(written.glob("a.*"))
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(None, "predicted time, us"), (256, "tokens/s, millions")])
+def test_a_front_is_of_tokens_a_second_where_they_are_known_and_of_time_otherwise(
+    found: Configuration, tmp_path: Path, tokens: int | None, left: str
+) -> None:
+    front = (LeanPoint(100.0, 3 << 30, 4 << 30), LeanPoint(128.0, 1 << 30, 2 << 30))
+    drawn = replace(picture(found, Ceilings(None, {})), front=front, tokens=tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot("front", drawn, (), tmp_path / "front.svg")
+    words = words_in(tmp_path / "front.svg")
+    assert {left, "predicted time, us", "GiB beside parameters and inputs"} <= words
+    assert ("tokens/s, millions" in words) == (tokens is not None)
+    figure = Figure()
+    axes: Any = figure.add_subplot()
+    KINDS["front"](axes, drawn, ())
+    expected = [128.0, 100.0] if tokens is None else [2.0, 2.56]
+    drawn_points = [line.get_xydata().tolist() for line in axes.lines]
+    assert drawn_points == [[[held, expected[0]], [more, expected[1]]] for held, more in ((1.0, 3.0), (2.0, 4.0))]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,6 +18,9 @@ from autotuner.ir.records import Scalar, digest
 
 FRAMEWORK_LAYERS = ("bert-encoder", "gpt-block")
 """Models that `nn.TransformerEncoderLayer` computes where `h` is `n` times `p`."""
+
+TOKEN_AXES = ("batch", "position in the sequence")
+"""Words that a model file has for the two axes of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,13 @@ class Model:
         """True where the framework has a layer that computes the same, `nn.TransformerEncoderLayer`."""
         extents = self.extents
         return self.name in FRAMEWORK_LAYERS and extents["h"] == extents["n"] * extents["p"]
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a training step, where the words of two axes say so; None where they do not."""
+        axes = [axis for axis, words in self.definition["axes"].items() if words in TOKEN_AXES]
+        words = {self.definition["axes"][axis] for axis in axes}
+        return prod(self.extents[axis] for axis in axes) if len(axes) == len(words) == len(TOKEN_AXES) else None
 
     def graph(self) -> Graph:
         """Return the forward graph."""

@@ -118,6 +118,7 @@ class PlanPicture:
         overtaking: candidates that could be better within the intervals.
         memory: at each step, in running order.
         front: this plan and leaner ones, each slower with fewer bytes held.
+        tokens: of a training step; None where the model does not say which axes are batch and position.
     """
 
     reference: str
@@ -140,6 +141,7 @@ class PlanPicture:
     memory: tuple[MemoryMoment, ...]
     budget_bytes: int | None
     front: tuple[LeanPoint, ...]
+    tokens: int | None
     ceilings: Ceilings
     facts: Mapping[str, tuple[tuple[str, str], ...]]
 
@@ -205,6 +207,7 @@ def picture(configuration: Configuration, ceilings: Ceilings) -> PlanPicture:
         memory=tuple(_moments(configuration)),
         budget_bytes=configuration.budget_bytes,
         front=tuple(_front(configuration)),
+        tokens=configuration.model.tokens,
         ceilings=ceilings,
         facts={
             "model": summary.model_facts(configuration),

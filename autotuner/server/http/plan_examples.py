@@ -52,7 +52,7 @@ PLAN: dict[str, Any] = {
         {"name": "calls", "tuned": 1733, "now": None, "words": "different calls", "is_part": False},
     ],
     "memory": [{"step": 7, "saved_bytes": 524288, "working_bytes": 65536, "output_bytes": 0}], "budget_bytes": None,
-    "front": [{"predicted_us": 4105.2, "held_bytes": 1048576, "peak_bytes": 1898000}],
+    "front": [{"predicted_us": 4105.2, "held_bytes": 1048576, "peak_bytes": 1898000}], "tokens": 128,
     "ceilings": {"gb_per_s": 54.0, "tflop_per_s": {"float32": 0.31}},
     "facts": {"model": [["model", "bert-encoder"], ["preset", "tiny"]]},
 }  # fmt: skip

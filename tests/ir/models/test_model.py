@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from autotuner.errors import ModelError
-from autotuner.ir.models import Model, load_model
+from autotuner.ir.models import Model, load_model, named_model
 from autotuner.ir.records import canonical_json
 
 BERT = load_model("bert-encoder")
@@ -129,3 +129,26 @@ def test_a_saved_model_that_was_changed_is_refused(change: dict[str, Any], messa
     with pytest.raises(ModelError) as caught:
         Model.from_json({**BERT.instantiate("tiny").to_json(), **change})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "tokens"),
+    [
+        ({"b": "batch", "l": "position in the sequence", "h": "hidden"}, 6 * 8),
+        ({"l": "position in the sequence", "b": "batch", "h": "hidden"}, 6 * 8),
+        ({"b": "batch", "l": "patch", "h": "hidden"}, None),
+        ({"b": "6 elements", "l": "8 elements", "h": "12 elements"}, None),
+        ({"b": "batch", "l": "position in the sequence", "h": "position in the sequence"}, None),
+    ],
+)
+def test_tokens_of_a_step_are_known_where_the_words_of_two_axes_say_so(
+    axes: dict[str, str], tokens: int | None
+) -> None:
+    model = Model("made-up", None, {"b": 6, "l": 8, "h": 12}, {}, "float32", {"axes": axes})
+    assert model.tokens == tokens
+
+
+def test_shipped_models_of_text_know_their_tokens_and_one_of_pictures_has_none() -> None:
+    assert named_model("bert-encoder:tiny").tokens == 4 * 64
+    assert named_model("t5-block:tiny").tokens is not None
+    assert named_model("vit-block:tiny").tokens is None

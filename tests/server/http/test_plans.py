@@ -78,6 +78,7 @@ def test_a_plan_is_drawn_with_each_operator_once_and_its_memory_at_each_step(ask
     assert {"product1", "grad_weight1", "y"} <= set(members)
     assert [moment.step for moment in plan.memory if moment.step] == [step.number for step in plan.steps]
     assert sum(step.share for step in plan.steps) == pytest.approx(1)
+    assert plan.tokens is None  # its axes are a row, a hidden and a feature
     assert plan.ceilings.gb_per_s == pytest.approx(10)
     assert plan.ceilings.tflop_per_s == {"float32": pytest.approx(0.5)}
     again = asking.get("/v1/configurations/1/plan", headers={"If-None-Match": answer.headers["ETag"]})

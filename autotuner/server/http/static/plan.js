@@ -202,19 +202,27 @@ function memory(plan) {
       plugins: { tooltip: { callbacks: { title: ([item]) => labels[item.dataIndex], label: (item) => `${item.dataset.label}: ${bytes(item.parsed.y)}` } } },
     },
   }));
-  const front = plan.front.length > 1 ? [chart(`Steps per second against peak memory, of ${plan.front.length} plans`, () => ({
+  const [unit, per] = plan.tokens ? ["tokens", plan.tokens] : ["training steps", 1];
+  const perSecond = (us) => (1e6 * per) / us;
+  const front = plan.front.length > 1 ? [chart(`${unit} per second against memory, of ${plan.front.length} plans: ${plan.front.map((point) => `${rate(perSecond(point.predicted_us))} at a peak of ${bytes(point.peak_bytes)}`).join(", ")}`, () => ({
     type: "scatter",
-    data: { datasets: [{ label: "plans", data: plan.front.map((point) => ({ x: point.peak_bytes, y: 1e6 / point.predicted_us })), backgroundColor: colour("accent"), borderColor: colour("line"), showLine: true, pointRadius: 5 }] },
+    data: { datasets: [["held_bytes", "saved for backward", "accent", "circle"], ["peak_bytes", "peak", "declared", "rect"]].map(([name, label, shade, pointStyle]) => ({ label, data: plan.front.map((point) => ({ x: point[name], y: perSecond(point.predicted_us), us: point.predicted_us })), backgroundColor: colour(shade), borderColor: colour(shade), borderWidth: 1, showLine: true, pointRadius: 5, pointStyle })) },
     options: {
-      scales: { x: { title: { display: true, text: "peak memory" }, ticks: { callback: (value) => bytes(value), maxTicksLimit: 8 } }, y: { title: { display: true, text: "training steps per second" } } },
-      plugins: { legend: { display: false }, tooltip: { callbacks: { label: ({ parsed }) => `${digits(parsed.y)} steps per second, ${bytes(parsed.x)}` } } },
+      scales: { x: { title: { display: true, text: "memory beside parameters and inputs" }, ticks: { callback: (value) => bytes(value), maxTicksLimit: 6 } }, y: { title: { display: true, text: `${unit} per second` }, ticks: { callback: (value) => rate(value) } } },
+      plugins: { legend: { labels: { usePointStyle: true } }, tooltip: { callbacks: { label: ({ dataset, parsed, raw }) => `${rate(parsed.y)} ${unit} per second, ${time(raw.us)}, ${dataset.label} ${bytes(parsed.x)}` } } },
     },
   })), table("Leaner plans: less memory for more time", [
     { title: "Plan", head: true, cell: (point) => (point === plan.front[0] ? "this one" : `leaner ${plan.front.indexOf(point)}`) }, { title: "Kernels", number: true, cell: (point) => time(point.predicted_us) },
-    { title: "Steps per second", number: true, wide: true, cell: (point) => digits(1e6 / point.predicted_us) }, { title: "Saved for backward", number: true, cell: (point) => bytes(point.held_bytes) }, { title: "Peak", number: true, cell: (point) => bytes(point.peak_bytes) },
-  ], plan.front)] : "";
+    ...(plan.tokens ? [{ title: "Tokens per second", number: true, cell: (point) => rate(perSecond(point.predicted_us)) }] : []),
+    { title: "Steps per second", number: true, wide: true, cell: (point) => digits(1e6 / point.predicted_us) }, { title: "Saved for backward", number: true, cell: (point) => bytes(point.held_bytes) }, { title: "Peak", number: true, wide: true, cell: (point) => bytes(point.peak_bytes) },
+  ], plan.front), plan.tokens ? h("p", { class: "quiet" }, `A training step is of ${count(plan.tokens)} tokens, batch times length. The rate is that of this graph alone, by the sum of its kernels' times.`) : ""] : "";
   const needs = plan.needs.length ? table("What a training step needs, beside parameters and inputs", [{ title: "Of", head: true, cell: (need) => need.name }, { title: "Bytes", number: true, cell: (need) => bytes(need.count) }, { title: "Meaning", wide: true, cell: (need) => need.words }], plan.needs) : "";
   return [picture, h("p", { class: "quiet" }, `The most is ${bytes(sums[peak])}, at step ${plan.memory[peak].step || "the boundary"} (${labels[peak]}), without the kernels' workspaces.`), front, needs];
+}
+
+// A rate: "945", "12.4K", "3.05M".
+function rate(value) {
+  return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
 async function download(id) {

@@ -1,4 +1,4 @@
-"""The distribution of an operator's candidates on the page of a plan, in a headless Chromium."""
+"""Charts on the page of a plan, in a headless Chromium: times of candidates by form, and leaner plans."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,11 @@ OPERATOR = "context"
 MARKS = ["chosen", "own best", "default"]
 DRAWN = """Chart.getChart(document.querySelector('.panel canvas')).data.datasets.map((each) => ({
     label: each.label, fill: each.fill ?? null, points: each.data.map(({x, y}) => [x, y])}))"""
+FRONT = """Chart.getChart(document.querySelector('canvas[aria-label*="against memory, of"]'))"""
+LEANER = [
+    {"predicted_us": 4000.0, "held_bytes": 3 << 20, "peak_bytes": 5 << 20},
+    {"predicted_us": 5120.0, "held_bytes": 1 << 20, "peak_bytes": 3 << 20},
+]
 ROWS = "Chart.getChart(document.querySelector('.panel canvas')).scales.y.ticks.map((each) => each.label)"
 
 
@@ -128,3 +133,35 @@ def test_the_rows_are_forms_of_the_tensor_that_the_keyboard_chooses(
         page.wait_for_selector(f".panel caption:has-text('Times by forms of {tensor}')", state="attached")
     said = page.inner_text("#said")
     assert said.endswith(f"rows, forms of {tensors[-1]}")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("tokens", "title", "rates"), [(256, "tokens", [64_000, 50_000]), (None, "training steps", [250, 195.3125])]
+)
+def test_leaner_plans_have_tokens_a_second_where_they_are_known(
+    url: str, tmp_path: Path, tokens: int | None, title: str, rates: list[float]
+) -> None:
+    with browsing(url, tmp_path) as browser:
+        page = browser.page
+        page.route(
+            "**/plan", lambda route: route.fulfill(json={**route.fetch().json(), "front": LEANER, "tokens": tokens})
+        )
+        browser.open("/configurations/1")
+        page.wait_for_selector("text=In multiples of the best")
+        held, peak = page.evaluate(f"{FRONT}.data.datasets.map((each) => each.data.map(({{x, y}}) => [x, y]))")
+        assert held == [[each["held_bytes"], rate] for each, rate in zip(LEANER, rates, strict=True)]
+        assert peak == [[each["peak_bytes"], rate] for each, rate in zip(LEANER, rates, strict=True)]
+        assert page.evaluate(f"{FRONT}.scales.y.options.title.text") == f"{title} per second"
+        table = page.locator("table", has_text="Leaner plans").first
+        told = table.inner_text()
+        assert ("Tokens per second" in told) == ("64K" in told) == (tokens is not None)
+        assert "4.00 ms" in told
+        if tokens is not None:
+            assert f"A training step is of {tokens} tokens" in page.inner_text("main")
+            browser.keep("front")
+
+
+def test_a_plan_has_the_tokens_of_its_batch_and_length(url: str) -> None:
+    extents = TINY.model.extents
+    assert httpx2.get(f"{url}/v1/configurations/1/plan", timeout=60).json()["tokens"] == extents["b"] * extents["l"]
