@@ -240,7 +240,7 @@ def rewrite(
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
-    coverage = parts.coverage(placed, "not tuned")
+    coverage = parts.coverage(placed, "not tuned", {region: made[region].plan for region in placed})
     tuned_us = sum(known[region.key].certificate.predicted_us for region in placed)
     reasons = dict(captured.reasons)
     told = "; ".join(each for each in notes if each)

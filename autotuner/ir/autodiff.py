@@ -33,9 +33,7 @@ def training_graph(forward: Graph) -> Graph:
         check_operator(operator)
         check_sizes(operator, forward.letters(operator))
         check_types(operator, lambda name: forward.tensors[name].dtype)
-    backward = _Backward(forward)
-    for operator in reversed(forward.operators):
-        backward.visit(operator)
+    backward = _derived(forward)
     sources = [t for role in ("input", "parameter") for t in forward.tensors.values() if t.role == role]
     for tensor in sources:
         if tensor.role == "parameter" and tensor.name not in backward.gradients:
@@ -47,6 +45,24 @@ def training_graph(forward: Graph) -> Graph:
         operators=(*forward.operators, *backward.operators),
         outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
     )
+
+
+def derived_from(forward: Graph) -> dict[str, str]:
+    """Return, by backward operator, the forward operator that it is derived from.
+
+    Sums of gradients and copies of them are derived from none, and are left out.
+
+    Raises:
+        GraphError: as of `training_graph`.
+    """
+    return _derived(forward).origins
+
+
+def _derived(forward: Graph) -> "_Backward":
+    backward = _Backward(forward)
+    for operator in reversed(forward.operators):
+        backward.visit(operator)
+    return backward
 
 
 def constants(forward: Graph) -> set[str]:
@@ -84,6 +100,7 @@ class _Backward:
         self.tensors = dict(forward.tensors)
         self.operators: list[Operator] = []
         self.gradients: dict[str, str] = {}
+        self.origins: dict[str, str] = {}
         self._ready: dict[str, list[str]] = {name: [] for name in forward.tensors}
         self._planned: dict[str, list[tuple[Operator, Derivative]]] = {name: [] for name in forward.tensors}
         self._reads = Counter(tensor for operator in forward.operators for tensor in operator.inputs)
@@ -132,7 +149,7 @@ class _Backward:
                 while name in names:  # one tensor may be read twice
                     name += "_again"
                 names.append(name)
-            self._emit(derived, dict(zip(names, wrt, strict=True)))
+            self._emit(derived, dict(zip(names, wrt, strict=True)), operator)
             for tensor, name in zip(wrt, names, strict=True):
                 self._ready[tensor].append(name)
 
@@ -144,7 +161,7 @@ class _Backward:
             return
         whole = f"grad_{tensor}" if f"grad_{tensor}" not in self.tensors else f"grad_{tensor}_sum"
         if not ready and len(planned) == 1:
-            running = self._emit(planned[0][1], {whole: tensor})
+            running = self._emit(planned[0][1], {whole: tensor}, planned[0][0])
         else:
             terms: list[str | tuple[Operator, Derivative]] = [*ready, *planned]
             running = self._term(terms[0], tensor)
@@ -162,7 +179,7 @@ class _Backward:
         if isinstance(term, str):
             return term
         operator, derivative = term
-        return self._emit(derivative, {self._part(tensor, operator): tensor})
+        return self._emit(derivative, {self._part(tensor, operator): tensor}, operator)
 
     def _part(self, tensor: str, operator: Operator) -> str:
         name = f"grad_{tensor}_from_{operator.name}"
@@ -172,10 +189,16 @@ class _Backward:
         axes = self.tensors[tensor].axes
         return self._emit(Derivative("add", f"{axes},{axes}->{axes}", (running, term)), {name: tensor})
 
-    def _emit(self, derivative: Derivative, names: Mapping[str, str]) -> str:
-        """Append an operator that makes the tensors `names` (gradient: of which tensor); return the first."""
+    def _emit(self, derivative: Derivative, names: Mapping[str, str], origin: Operator | None = None) -> str:
+        """Append an operator that makes the tensors `names` (gradient: of which tensor); return the first.
+
+        Args:
+            origin: the forward operator that it is derived from; None of sums and copies.
+        """
         outputs = tuple(self._tensor(name, tensor) for name, tensor in names.items())
         name = "_and_".join([outputs[0], *(o.removeprefix("grad_") for o in outputs[1:])])
+        if origin is not None:
+            self.origins[name] = origin.name
         attributes = derivative.attributes
         if derivative.kind == "cast":
             attributes = (("dtype", self.tensors[outputs[0]].dtype),)

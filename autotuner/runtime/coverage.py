@@ -45,6 +45,21 @@ class TunedPart:
 
 
 @dataclass(frozen=True)
+class PlannedPart:
+    """The share of a module in the plans of tuned regions: of kernels whose operators are all of it, or within it.
+
+    Args:
+        module: path of the module, as in `LeftOut`; of operators of several modules, the one that holds them all.
+        us: of these kernels in a training step, forward and backward, as they were measured.
+        kept_bytes: what these operators leave for backward, as planned.
+    """
+
+    module: str
+    us: float
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
 class Coverage:
     """The part of a forward that runs tuned, in flop as torch counts them: of matrix products, convolutions, attention.
 
@@ -53,12 +68,14 @@ class Coverage:
         tuned_flop: of what runs tuned.
         left_out: all else, the heaviest first; calls without flop only inside of layers, where a rule refused them.
         tuned: what runs tuned, by module, the heaviest first.
+        planned: what the plans of tuned regions tell of modules, the slowest first.
     """
 
     flop: int = 0
     tuned_flop: int = 0
     left_out: tuple[LeftOut, ...] = ()
     tuned: tuple[TunedPart, ...] = ()
+    planned: tuple[PlannedPart, ...] = ()
 
     @property
     def tuned_share(self) -> float:
@@ -84,7 +101,8 @@ class Coverage:
         each = list(found)
         parts = merged(part for one in each for part in one.left_out)
         tuned = tuned_parts((part.module, part.flop) for one in each for part in one.tuned)
-        return cls(sum(one.flop for one in each), sum(one.tuned_flop for one in each), parts, tuned)
+        planned = planned_parts(part for one in each for part in one.planned)
+        return cls(sum(one.flop for one in each), sum(one.tuned_flop for one in each), parts, tuned, planned)
 
 
 def merged(parts: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
@@ -104,6 +122,15 @@ def tuned_parts(calls: Iterable[tuple[str, int]]) -> tuple[TunedPart, ...]:
     for module, count in calls:
         flop[module] += count
     return tuple(TunedPart(module, count) for module, count in flop.most_common() if count)
+
+
+def planned_parts(parts: Iterable[PlannedPart]) -> tuple[PlannedPart, ...]:
+    """Return parts of which those of one module are one, the slowest first."""
+    found: dict[str, PlannedPart] = {}
+    for part in parts:
+        known = found.get(part.module, PlannedPart(part.module, 0.0, 0))
+        found[part.module] = PlannedPart(part.module, known.us + part.us, known.kept_bytes + part.kept_bytes)
+    return tuple(sorted(found.values(), key=lambda part: (-part.us, -part.kept_bytes, part.module)))
 
 
 def percent(part: float, whole: float) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from autotuner.errors import GraphError
-from autotuner.ir.autodiff import training_graph
+from autotuner.ir.autodiff import derived_from, training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.models import load_model
 
@@ -105,6 +105,22 @@ def test_a_product_waits_for_the_terms_that_are_no_products() -> None:
     names = [o.name for o in graph.operators if o.phase == "backward"]
     assert names[-3:] == ["grad_x_from_u", "grad_x_from_y", "grad_x"]
     assert graph.producers["grad_x"].inputs == ("grad_x_from_u", "grad_x_from_y")
+
+
+def test_each_backward_operator_but_sums_and_copies_is_derived_from_a_forward_operator() -> None:
+    forward = load_model("bert-encoder").instantiate("tiny").graph()
+    origins = derived_from(forward)
+    names = {operator.name: operator for operator in forward.operators}
+    backward = [each for each in training_graph(forward).operators if each.phase == "backward"]
+    assert [each.kind for each in backward if each.name not in origins] == ["add"] * 4
+    assert set(origins.values()) <= set(names)
+    assert {operator.name for operator in backward} > set(origins)
+    for each in backward:
+        if each.name in origins:
+            of = names[origins[each.name]]
+            made = {name.removeprefix("grad_").partition("_from_")[0] for name in each.outputs}
+            assert made <= set(of.inputs)
+    assert origins["grad_query"] == origins["grad_key"] == "scores"
 
 
 def test_an_input_never_shares_its_gradient_with_another_tensor() -> None:

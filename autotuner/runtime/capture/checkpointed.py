@@ -59,8 +59,15 @@ class CapturedModule:
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the nodes that a region stands for."""
-        owner = next(each for each in (self._whole, *self._bodies.values()) if region in each.regions)
-        return owner.nodes_of(region)
+        return self._owner(region).nodes_of(region)
+
+    def nodes_by_tensor(self, region: Region) -> dict[str, list[fx.Node]]:
+        """Return the nodes of each of a region's operators, by the first tensor that it makes in the region's model."""
+        owner = self._owner(region)
+        return {name: owner.nodes_of_operator(operation) for name, operation in region.operators.items()}
+
+    def _owner(self, region: Region) -> Captured:
+        return next(each for each in (self._whole, *self._bodies.values()) if region in each.regions)
 
     def told_of(self, regions: Iterable[Region]) -> str:
         """Say what is done with regions, not yet replaced, of which a selective checkpoint keeps some calls only."""

@@ -9,8 +9,10 @@ from torch import fx
 from autotuner.runtime.capture.calls import CountedCall, calls_of
 from autotuner.runtime.capture.checkpointed import CapturedModule
 from autotuner.runtime.capture.heads import HEAD
+from autotuner.runtime.capture.module_costs import costs_by_module
 from autotuner.runtime.capture.region_model import Region
-from autotuner.runtime.coverage import Coverage, LeftOut, merged, tuned_parts
+from autotuner.runtime.coverage import Coverage, LeftOut, PlannedPart, merged, planned_parts, tuned_parts
+from autotuner.runtime.region import RegionPlan
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 OUTSIDE = "outside of the layers that repeat"
@@ -34,6 +36,9 @@ class Parts:
         self._captured = captured
         self._regions: dict[fx.Node, Region] = {}
         self._reasons: dict[fx.Node, str] = {}
+        self._modules: dict[fx.Node, set[str]] = {}
+        for call in self._calls:
+            self._modules.setdefault(call.node, set()).add(_NUMBER.sub("*", call.module))
         if isinstance(captured, str):
             return
         for region in captured.regions:
@@ -44,12 +49,15 @@ class Parts:
         self._amid = self._between()
         self._reasons = {call.node: self._reason(call.node, captured.refused) for call in self._calls if call.flop}
 
-    def coverage(self, tuned: Collection[Region], untuned: str) -> Coverage:
+    def coverage(
+        self, tuned: Collection[Region], untuned: str, plans: Mapping[Region, RegionPlan] | None = None
+    ) -> Coverage:
         """Return what runs tuned, and what does not.
 
         Args:
             tuned: regions that do.
             untuned: why others do not, but for those of which capture says why.
+            plans: of tuned regions, as far as they are known.
         """
         flop = tuned_flop = 0
         parts, inside = [], []
@@ -62,7 +70,18 @@ class Parts:
             elif call.flop or self._is_refused(call):
                 reason = self._said(call, untuned)
                 parts.append(LeftOut(_NUMBER.sub("*", call.module), 1, call.flop, reason))
-        return Coverage(flop, tuned_flop, merged(parts), tuned_parts(inside))
+        planned = planned_parts(part for region, plan in (plans or {}).items() for part in self._planned(region, plan))
+        return Coverage(flop, tuned_flop, merged(parts), tuned_parts(inside), planned)
+
+    def _planned(self, region: Region, plan: RegionPlan) -> list[PlannedPart]:
+        """Return what a region's plan tells of the modules that make its calls."""
+        if isinstance(self._captured, str):
+            return []
+        modules = {
+            tensor: {module for node in nodes for module in self._modules.get(node, ())}
+            for tensor, nodes in self._captured.nodes_by_tensor(region).items()
+        }
+        return costs_by_module(region, plan, modules)
 
     def _is_refused(self, call: CountedCall) -> bool:
         """Say whether a call without flop is of a layer, and capture knows it not."""

@@ -52,12 +52,14 @@ class Region:
     """A block that can be tuned: its model, and its boundary.
 
     Args:
+        operators: those of the block, by the first tensor that each makes in the model.
         inputs, parameters, outputs: as the caller sees them; `sources` are of inputs and then of parameters, and
             `results` of outputs. Outputs are those of the model, and behind them what the block shows beside.
     """
 
     block: Block
     model: Model
+    operators: Mapping[str, Operation]
     inputs: tuple[Port, ...]
     parameters: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -179,6 +181,7 @@ class _Writing:
         return Region(
             self.block,
             model,
+            {self.names[operation.outputs[0], fixed]: operation for operation, fixed in reversed(tuple(self._made()))},
             tuple(ports[name] for name in inputs),
             tuple(ports[name] for name in parameters),
             outputs,

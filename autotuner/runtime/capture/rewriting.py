@@ -70,8 +70,11 @@ class Captured:
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""
-        nodes = self._reading.nodes
-        return {nodes[place] for operation in region.block.operations for place in (operation.place, *operation.places)}
+        return {node for operation in region.block.operations for node in self.nodes_of_operator(operation)}
+
+    def nodes_of_operator(self, operation: Operation) -> list[fx.Node]:
+        """Return the calls of the graph that an operator stands for."""
+        return [self._reading.nodes[place] for place in (operation.place, *operation.places)]
 
     def _narrow(self) -> None:
         """Have operators computed in 16 bits that are computed in float32 between casts."""

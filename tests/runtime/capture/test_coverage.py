@@ -1,5 +1,7 @@
 """What a summary says of a compiled model: the share of its flop that runs tuned, and what is left out, and why."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,17 @@ from torch.nn import functional
 
 import autotuner
 from autotuner.errors import InputError
+from autotuner.ir.models import Model
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.memory_planner import memory
 from autotuner.runtime.capture.calls import calls_of
+from autotuner.runtime.capture.module_costs import common_module
 from autotuner.runtime.coverage import Coverage, LeftOut, percent
 from autotuner.runtime.step_times import StepShare
 from tests.runtime.capture.known import Compilation, Known
 from tests.runtime.capture.test_backend import HIDDEN, inputs
 
+SIDES = ("inputs", "outputs")
 LENGTH, WIDTH, CLASSES = 6, 24, 10
 CUT = "cut off by as_strided: no rule for aten.as_strided.default, and it stays torch's: its result depends on strides"
 
@@ -98,6 +105,78 @@ def test_a_part_of_a_layer_that_is_left_out_is_named_with_its_share_and_its_reas
     assert headline == "  left out, heaviest first:"
     assert f"  {of_product / coverage.flop:>5.0%}  layers.*.mlp.down: {CUT}" in lines
     assert lines[-1].endswith("head: outside of the layers that repeat")
+
+
+@pytest.mark.slow
+def test_time_and_kept_bytes_of_plans_are_put_down_to_modules() -> None:
+    model = Layered(unknown=False)
+    compilation = Compilation(model)
+    compilation.model(inputs(2, LENGTH))
+    (graph,) = autotuner.summary(model).graphs
+    planned = {part.module: part for part in graph.coverage.planned}
+    plans = [region.plan for region in compilation.regions]
+    assert sum(part.us for part in planned.values()) == pytest.approx(graph.tuned_us)
+    assert (
+        sum(part.kept_bytes for part in planned.values()) == sum(memory(plan.memory).held_bytes for plan in plans) > 0
+    )
+    whole = {f"layers.*{part}" for part in ("", ".attention", ".mlp")}
+    own = {f"layers.*.attention.{part}" for part in ("norm", "query", "key", "value", "out")}
+    assert planned.keys() <= whole | own | {f"layers.*.mlp.{part}" for part in ("norm", "up", "down")}
+    norms = sum(
+        step.predicted_us
+        for plan in plans
+        for step in plan.configuration.steps
+        if step.phase == "forward" and step.operators and all(name.startswith("norm") for name in step.operators)
+    )
+    assert planned["layers.*.attention.norm"].us + planned["layers.*.mlp.norm"].us >= norms > 0
+
+
+class Renamed(Known):
+    """Knows every model under other names of operators and tensors, as a model file may have them."""
+
+    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
+        return super().find([renamed(model) for model in models], device_type)
+
+
+def renamed(model: Model) -> Model:
+    """Return a model with other names of its operators, and of what these make."""
+    definition = dict(model.definition)
+    names = {name: f"z_{name}" for each in definition["operators"] for name in (each["name"], *each["outputs"])}
+    definition["operators"] = [
+        {**each, "name": names[each["name"]], **{side: [names.get(t, t) for t in each[side]] for side in SIDES}}
+        for each in definition["operators"]
+    ]
+    definition["outputs"] = [names[name] for name in definition["outputs"]]
+    return replace(model, definition=definition)
+
+
+@pytest.mark.slow
+def test_a_plan_with_names_of_its_own_is_put_down_to_the_same_modules() -> None:
+    found = []
+    for knowledge in (Known(), Renamed()):
+        model = Layered(unknown=False)
+        compilation = compiled(model, knowledge)
+        (graph,) = autotuner.summary(model).graphs
+        found.append({part.module: (part.us, part.kept_bytes) for part in graph.coverage.planned})
+        assert sum(us for us, _ in found[-1].values()) == pytest.approx(graph.tuned_us)
+    assert "z_" in compilation.regions[0].plan.configuration.steps[0].operators[0]
+    assert "layers.*.attention.norm" in found[0]
+    assert found[1] == found[0]
+
+
+@pytest.mark.slow
+def test_nothing_is_known_of_the_time_of_what_is_not_tuned() -> None:
+    model = Layered(unknown=False)
+    compiled(model, Known([]))
+    assert autotuner.summary(model).coverage.planned == ()
+
+
+def test_operators_of_several_modules_are_of_the_innermost_that_holds_them_all() -> None:
+    assert common_module(["layers.*.mlp.up", "layers.*.mlp.down"]) == "layers.*.mlp"
+    assert common_module(["layers.*.mlp.up", "layers.*.mlp"]) == "layers.*.mlp"
+    assert common_module(["layers.*.query", "layers.*.query_norm"]) == "layers.*"
+    assert common_module(["head"]) == "head"
+    assert common_module(["embedding", "head"]) == common_module([]) == ""
 
 
 @pytest.mark.slow
