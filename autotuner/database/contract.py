@@ -31,7 +31,7 @@ from autotuner.database.values import (
     StoredMeasurement,
     Worker,
 )
-from autotuner.ir.records import Call, Environment, Measurement
+from autotuner.ir.records import Call, Environment, Measurement, Subgraph
 
 ATTEMPTS = 5
 """A job whose runner is lost so often in a row, with nothing measured in between, is given up."""
@@ -346,6 +346,10 @@ class Storage(Protocol):
         self, where: Filter = EVERY, *, limit: int | None = None, after: int | None = None
     ) -> list[StoredMeasurement]:
         """Return measurements in the order of first storing; with `after`, only those with a greater id."""
+
+    @abstractmethod
+    def subgraphs(self, environment_key: str) -> list[Subgraph]:
+        """Return each subgraph of which something was measured in an environment, once."""
 
     @abstractmethod
     def statistics(self, where: Filter = EVERY) -> Statistics:

@@ -32,7 +32,7 @@ from autotuner.database.tokens import SqlTokens
 from autotuner.database.transactions import Transactions
 from autotuner.database.values import EVERY, Filter, Statistics, StoredMeasurement
 from autotuner.errors import DatabaseError
-from autotuner.ir.records import STATUSES, Call, Environment, Measurement
+from autotuner.ir.records import STATUSES, Call, Environment, Measurement, Subgraph
 
 KEYS_PER_QUERY = 900
 """SQLite before 3.32 takes 999 parameters in a statement."""
@@ -260,6 +260,18 @@ class Database(Storage):
                 )
                 for row in connection.execute(query)
             ]
+
+    @retried
+    def subgraphs(self, environment_key: str) -> list[Subgraph]:
+        first = (
+            select(func.min(MeasurementRow.id))
+            .join(EnvironmentRow)
+            .where(EnvironmentRow.key == environment_key)
+            .group_by(MeasurementRow.signature)
+        )
+        query = select(MeasurementRow.call).where(MeasurementRow.id.in_(first)).order_by(MeasurementRow.id)
+        with self._reading() as connection:
+            return [Call.from_json(call).subgraph for call in connection.scalars(query)]
 
     @retried
     def statistics(self, where: Filter = EVERY) -> Statistics:

@@ -28,6 +28,12 @@ a little longer than the one before: on a recorded layer, half of a run's solvin
 NEARLY = 0.01
 """The estimated gap from which on the plan behind the proven bound is measured as well."""
 
+WIDE = 0.05
+"""As long as the estimated gap is wider, the plan that is expected to be best is measured alone."""
+
+RIVALS = 64
+"""So many calls of plans that are expected to be better are measured between two solutions."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -94,6 +100,7 @@ def bounds(
     optimistic_us: Costs,
     learned: Learned | None = None,
     enough: float = 0.0,
+    rivals_gap: float | None = None,
 ) -> Bounds:
     """Solve at measured, optimistic and learned costs, and return the bounds.
 
@@ -103,6 +110,8 @@ def bounds(
         optimistic_us: of calls that are not measured: lower bounds.
         learned: costs of the same calls.
         enough: the proven gap at which nothing matters any more.
+        rivals_gap: wanted are calls of plans that are expected to be better by this share, and none to prove anything;
+            None where something is to be proven.
 
     Raises:
         InfeasibleError: there is no plan, whatever will be measured.
@@ -123,6 +132,9 @@ def bounds(
     if lower.bound_us >= reached:
         return Bounds(best_us, lower.bound_us, estimated_us, (), 0, costliest=longest)
     plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
+    if rivals_gap is not None and expected is not None:
+        rivals = plans.rivals(expected, rivals_gap)
+        return Bounds(best_us, lower.bound_us, estimated_us, rivals, len(rivals), lambda _: rivals, longest)
     first = plans.first(lower, expected)
     through_us = lower.through_us(reached)
     rest = sorted((us, key) for key in optimistic_us if key not in first and (us := through_us.get(key, inf)) < reached)
@@ -146,6 +158,24 @@ class _Plans:
     learned: Learned | None
     best_us: float | None
     reached_us: float
+
+    def rivals(self, expected: CheapestPlan, least_gap: float) -> tuple[str, ...]:
+        """Return calls that are not measured of plans which are expected to take less, those of the best plans first.
+
+        As long as the best one of them is expected to take far less, its calls alone.
+
+        Args:
+            least_gap: the share by which they take less, at least.
+        """
+        left = self._left(expected)
+        distance = gap(self.best_us, expected.bound_us)
+        if self.best_us is None or distance is None or distance > WIDE:
+            return left
+        most_us = self.best_us / (1 + least_gap)
+        through_us = expected.through_us(most_us)
+        ranked = sorted((through_us.get(key, inf), key) for key in self.optimistic_us if key not in left)
+        rivals = (*left, *(key for us, key in ranked if us < most_us)) if expected.bound_us < most_us else ()
+        return rivals[:RIVALS]
 
     def first(self, lower: CheapestPlan, expected: CheapestPlan | None) -> tuple[str, ...]:
         """Return the calls of the two plans that are measured.

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotuner.ir.records import Call, Measurement, Scalar
+from autotuner.ir.records import Attributes, Call, Measurement, Scalar
 from autotuner.space import Cell
 from autotuner.tuner.progress import Result
+from autotuner.tuner.twins import TRIALS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -32,9 +33,13 @@ class CellSearch:
     Args:
         known: what is known of the cell's calls already; it counts towards the trials.
         samples_min: of a candidate that stays in its race; one with fewer samples was dropped.
+        starts: launch parameters to begin with, those of a twin: then there are fewer trials.
     """
 
-    def __init__(self, cell: Cell, known: Sequence[Result] = (), samples_min: int = SAMPLES_MIN) -> None:
+    def __init__(
+        self, cell: Cell, known: Sequence[Result] = (), samples_min: int = SAMPLES_MIN,
+        starts: Sequence[Attributes] = (),
+    ) -> None:  # fmt: skip
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -52,12 +57,13 @@ class CellSearch:
         self._trials: dict[str, Trial] = {}
         self._drawn = np.random.default_rng(int(cell.key[:8], 16))
         self._remember(known)
-        self._starts = [self._rows[params] for params in cell.starts if self._free[self._rows[params]]]
+        self._starts = [self._rows[params] for params in starts or cell.starts if self._free[self._rows[params]]]
+        self._trials_max = min(TRIALS, cell.trials) if starts else cell.trials
 
     @property
     def left(self) -> int:
         """The number of proposals that are left at most."""
-        return max(0, min(self.cell.trials - len(self.tried), int(self._free.sum())))
+        return max(0, min(self._trials_max - len(self.tried), int(self._free.sum())))
 
     def propose(self, count: int) -> list[Call]:
         """Return up to so many calls that were neither proposed before nor known; none when the search is over."""

@@ -13,6 +13,8 @@ from autotuner.measure.roofline import Work, work_of
 Costs = Mapping[str, float]
 """Microseconds by call key; a call that is not there cannot be used."""
 
+NO_COSTS: Costs = {}
+
 COVERAGE = 0.9
 """The share of calls that take at least as long as learned from ratios of similar calls to their optimistic cost."""
 
@@ -65,7 +67,9 @@ def traits_of(calls: Mapping[str, Call]) -> dict[str, Traits]:
     return found
 
 
-def learned_costs(traits: Mapping[str, Traits], optimistic_us: Costs, measured_us: Costs) -> Learned:
+def learned_costs(
+    traits: Mapping[str, Traits], optimistic_us: Costs, measured_us: Costs, twins_us: Costs = NO_COSTS
+) -> Learned:
     """Return learned costs of the calls that have an optimistic cost and are not measured.
 
     A call takes its optimistic cost times a factor: the one that 90 % (or half) of the measured calls in its group
@@ -74,10 +78,13 @@ def learned_costs(traits: Mapping[str, Traits], optimistic_us: Costs, measured_u
     of the measured calls exceed, each compared with the others. It is an estimate: of the calls drawn at random from
     what was recorded, 79 to 88 % took as long.
 
+    A call with a twin takes what that says, times a factor found likewise: by the measured calls that have twins.
+
     Args:
         traits: of every call.
         optimistic_us: of every call; what costs nothing optimistically says nothing.
         measured_us: of those that are measured.
+        twins_us: what twins say that calls take, of any of them.
 
     Source:
         Split conformal prediction: Papadopoulos et al., Inductive confidence machines for regression (2002);
@@ -92,15 +99,36 @@ def learned_costs(traits: Mapping[str, Traits], optimistic_us: Costs, measured_u
                 insort(factors[group], us / optimistic_us[key])
     likely, median = ({group: _exceeded(seen, share) for group, seen in factors.items()} for share in (COVERAGE, 0.5))
     alike = _told_share(families, traits, measured_us)
+    by_twins = _by_twins(traits, measured_us, twins_us)
     found: dict[str, tuple[float, float]] = {}
     for key, us in optimistic_us.items():
-        if key not in measured_us:
+        if key in by_twins:
+            found[key] = max(us, by_twins[key][0]), max(us, *by_twins[key])
+        elif key not in measured_us:
             own = traits[key]
             floor_us = max(us, alike * families[own.family].least_us(own.work))
             one, half = (next((told[group] or 0.0 for group in own.groups if told.get(group)), 0.0)
                          for told in (likely, median))  # fmt: skip
             found[key] = max(floor_us, us * one), max(floor_us, us * one, us * half)
     return Learned({key: us for key, (us, _) in found.items()}, {key: us for key, (_, us) in found.items()})
+
+
+def _by_twins(traits: Mapping[str, Traits], measured_us: Costs, twins_us: Costs) -> dict[str, tuple[float, float]]:
+    """Return, of calls that have twins and are not measured, what nine in ten and what half of them take at least."""
+    ratios: dict[Hashable, list[float]] = defaultdict(list)
+    for key in measured_us.keys() & twins_us.keys():
+        for group in (traits[key].family, "every call"):
+            insort(ratios[group], measured_us[key] / twins_us[key])
+    factors: dict[Hashable, tuple[float, float]] = {}
+    for group, seen in ratios.items():
+        likely, median = (_exceeded(seen, share) for share in (COVERAGE, 0.5))
+        if likely is not None and median is not None:
+            factors[group] = likely, median
+    found = {}
+    for key in twins_us.keys() - measured_us.keys():
+        likely, median = factors.get(traits[key].family) or factors.get("every call") or (ALIKE, 1.0)
+        found[key] = twins_us[key] * likely, twins_us[key] * median
+    return found
 
 
 class _Family:

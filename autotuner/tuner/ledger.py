@@ -175,7 +175,9 @@ class Ledger:
     def result(self) -> Known:
         calls, known, bounds = self.space.calls, self.known, self.state.bounds
         unknown = len(calls) - len(known)
-        is_settled = self.state.is_solved and (bounds is None or bounds.proven_gap == 0)
+        is_settled = self.state.is_solved and (
+            bounds is None or bounds.proven_gap == 0 or self.state.is_enough_by_twins
+        )
         counts = {
             "choices": len(self.space.choices) + len(self.space.conversions),
             "calls": len(calls),

@@ -15,6 +15,7 @@ from autotuner.settings import Limits
 from autotuner.solve.baselines import is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
+from autotuner.tuner.bounds import WIDE
 from autotuner.tuner.finals import Finals
 from autotuner.tuner.ledger import Known, Ledger
 from autotuner.tuner.progress import MeasurerProtocol, Progress
@@ -168,6 +169,9 @@ class _Strategy:
         options = state.options
         if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
             return True
+        state.look_for_twins(ledger.missing)
+        if state.ends_by_twins:
+            return True
         devices = self._measurer.devices
         name = f"{DECIDED} {digest(sorted(self._space.calls))}" + (f" on {devices} devices" if devices > 1 else "")
         decided = self._database.fact(self._environment, name)
@@ -279,6 +283,7 @@ class _Strategy:
                 return
             wanted = [key for key in state.bounds.wanted if key in ledger.missing and key not in runner.asked]
             if not wanted:
+                state.rival_rounds = state.policy.twins_rounds  # no plan is left that is expected to be better
                 return
             if not ahead:  # a compiler takes seconds to start, so all that could matter is compiled at once
                 runner.compile([ledger.missing[key] for key in wanted])
@@ -286,7 +291,9 @@ class _Strategy:
             runner.expect(len(wanted))
             pace_s = runner.measuring_s / max(1, len(ledger.fresh))
             batch = set(state.batch(wanted, len(ledger.known), pace_s, self._measurer.devices))
+            estimated = state.bounds.estimated_gap
             runner.measure(list(races(self._space, batch)))
+            state.rival_rounds += state.ends_by_twins and estimated is not None and estimated <= WIDE
 
     def _confirm(self) -> bool:
         """Measure the chosen calls once more, and solve again, until nothing new is chosen.

@@ -30,6 +30,8 @@ class TuningPolicy:
         drift_rounds: how often a call is measured again in one run because the speed of the device changed meanwhile.
         settle_rounds: how often the chosen calls, and the whole, are timed again because they differ by more than
             `settled_share`; on a CPU, whose speed is not known.
+        twins_gap, twins_rounds: where most calls have twins and no gap is asked for, measuring ends at this estimated
+            gap, or when the closest rivals of the best plan were measured so often, anew after each solution.
         settled_share: of the whole as measured end to end.
         store_after_results, store_after_s: results are stored in batches of so many, or after so long.
     """
@@ -50,6 +52,8 @@ class TuningPolicy:
     drift_rounds: int = 2
     settle_rounds: int = 2
     settled_share: float = 0.1
+    twins_gap: float = 0.005
+    twins_rounds: int = 6
     store_after_results: int = 32
     store_after_s: float = 1.0
 

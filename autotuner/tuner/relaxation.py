@@ -20,6 +20,7 @@ from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds, CheapestPlan, bounds
 from autotuner.tuner.costliest import PlannedCall, costliest, share
 from autotuner.tuner.learned import Costs, learned_costs, traits_of
+from autotuner.tuner.twins import NO_TWINS, Twins
 
 T = TypeVar("T", bound=Hashable)
 Least = Mapping[str, Mapping[str, float]]
@@ -31,11 +32,16 @@ out more than bounds do. A few per cent above it, an encoder layer is too large 
 
 
 class Relaxation:
-    """A space with what its relaxed problem needs: the problem, and the traits of calls for what they may cost."""
+    """A space with what its relaxed problem needs: the problem, and the traits and twins of calls.
 
-    def __init__(self, space: Space) -> None:
+    Attributes:
+        twins_us: what calls are expected to take by their twins, by key.
+    """
+
+    def __init__(self, space: Space, twins: Twins = NO_TWINS) -> None:
         self.space = space
         self._traits = traits_of(space.calls)
+        self.twins_us = twins.expected_us(space.calls)
 
     @cached_property
     def problem(self) -> "RelaxedProblem":
@@ -46,8 +52,10 @@ class Relaxation:
         """
         return RelaxedProblem(self.space)
 
-    def bounds(self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float) -> Bounds | None:
-        """Solve; return None where there is no plan, whatever will be measured."""
+    def bounds(
+        self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float, rivals_gap: float | None = None
+    ) -> Bounds | None:
+        """Solve; return None where there is no plan, whatever will be measured. Gaps as in `bounds.bounds`."""
         traits = self._traits
         measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in traits}
         lowered = ceilings.lowered((traits[key].work, us) for key, us in measured.items())
@@ -55,9 +63,10 @@ class Relaxation:
             key: lowered.optimistic_us(own.work) for key, own in traits.items() if key in measured or key not in known
         }
         left = {key: us for key, us in optimistic.items() if key not in known}
-        learned = learned_costs(traits, optimistic, measured) if any(left.values()) else None
+        says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left)
+        learned = learned_costs(traits, optimistic, measured, self.twins_us) if says_something else None
         try:
-            return bounds(self.problem.solve, measured, left, learned, enough)
+            return bounds(self.problem.solve, measured, left, learned, enough, rivals_gap)
         except InfeasibleError:
             return None
 

@@ -47,7 +47,8 @@ class Searched:
 def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Searched:
     """Search the sampled cells of a space and add what was tried to its choices.
 
-    What the database knows of a cell in this environment counts towards its trials. Proposals race in batches, together
+    What the database knows of a cell in this environment counts towards its trials. A cell that has twins begins with
+    their fastest launch parameters, and has fewer trials. Proposals race in batches, together
     with the best of their cell so far. Cells whose kernel compiles take turns, so that one round of proposals compiles
     on all cores; the others follow one after another, or a few at once for each of several devices. A cell that is far
     behind another one of the same computation is searched no further, unless everything is to be measured. It ends
@@ -60,7 +61,8 @@ def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, s
     with suppress(OverError), state.within("search"), RaceRunner(ledger, measurer) as runner:
         known = _known_by_cell(space, database, measurer.environment.key)
         for cell in space.cells:
-            searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer)))
+            starts = () if state.options.exhaustive else state.twins.starts(cell)
+            searches.append(CellSearch(cell, known[cell.key], _samples_min(measurer), starts=starts))
         state.reused = sum(len(search.tried) for search in searches)
         Rounds(searches, runner, measurer).run()
     tried = [call for search in searches for call in search.tried.values()]

@@ -17,6 +17,7 @@ from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, ORDER, Progress, Spent, Stage, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
+from autotuner.tuner.twins import COVERED, NO_TWINS, Twins
 
 LIKE: Mapping[str, Stage] = {"confirm": "measure"}
 """A stage whose calls take as long as those of another one, until some of its own were timed."""
@@ -37,7 +38,11 @@ class TuningState:
         ceilings: of this environment; without them, what is not measured may cost nothing.
         bounds: of the last solution; None where there is no plan, or before the first one.
         is_solved: the last solution was not cut short by the limit.
+        ends_by_twins: a plan is good enough as soon as the twins of what is not measured say so, or its closest rivals
+            are measured.
+        rival_rounds: how often these were measured.
         spent: of the limits, before this run.
+        twins: of the space's calls.
         waited_s: returns the seconds spent waiting for the device, which do not count against the limits.
     """
 
@@ -52,8 +57,11 @@ class TuningState:
     refused: int = 0
     bounds: Bounds | None = None
     is_solved: bool = False
+    ends_by_twins: bool = False
+    rival_rounds: int = 0
     spent: Spent = NOTHING_SPENT
     policy: TuningPolicy = DEFAULT_POLICY
+    twins: Twins = NO_TWINS
     waited_s: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
@@ -184,7 +192,8 @@ class TuningState:
         began = monotonic()
         self.is_solved = False
         with suppress(OverError), self.within("measure"):
-            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
+            rivals_gap = self.policy.twins_gap if self.ends_by_twins else None
+            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0, rivals_gap)
             self._default_us = default_us(
                 self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
             )
@@ -192,6 +201,24 @@ class TuningState:
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
+
+    def look_for_twins(self, missing: Collection[str]) -> None:
+        """Let the run end as soon as twins say so, where most calls that are missing have one and no gap is asked for.
+
+        Args:
+            missing: keys of what is not measured.
+        """
+        covered = len(self._relaxed().twins_us.keys() & set(missing))
+        is_asked = (self.options.gap, self.options.estimated_gap) == (None, None)
+        self.ends_by_twins = is_asked and covered >= COVERED * len(missing) > 0
+
+    @property
+    def is_enough_by_twins(self) -> bool:
+        """True where nothing else is expected to make much of a difference, or the closest rivals made none."""
+        found = None if self.bounds is None else self.bounds.estimated_gap
+        if not self.ends_by_twins or found is None:
+            return False
+        return found <= self.policy.twins_gap or self.rival_rounds >= self.policy.twins_rounds
 
     def problem(self) -> RelaxedProblem:
         """Return the relaxed problem of the space.
@@ -203,7 +230,7 @@ class TuningState:
 
     def _relaxed(self) -> Relaxation:
         if self._relaxation is None or self._relaxation.space is not self.space:
-            self._relaxation = Relaxation(self.space)
+            self._relaxation = Relaxation(self.space, self.twins)
         return self._relaxation
 
     def batch(self, wanted: Sequence[str], known: int, pace_s: float, devices: int = 1) -> Sequence[str]:
@@ -237,5 +264,7 @@ class TuningState:
             return True
         if self.bounds is None:
             return False
+        if self.is_enough_by_twins:
+            return True
         pairs = ((self.options.gap, self.bounds.proven_gap), (self.options.estimated_gap, self.bounds.estimated_gap))
         return any(wanted is not None and found is not None and found <= wanted for wanted, found in pairs)

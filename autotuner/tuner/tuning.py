@@ -13,7 +13,7 @@ from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request, family_key
-from autotuner.settings import Limits
+from autotuner.settings import Limits, TuneOptions
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.costliest import costliest_steps
@@ -22,6 +22,7 @@ from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
 from autotuner.tuner.searching import search_cells
 from autotuner.tuner.state import TuningState
+from autotuner.tuner.twins import known_twins
 
 NOISE_FLOOR = "noise_floor"
 OF_THE_WHOLE = ("wide", "end_to_end")
@@ -86,8 +87,7 @@ def tune(
         options = replace(options, again=False, retry=False, remeasure=False)
     elif not (options.again or options.retry or options.remeasure):
         stored = _stored(database, key, environment.key)
-        is_whole = stored is not None and stored.configuration.counts.get("unknown", 0) == 0
-        if stored is not None and (is_whole or not options.exhaustive):
+        if stored is not None and _is_enough(stored.configuration, options):
             watch(Progress("done", 0, 0, reused=stored.configuration.counts["reused"]))
             return stored
     watch(Progress("space", 0, 0, spent_s=spent.and_since(began).seconds, spent_measurements=spent.measurements))
@@ -102,7 +102,8 @@ def tune(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
     state = TuningState(
-        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
+        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy,
+        twins=known_twins(space, database, environment),
     )  # fmt: skip
     if unsettled is not None:
         state.measured = unsettled.counts["measured"]
@@ -137,6 +138,13 @@ def tune(
     number = save(database, found, key, complete=complete and not provisional)
     state.tell(Progress("done", len(known.fresh), len(known.fresh)))
     return Tuned(found, number, complete)
+
+
+def _is_enough(stored: Configuration, options: TuneOptions) -> bool:
+    """Say whether a complete answer is as good as a request asks for: twins may have ended it before it was proven."""
+    is_whole = stored.counts.get("unknown", 0) == 0
+    is_proven = options.gap is None or (stored.certificate.proven_gap or 0.0) <= options.gap
+    return (is_whole or not options.exhaustive) and is_proven
 
 
 def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str] | None:

@@ -35,6 +35,20 @@ def stored(database: Storage, *where: Filter) -> list[tuple[Call, Measurement]]:
     return [(found.call, found.measurement) for found in database.measurements(*where)]
 
 
+def test_each_subgraph_of_an_environment_is_there_once(
+    database: Storage, environment: Environment, make_call: MakeCall
+) -> None:
+    first, second = make_call(1), make_call(2)
+    other = Environment("cpu", "another processor", ())
+    database.remember(other)
+    database.store(environment.key, [(first, OK)])
+    database.store(environment.key, [(first, FASTER)], replace=True)
+    database.store(other.key, [(second, WRONG)])
+    assert database.subgraphs(environment.key) == [first.subgraph]
+    assert database.subgraphs(other.key) == [second.subgraph]
+    assert database.subgraphs("0" * 64) == []
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(measurement=st.one_of(measured, failed))
 def test_a_measurement_comes_back_exactly_as_it_was_stored(
