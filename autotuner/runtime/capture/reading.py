@@ -3,14 +3,12 @@
 import logging
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from autotuner.ir.kinds import ELEMENT_BYTES
@@ -22,6 +20,7 @@ from autotuner.runtime.capture.changed_in_place import name_of, storages_of
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
+from autotuner.runtime.capture.fragments import Fragments
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
@@ -61,7 +60,7 @@ class GraphReading:
         self._nodes_of: dict[Any, list[fx.Node]] = {}
         self._factories: dict[fx.Node, Deferred] = {}
         self._outside: dict[fx.Node, TensorValue] = {}
-        self._fragments: dict[str, fx.GraphModule] = {}
+        self._fragments = Fragments()
         self._autocast: dict[fx.Node, torch.autocast] = {}
         self._constants = Constants(self.order, self._is_changed)
         self._read()
@@ -173,7 +172,7 @@ class GraphReading:
         """Return what a node is, by the calls that it makes of ATen."""
         if len(_devices([node, *given])) > 1:
             raise UnknownError("it has tensors on several devices")
-        fragment = self._fragment(node, given)
+        fragment = self._fragments.of(node, given, tuple(self._autocast.values()))
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
         rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, bool(self._autocast))
@@ -263,54 +262,6 @@ class GraphReading:
         shows = value if where_zero else ~value
         return bool(rows == columns and (shows == torch.ones_like(value).tril()).all())
 
-    def _fragment(self, node: fx.Node, given: Iterable[fx.Node]) -> fx.GraphModule | None:
-        """Return what a node asks of ATen, before autograd and autocast, as a graph over the nodes that it is given.
-
-        The calls have the results that they have under autocast, if it is on.
-        """
-        examples = [each.meta.get(EXAMPLE) for each in given]
-        places = iter(range(len(examples)))
-        flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=is_node)
-        numbered = [next(places) if isinstance(part, fx.Node) else None for part in flat]
-        contexts = [(each.device, each.fast_dtype, each._enabled) for each in self._autocast.values()]
-        given_as = [_signature(example) for example in examples]
-        constants = [part for part in flat if not isinstance(part, fx.Node)]
-        key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as))
-        if key not in self._fragments:
-            if not all(isinstance(example, Tensor) for example in examples):
-                return None
-
-            def called(*tensors: Tensor) -> Any:
-                parts = [part if place is None else tensors[place] for part, place in zip(flat, numbered, strict=True)]
-                args, kwargs = pytree.tree_unflatten(parts, tree)
-                if node.op == "call_method":
-                    return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-
-            try:
-                with ExitStack() as entered:
-                    entered.enter_context(_constants_allowed(examples))
-                    for context in self._autocast.values():
-                        entered.enter_context(context)
-                    self._fragments[key] = make_fx(called, pre_dispatch=True)(*examples)
-            except Exception:  # whatever a function does that cannot be traced
-                return None
-        return self._fragments[key]
-
-
-@contextmanager
-def _constants_allowed(examples: Iterable[Any]) -> Iterator[None]:
-    """Let a call mix tensors without memory with constants that it makes itself."""
-    modes = {example.fake_mode for example in examples if isinstance(example, FakeTensor)}
-    before = [(mode, mode.allow_non_fake_inputs) for mode in modes]
-    try:
-        for mode in modes:
-            mode.allow_non_fake_inputs = True
-        yield
-    finally:
-        for mode, allowed in before:
-            mode.allow_non_fake_inputs = allowed
-
 
 def _is_as_it_comes(view: View) -> bool:
     """Say whether the last two dimensions of a view are those of its tensor, and what is before them only repeated."""
@@ -321,12 +272,6 @@ def _is_as_it_comes(view: View) -> bool:
 
 def _parts(value: Any) -> list[Any]:
     return [each for each in (value if isinstance(value, tuple) else (value,)) if is_value(each)]
-
-
-def _signature(example: Any) -> Any:
-    if not isinstance(example, Tensor):
-        return type(example).__name__
-    return tuple(example.shape), example.dtype, example.device, example.stride(), example.requires_grad
 
 
 def _devices(nodes: Iterable[fx.Node]) -> set[torch.device]:
