@@ -20,7 +20,10 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "*.sqlite*"
 )
 HOSTS = f"127.0.0.1 localhost {gethostname()} db head.example tuning.example\n::1 localhost\n"
-HERE = ("TMPDIR", "CXX", "COMPILER_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+HERE = (
+    "TMPDIR", "CXX", "COMPILER_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_VEC_ISA_OK",
+)  # fmt: skip
 """Variables of this run: how it compiles, and where it keeps that; no document compiles what another one has."""
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 AS_ROOT = [[], ["--user", "--map-root-user"]]
