@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from tests.server.http.listening import PATIENCE_S, listening
 from tests.server.http.raw import HEAD, connected, problem_of, rest
 
 pytestmark = pytest.mark.slow
+
+# Reading certificates, which nobody looks at here, takes 30 ms for each request.
+get, post = partial(httpx2.get, verify=False), partial(httpx2.post, verify=False)
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_garbage_in_the_middle_of_an_answer_ends_the_connection_alone(served: Se
         connection.sendall(b"GET /v1/jobs/%d/events HTTP/1.1\r\nHost: localhost\r\n\r\n" % job.id)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"\x00garbage\r\n\r\n")
-    assert httpx2.get(f"{served.url}/healthz").status_code == 200
+    assert get(f"{served.url}/healthz").status_code == 200
 
 
 def test_connections_are_bounded_and_those_above_are_told_to_come_later(
@@ -151,7 +155,7 @@ def test_connections_are_bounded_and_those_above_are_told_to_come_later(
             found = problem_of(rest(fourth))
         assert (found["status"], "has 3 connections" in found["detail"]) == (503, True)
     end = time.monotonic() + PATIENCE_S
-    while httpx2.get(f"{served.url}/healthz").status_code != 200:
+    while get(f"{served.url}/healthz").status_code != 200:
         assert time.monotonic() < end
 
 
@@ -192,7 +196,7 @@ def test_a_service_without_file_descriptors_says_so_once_and_goes_on_when_there_
     with open_database(file):
         pass
     with process(file, 80, most) as (url, log):
-        assert httpx2.get(f"{url}/healthz").status_code == 200
+        assert get(f"{url}/healthz").status_code == 200
         with ExitStack() as opened:
             for _ in range(150):
                 opened.enter_context(connected(url))
@@ -200,7 +204,7 @@ def test_a_service_without_file_descriptors_says_so_once_and_goes_on_when_there_
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
-                if httpx2.get(f"{url}/healthz").status_code == 200:
+                if get(f"{url}/healthz").status_code == 200:
                     break
             except httpx2.TransportError:
                 pass
@@ -238,7 +242,7 @@ def test_writers_that_wait_for_the_database_hold_up_neither_readers_nor_probes(
 
     def submit() -> None:
         body = {"model": "bert-encoder:tiny"}
-        answers.append(httpx2.post(f"{served.url}/v1/jobs", json=body, timeout=PATIENCE_S).status_code)
+        answers.append(post(f"{served.url}/v1/jobs", json=body, timeout=PATIENCE_S).status_code)
 
     threads = [threading.Thread(target=submit) for _ in range(30)]
     try:
@@ -267,13 +271,13 @@ def test_readers_that_wait_do_not_hold_up_probes(
         return []
 
     monkeypatch.setattr(database.queue, "jobs", held)
-    threads = [threading.Thread(target=httpx2.get, args=(f"{served.url}/v1/jobs",)) for _ in range(30)]
+    threads = [threading.Thread(target=get, args=(f"{served.url}/v1/jobs",)) for _ in range(30)]
     try:
         for thread in threads:
             thread.start()
         assert waiting.acquire(timeout=PATIENCE_S)
         time.sleep(0.5)
-        assert httpx2.get(f"{served.url}/healthz", timeout=10).status_code == 200
+        assert get(f"{served.url}/healthz", timeout=10).status_code == 200
     finally:
         free.set()
         for thread in threads:
@@ -302,13 +306,13 @@ def test_a_megabyte_of_errors_is_refused_without_listing_them(served: Server, bo
 
 def test_an_object_with_too_many_keys_is_refused_before_each_is_checked(served: Server) -> None:
     body = b"{" + b",".join(b'"%d": 1' % n for n in range(1025)) + b"}"
-    response = httpx2.post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    response = post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert (response.status_code, "has 1025 keys: give at most 1024" in response.json()["detail"]) == (422, True)
 
 
 def test_errors_below_the_bound_are_counted_and_the_first_hundred_listed(served: Server) -> None:
     body = b'{"model": "bert-encoder:tiny", ' + b",".join(b'"%d": 1' % n for n in range(1000)) + b"}"
-    response = httpx2.post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    response = post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     found = response.json()
     assert (response.status_code, len(found["errors"])) == (422, 100)
     assert found["detail"].endswith("; and 997 more")
@@ -316,7 +320,7 @@ def test_errors_below_the_bound_are_counted_and_the_first_hundred_listed(served:
 
 def test_a_name_that_is_long_is_not_sent_back_whole(served: Server) -> None:
     body = b'{"model": "bert-encoder:tiny", "' + b"x" * 1_000_000 + b'": 1}'
-    response = httpx2.post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    response = post(f"{served.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert (response.status_code, len(response.content) < 5000) == (422, True)
 
 
@@ -334,12 +338,12 @@ def test_bodies_are_checked_beside_the_event_loop(served: Server, monkeypatch: p
     monkeypatch.setattr(strict, "read_json", held)
     body, answers = {"model": "bert-encoder:tiny"}, []
     thread = threading.Thread(
-        target=lambda: answers.append(httpx2.post(f"{served.url}/v1/jobs", json=body, timeout=PATIENCE_S).status_code)
+        target=lambda: answers.append(post(f"{served.url}/v1/jobs", json=body, timeout=PATIENCE_S).status_code)
     )
     thread.start()
     try:
         assert checking.wait(PATIENCE_S)
-        assert httpx2.get(f"{served.url}/v1/jobs", timeout=10).status_code == 200
+        assert get(f"{served.url}/v1/jobs", timeout=10).status_code == 200
     finally:
         free.set()
         thread.join(PATIENCE_S)
