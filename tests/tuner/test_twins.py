@@ -18,10 +18,11 @@ from autotuner.tuner.cell_search import CellSearch
 from autotuner.tuner.learned import ALIKE, Traits, learned_costs
 from autotuner.tuner.policy import TuningPolicy
 from autotuner.tuner.twins import STARTS, TRIALS, RecordedCall, Twins, distance, known_twins
+from scripts.bench.plain_problem import PlainProblem
 from tests.made_up import CPU, HERE
 from tests.tuner import asking as tuning
 from tests.tuner.asking import Asking
-from tests.tuner.test_relaxation import CHOICE, A, B, C, PlainProblem, learned
+from tests.tuner.test_relaxation import CHOICE, A, B, C, learned
 
 
 def product(rows: int, candidate: Candidate | None = None) -> Call:
@@ -86,7 +87,7 @@ def test_calls_with_twins_are_expected_to_take_what_these_say_by_those_that_are_
     assert (few.likely_us["10"], few.median_us["10"]) == (10.0 * ALIKE, 10.0)
     took = {str(number): 8.0 + number for number in range(9)}  # 0.8 to 1.6 of what was said
     found = learned_costs(traits, optimistic, took, said)
-    assert (found.likely_us["10"], found.median_us["10"]) == (pytest.approx(8.0), pytest.approx(12.0))
+    assert [found.likely_us["10"], found.median_us["10"]] == pytest.approx([8.0, 12.0])
 
 
 def test_rivals_are_calls_of_plans_that_are_expected_to_be_better_and_nothing_is_to_be_proven() -> None:
