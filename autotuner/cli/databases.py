@@ -1,4 +1,4 @@
-"""Commands of a database: bring its tables up to date, remove what has no use, write out what was measured."""
+"""Commands of a database: bring its tables up to date, remove what has no use, write out and take over measurements."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotuner.database import Database, Pruned
 
 commands = typer.Typer()
-group = typer.Typer(no_args_is_help=True, help="Upgrade, prune or export a database. No service needs to run.")
+group = typer.Typer(no_args_is_help=True, help="Upgrade, prune, export or import a database. No service needs to run.")
 commands.add_typer(group, name="db")
 
 When = Annotated[str | None, typer.Option(help="A day such as 2026-01-31 (UTC), or an age such as 90d.")]
@@ -99,6 +99,34 @@ def export(
         write_parts(output, results_file(opened, chosen))
         number = sum(opened.statistics(Filter(chosen.key)).statuses.values())
     err.print(f"{number:,} measurements on {chosen.device_name} written to {output}", soft_wrap=True)
+
+
+@group.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="A database that has measurements: an SQLite file, or a URL.")],
+    environment: Environments = None,
+    database: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Take over what another database has measured, of all its environments or of those that --environment names.
+
+    Measurements keep their environment. Those of another driver or version say what to try first, and are never taken
+    for this machine's. What the database has itself stays.
+    """
+    from autotuner.database import import_measurements, matching, open_database
+
+    with open_database(source, make=False) as other, open_database(_url(database)) as opened:
+        environments = {found.key: found for found in other.environments()}
+        chosen = [environments[matching(each, environments)] for each in environment or environments]
+        written = {found.key: import_measurements(other, opened, found) for found in chosen}
+    if as_json:
+        emit({"environments": [{"key": key, "written": number} for key, number in written.items()]})
+        return
+    table = Table("environment", "device", "measurements written")
+    table.columns[2].justify = "right"
+    for found in chosen:
+        table.add_row(found.key[:12], found.device_name, f"{written[found.key]:,}")
+    out.print(table)
 
 
 def _url(database: str | None) -> str:

@@ -8,6 +8,7 @@ from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database, upgraded
 from autotuner.database.editions import Edition, ExactKey, SqlEditions
 from autotuner.database.exporting import results_file
+from autotuner.database.importing import import_measurements
 from autotuner.database.inventory import Inventory
 from autotuner.database.locks import Hold, Locks
 from autotuner.database.pruning import Pruned, matching
@@ -61,6 +62,7 @@ __all__ = [
     "Token",
     "Worker",
     "exit_in_hand",
+    "import_measurements",
     "matching",
     "open_database",
     "results_file",

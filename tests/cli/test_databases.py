@@ -44,6 +44,29 @@ def keys(file: str) -> list[str]:
         return [found.environment_key for found in database.measurements()]
 
 
+def test_import_takes_over_measurements_with_their_environments(run: Run, file: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "target.sqlite")
+    with open_database(target) as database:
+        database.remember(HERE)
+        database.store(HERE.key, [(call("softmax"), Measurement("ok", 1.0))])
+    found = run("db", "import", file, "--database", target, "--json").json
+    assert found == {"environments": [{"key": HERE.key, "written": 0}, {"key": ELSEWHERE.key, "written": 1}]}
+    with open_database(target) as database:
+        assert database.environments() == [HERE, ELSEWHERE]
+        assert database.find(HERE.key, [call("softmax").key])[call("softmax").key].median_us == 1.0  # its own stays
+        assert database.find(ELSEWHERE.key, [call("softmax").key])[call("softmax").key].median_us == 4.0
+        assert database.facts(ELSEWHERE.key) == {"noise_floor": 0.01}
+    one = run("db", "import", file, "--database", target, "--environment", ELSEWHERE.key[:8])
+    assert ELSEWHERE.device_name in one.out
+    assert HERE.device_name not in one.out
+
+
+def test_import_refuses_what_is_no_database(run: Run, tmp_path: Path) -> None:
+    missing = run("db", "import", str(tmp_path / "nothing.sqlite"), "--database", str(tmp_path / "t.sqlite"))
+    assert missing.code == 4
+    assert "nothing.sqlite" in missing.err
+
+
 def test_prune_says_what_it_would_remove_and_then_removes_it(run: Run, file: str) -> None:
     old = (datetime.now(UTC) - timedelta(days=100)).strftime("%Y-%m-%d")
     command = ["db", "prune", "--database", file, "--jobs-before", "90d", "--unused-since", old, "--json"]

@@ -19,7 +19,7 @@ PROGRAM = "import sys; sys.argv[0] = 'autotuner'; from autotuner.cli import main
 COMMANDS = (
     "", "tune", "solve", "show", "check", "devices", "spaces", "report", "plot", "serve", "worker", "node", "submit",
     "jobs", "cancel", "gpus", "best", "token", "token create", "token list", "token revoke",
-    "db", "db upgrade", "db prune", "db export",
+    "db", "db upgrade", "db prune", "db export", "db import",
 )  # fmt: skip
 SETTINGS = ("AUTOTUNER_", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")
 

@@ -1,0 +1,27 @@
+"""Import of what another database has measured: with its environments, so nothing passes for what it is not."""
+
+from autotuner.database.contract import Storage
+from autotuner.database.values import Filter
+from autotuner.ir.records import Environment
+
+PAGE = 1000
+
+
+def import_measurements(source: Storage, target: Storage, environment: Environment) -> int:
+    """Store the measurements and facts of an environment in another database, and return how many were written.
+
+    What the target has itself stays: a successful measurement, and a fact of that name. A failure gives way.
+
+    Raises:
+        DatabaseError: one of them cannot be read or written; what was stored before stays.
+    """
+    target.remember(environment)
+    written, after = 0, 0
+    while page := source.measurements(Filter(environment.key), limit=PAGE, after=after):
+        written += target.store(environment.key, [(found.call, found.measurement) for found in page])
+        after = page[-1].id
+    known = target.facts(environment.key)
+    for name, value in source.facts(environment.key).items():
+        if name not in known:
+            target.set_fact(environment.key, name, value)
+    return written
