@@ -131,7 +131,7 @@ def training_step(
         raise InputError(
             "clip_per_bucket divides max_norm among buckets of gradients, and none is given: give max_norm"
         )
-    in_backward = UpdatesInBackward(optimizer) if optimizer_in_backward else None
+    in_backward = UpdatesInBackward(optimizer, group=process_group) if optimizer_in_backward else None
     shared = together(model, process_group)
     check_together(
         shared, optimizer, in_backward=optimizer_in_backward, per_bucket=clip_per_bucket, shards=shard_optimizer
@@ -169,7 +169,7 @@ def training_step(
     captures = capture and runtime.has_graphs
     ignores = loss is None and leaves_out_ignored(model)
     shapes = min(max_graphs, torch._dynamo.config.recompile_limit) if captures else torch._dynamo.config.recompile_limit
-    padded_calls = PaddedCalls(model, objective, device, ignores, shapes) if pad_batches else None
+    padded_calls = PaddedCalls(model, objective, device, ignores, shapes, process_group) if pad_batches else None
     exchange = None
     if peers is not None:
         exchange = GradientExchange(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,16 +26,18 @@ class UpdatesInBackward:
         optimizer: one of torch's.
         part_bytes: of gradients, from which on a part is updated; `PART_BYTES` by default. What is left at the end is
             left to the caller.
+        group: of torch, whose processes train the model; all of them by default.
 
     Raises:
         InputError: an optimizer that does more in a step than to move each parameter for itself.
     """
 
-    def __init__(self, optimizer: Optimizer, part_bytes: int | None = None) -> None:
+    def __init__(self, optimizer: Optimizer, part_bytes: int | None = None, group: Any = None) -> None:
         reason = refusal_of_parts(optimizer)
         if reason is not None:
             raise InputError(f"optimizer_in_backward moves parameters part by part, and {reason}, or leave it out")
         self._optimizer, self._part_bytes = optimizer, PART_BYTES if part_bytes is None else part_bytes
+        self._group = group
         self._pending: dict[int, Tensor] = {}
         self._updated: set[int] = set()
 
@@ -50,7 +53,7 @@ class UpdatesInBackward:
         Raises:
             InputError: several processes train one model.
         """
-        if are_several():
+        if are_several(self._group):
             raise InputError(
                 "optimizer_in_backward updates a parameter before several processes have exchanged its gradient: "
                 "leave it out where they train one model"

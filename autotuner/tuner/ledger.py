@@ -32,7 +32,7 @@ class Known:
 
     @property
     def complete(self) -> bool:
-        """True if no call is expected to make a difference that is unknown, and none is doubtful and not timed again."""
+        """True if no unknown call is expected to make a difference, and none is doubtful and not timed again."""
         return self.counts["unknown"] == self.counts["unneeded"] and not self.counts["stale"]
 
 

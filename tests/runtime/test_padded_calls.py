@@ -14,9 +14,11 @@ from torch.nn import functional
 
 import autotuner
 from autotuner.api.backend import COMPILED
+from autotuner.errors import InputError
 from autotuner.runtime.padding.batches import NotPaddedError, read
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.choice import PaddingChoice
+from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.whole_steps import Recorder
 
@@ -116,6 +118,25 @@ def check_same(model: nn.Module, step: WholeStep, batches: list[Batch], **option
     for data in batches:
         torch.testing.assert_close(step(data), twin.train(data), rtol=2e-6, atol=2e-6)
     twin.assert_same(model)
+
+
+def test_a_process_that_trains_alone_among_others_pads_and_updates_in_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where `process_group` is this process alone, others that torch knows of do not count."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2 if group is None else 1)
+    model = bert()
+    alone, together = ({} if group is None else {"group": group} for group in ("this process", None))
+    for options, padded in ((alone, 1), (together, 0)):
+        calls = PaddedCalls(model, lambda given: model(**given).loss, torch.device("cpu"), ignores=True, **options)
+        for length in (20, 12):
+            calls.fitted((batch(4, length),), ())
+        assert calls.report.padded == padded, str(calls.report)
+    with UpdatesInBackward(sgd(model), **alone).within():
+        pass
+    with pytest.raises(InputError, match="several processes"), UpdatesInBackward(sgd(model)).within():
+        pass
 
 
 def test_ids_that_are_labels_as_well_compile_nothing_anew(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class PaddedCalls:
 
     def __init__(
         self, model: nn.Module, objective: Callable[[Any], Tensor], device: torch.device, ignores: bool = False,
-        limit: int = 8,
+        limit: int = 8, group: Any = None,
     ) -> None:  # fmt: skip
         """Prepare; nothing runs yet.
 
@@ -75,9 +75,11 @@ class PaddedCalls:
             device: of the model.
             ignores: whether the loss is known to leave out labels of -100; else a batch has to have one.
             limit: so many shapes are compiled, beside those that are larger than all before.
+            group: of torch, whose processes train the model; all of them by default.
         """
         self._check = PaddingCheck(model, objective, padding_token(model), ignores)
         self._device, self._runtime, self._limit = device, device_runtime(device), limit
+        self._processes = group
         self._groups: dict[Hashable, CallGroup] = {}
         self._structures: set[Hashable] = set()
         self._calls = self._padded = self._tokens = self._places = 0
@@ -187,7 +189,7 @@ class PaddedCalls:
     def _require_axes(
         self, group: CallGroup, batch: Any, form: BatchForm, axes: tuple[int, ...], extents: tuple[Extents, Extents]
     ) -> None:
-        if are_several():
+        if are_several(self._processes):
             raise NotPaddedError("several processes train one model, and each would decide by itself")
         key = form, axes
         if key not in group.refusals:
