@@ -8,7 +8,7 @@ is likely to take. No twin passes for a measurement.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 
 from autotuner.checkpoint import checkpoint
 from autotuner.database import Database, Filter
@@ -72,15 +72,13 @@ class Twins:
 
     def starts(self, cell: Cell) -> tuple[Attributes, ...]:
         """Return the launch parameters with which a search begins, the fastest of the nearest twins first."""
-        subgraph = cell.call.subgraph
-        found = self._by_cell.get((self._names[subgraph], cell.call.candidate.with_params(())), [])
-        nearest = min((distance(subgraph, each.call.subgraph) for each in found), default=inf)
-        ranked = sorted(found, key=lambda each: each.us)
-        params = [
-            each.call.candidate.params for each in ranked if distance(subgraph, each.call.subgraph) <= nearest
-        ]  # fmt: skip
-        admitted = set(cell.combinations)
-        return tuple(each for each in params if each in admitted)[:STARTS]
+        subgraph, bare = cell.call.subgraph, cell.call.candidate.with_params(())
+        found = self._by_cell.get((self._names[subgraph], bare), []) if self._by_cell else []
+        apart = [distance(subgraph, each.call.subgraph) for each in found]
+        nearest = [each for each, far in zip(found, apart, strict=True) if far <= min(apart)]
+        ranked = dict.fromkeys(each.call.candidate.params for each in sorted(nearest, key=lambda each: each.us))
+        admitted = set(cell.combinations) if ranked else ()
+        return tuple(params for params in ranked if params in admitted)[:STARTS]
 
     def expected_us(self, calls: Mapping[str, Call]) -> dict[str, float]:
         """Return what calls are expected to take, by key; those without a twin are not there."""
@@ -134,7 +132,9 @@ def known_twins(space: Space, database: Database, environment: Environment) -> T
 def distance(subgraph: Subgraph, other: Subgraph) -> float:
     """Return how far apart the extents of two subgraphs are that differ in nothing else; 0 where they are equal."""
     pairs = zip(subgraph.tensors, other.tensors, strict=True)
-    apart = [abs(log(a / b)) for one, its in pairs for a, b in zip(one.extents, its.extents, strict=True)]
+    apart = [
+        abs(log(max(a, 1) / max(b, 1))) for one, its in pairs for a, b in zip(one.extents, its.extents, strict=True)
+    ]  # fmt: skip
     return sum(apart) / len(subgraph.tensors)
 
 

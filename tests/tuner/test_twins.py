@@ -72,7 +72,7 @@ def test_a_search_begins_with_the_fastest_of_a_twin_and_has_fewer_trials() -> No
     took = {each: float(number) for number, each in enumerate(random.Random(0).sample(params, len(params)))}
     far = [RecordedCall(product(2000, cell.call.candidate.with_params(each)), 100.0 - us) for each, us in took.items()]
     near = [RecordedCall(product(1100, cell.call.candidate.with_params(each)), us) for each, us in took.items()]
-    starts = Twins(far + near).starts(cell)
+    starts = Twins(far + near + near).starts(cell)  # of two environments, as near: no start comes twice
     assert starts == tuple(sorted(params, key=lambda each: took[each])[:STARTS])
     search = CellSearch(cell, starts=starts)
     assert [call.candidate.params for call in search.propose(STARTS)] == list(starts)
