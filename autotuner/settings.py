@@ -116,7 +116,7 @@ class TuneOptions:
             there can be: 0.1 for a tenth.
         estimated_gap: the same by learned costs of what is not measured: an expectation, no proof; reached earlier.
         budget_bytes: the most memory that a training step may need beside parameters and inputs; None for no limit.
-        exhaustive: measure everything, also what is proven to make no difference.
+        exhaustive: measure everything, also what is proven or expected to make no difference.
         limits: of measuring; what they leave out is measured by a later job.
         again: solve anew even if the answer is known; measurements are reused all the same.
         retry: measure once more what has failed.

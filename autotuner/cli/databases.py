@@ -114,11 +114,15 @@ def import_(
     for this machine's. What the database has itself stays.
     """
     from autotuner.database import import_measurements, matching, open_database
+    from autotuner.tuner.measuring import DECIDED
+
+    def is_wanted(fact: str) -> bool:
+        return not fact.startswith(DECIDED)  # by the pace of that machine
 
     with open_database(source, make=False) as other, open_database(_url(database)) as opened:
         environments = {found.key: found for found in other.environments()}
         chosen = [environments[matching(each, environments)] for each in environment or environments]
-        written = {found.key: import_measurements(other, opened, found) for found in chosen}
+        written = {found.key: import_measurements(other, opened, found, is_wanted) for found in chosen}
     if as_json:
         emit({"environments": [{"key": key, "written": number} for key, number in written.items()]})
         return

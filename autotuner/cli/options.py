@@ -83,7 +83,8 @@ def effort(
     ] = None,
     budget: Budget = None,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Measure everything, also what is proven to make no difference.")
+        bool,
+        typer.Option("--exhaustive", help="Measure everything, also what is proven or expected to make no difference."),
     ] = False,
     max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of measuring.")] = None,
     max_measurements: Annotated[int | None, typer.Option(help="Stop after so many new measurements.")] = None,

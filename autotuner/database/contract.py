@@ -348,6 +348,13 @@ class Storage(Protocol):
         """Return measurements in the order of first storing; with `after`, only those with a greater id."""
 
     @abstractmethod
+    def times(self, environment_key: str, signatures: Collection[str]) -> list[tuple[Call, float]]:
+        """Return calls of some subgraphs that work in an environment, with their medians in microseconds.
+
+        In the order of first storing.
+        """
+
+    @abstractmethod
     def subgraphs(self, environment_key: str) -> list[Subgraph]:
         """Return each subgraph of which something was measured in an environment, once."""
 

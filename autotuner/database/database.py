@@ -262,6 +262,17 @@ class Database(Storage):
             ]
 
     @retried
+    def times(self, environment_key: str, signatures: Collection[str]) -> list[tuple[Call, float]]:
+        query = select(MeasurementRow.id, MeasurementRow.call, MeasurementRow.median_us).join(EnvironmentRow)
+        query = query.where(EnvironmentRow.key == environment_key, MeasurementRow.status == "ok")
+        wanted, found = sorted(signatures), list[Any]()
+        with self._reading() as connection:
+            for start in range(0, len(wanted), KEYS_PER_QUERY):
+                chunk = wanted[start : start + KEYS_PER_QUERY]
+                found += connection.execute(query.where(MeasurementRow.signature.in_(chunk))).all()
+        return [(Call.from_json(row.call), row.median_us) for row in sorted(found, key=lambda row: row.id)]
+
+    @retried
     def subgraphs(self, environment_key: str) -> list[Subgraph]:
         first = (
             select(func.min(MeasurementRow.id))

@@ -1,5 +1,7 @@
 """Import of what another database has measured: with its environments, so nothing passes for what it is not."""
 
+from collections.abc import Callable
+
 from autotuner.database.contract import Storage
 from autotuner.database.values import Filter
 from autotuner.ir.records import Environment
@@ -7,10 +9,16 @@ from autotuner.ir.records import Environment
 PAGE = 1000
 
 
-def import_measurements(source: Storage, target: Storage, environment: Environment) -> int:
+def import_measurements(
+    source: Storage, target: Storage, environment: Environment, is_wanted: Callable[[str], bool] = lambda _: True
+) -> int:
     """Store the measurements and facts of an environment in another database, and return how many were written.
 
-    What the target has itself stays: a successful measurement, and a fact of that name. A failure gives way.
+    What the target has itself stays: a successful measurement, and a fact of that name. A failure gives way. What is
+    new to it counts as measured now.
+
+    Args:
+        is_wanted: says of the name of a fact whether it is imported.
 
     Raises:
         DatabaseError: one of them cannot be read or written; what was stored before stays.
@@ -22,6 +30,6 @@ def import_measurements(source: Storage, target: Storage, environment: Environme
         after = page[-1].id
     known = target.facts(environment.key)
     for name, value in source.facts(environment.key).items():
-        if name not in known:
+        if name not in known and is_wanted(name):
             target.set_fact(environment.key, name, value)
     return written

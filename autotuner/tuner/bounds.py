@@ -133,6 +133,11 @@ def bounds(
         return Bounds(best_us, lower.bound_us, estimated_us, (), 0, costliest=longest)
     plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
     if rivals_gap is not None and expected is not None:
+        distance = gap(best_us, expected.bound_us)
+        if distance is None or distance > WIDE:
+            left = plans.left(expected)
+            following = partial(plans.following, left, expected)
+            return Bounds(best_us, lower.bound_us, estimated_us, left, len(left), following, longest)
         rivals = plans.rivals(expected, rivals_gap)
         return Bounds(best_us, lower.bound_us, estimated_us, rivals, len(rivals), lambda _: rivals, longest)
     first = plans.first(lower, expected)
@@ -162,16 +167,11 @@ class _Plans:
     def rivals(self, expected: CheapestPlan, least_gap: float) -> tuple[str, ...]:
         """Return calls that are not measured of plans which are expected to take less, those of the best plans first.
 
-        As long as the best one of them is expected to take far less, its calls alone.
-
         Args:
             least_gap: the share by which they take less, at least.
         """
-        left = self._left(expected)
-        distance = gap(self.best_us, expected.bound_us)
-        if self.best_us is None or distance is None or distance > WIDE:
-            return left
-        most_us = self.best_us / (1 + least_gap)
+        left = self.left(expected)
+        most_us = (inf if self.best_us is None else self.best_us) / (1 + least_gap)
         through_us = expected.through_us(most_us)
         ranked = sorted((through_us.get(key, inf), key) for key in self.optimistic_us if key not in left)
         rivals = (*left, *(key for us, key in ranked if us < most_us)) if expected.bound_us < most_us else ()
@@ -182,7 +182,7 @@ class _Plans:
 
         As long as a better plan is expected, its calls come alone: they lead to it with the fewest measurements.
         """
-        promising = () if expected is None else self._left(expected)
+        promising = () if expected is None else self.left(expected)
         if expected is not None and promising and self._is_promising(expected):
             return promising
         return tuple(dict.fromkeys((*self._ruling_out(lower), *promising)))
@@ -201,7 +201,7 @@ class _Plans:
             costs_us |= {key: self.learned.median_us[key] for key in keys}
             plan = self.solve(costs_us)
             if is_promising:
-                new = self._left(plan, keys) if self._is_promising(plan) else ()
+                new = self.left(plan, keys) if self._is_promising(plan) else ()
             else:
                 new = self._ruling_out(plan, keys) if plan.bound_us < self.reached_us else ()
             if not new:
@@ -213,7 +213,8 @@ class _Plans:
         distance = gap(self.best_us, plan.bound_us)
         return distance is None or distance > NEARLY
 
-    def _left(self, plan: CheapestPlan, taken: Collection[str] = ()) -> tuple[str, ...]:
+    def left(self, plan: CheapestPlan, taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the calls of a plan that are neither measured nor taken."""
         return tuple(sorted(key for key in plan.keys if key not in self.measured_us and key not in taken))
 
     def _ruling_out(self, plan: CheapestPlan, taken: Collection[str] = ()) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ class _Plans:
         Args:
             taken: calls that are measured in any case; the plan costs what is expected of them.
         """
-        left = self._left(plan, taken)
+        left = self.left(plan, taken)
         if self.learned is None:
             return left
         raised = {key: self.learned.median_us[key] - self.optimistic_us[key] for key in left}

@@ -46,7 +46,7 @@ class Finals:
         No race begins once the state says enough.
         """
         while wanted := self.drifted(self._ledger.known):
-            if self._state.enough():
+            if self._state.enough(again=True):
                 return
             self._repeats.update(wanted)
             self._sample(wanted)
@@ -83,7 +83,9 @@ class Finals:
     def _sample(self, wanted: set[str]) -> None:
         """Race known calls again while the state does not say enough."""
         with suppress(OverError), self._state.within("measure"):
-            for _ in self._again(takewhile(lambda _: not self._state.enough(), races(self._ledger.space, wanted))):
+            for _ in self._again(
+                takewhile(lambda _: not self._state.enough(again=True), races(self._ledger.space, wanted))
+            ):
                 pass
 
     def _again(self, races: Iterable[Sequence[Call]]) -> Generator[Result, None, None]:

@@ -175,16 +175,16 @@ class Ledger:
     def result(self) -> Known:
         calls, known, bounds = self.space.calls, self.known, self.state.bounds
         unknown = len(calls) - len(known)
-        is_settled = self.state.is_solved and (
-            bounds is None or bounds.proven_gap == 0 or self.state.is_enough_by_twins
-        )
+        is_proven = self.state.is_solved and (bounds is None or bounds.proven_gap == 0)
+        is_likely = self.state.is_solved and self.state.is_enough_by_twins
         counts = {
             "choices": len(self.space.choices) + len(self.space.conversions),
             "calls": len(calls),
             "measured": len(self.fresh),
             "reused": len(known) - len(self.fresh),
             "unknown": unknown,
-            "unneeded": unknown if is_settled else 0,
+            "unneeded": unknown if is_proven or is_likely else 0,
+            "unproven": 0 if is_proven or not is_likely else unknown,
             "stale": self._stale,
             "failed": sum(1 for measurement in known.values() if measurement.status != "ok"),
         }

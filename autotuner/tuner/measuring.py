@@ -150,6 +150,7 @@ class _Strategy:
             self._solve()
             if not self._confirm():
                 break
+            state.rival_rounds = min(state.rival_rounds, state.policy.twins_rounds - 1)  # once more, if that changed it
         is_large = len(self._space.calls) >= state.policy.few_calls
         if not lazy and is_large and self._measurer.devices == 1 and ledger.result().complete:
             try:  # for later runs: this answer needs none, and several devices do not wait for one
@@ -169,7 +170,7 @@ class _Strategy:
         options = state.options
         if options.gap is not None or options.estimated_gap is not None or options.limits != Limits():
             return True
-        state.look_for_twins(ledger.missing)
+        state.look_for_twins(ledger.missing.keys())
         if state.ends_by_twins:
             return True
         devices = self._measurer.devices
@@ -274,7 +275,10 @@ class _Strategy:
         runner, ledger, state = self._runner, self._ledger, self._state
         state.expect(None)  # with each solution, less may matter
         first = list(openers(self._space, ledger.open_keys()))
-        runner.total = ledger.done + len(first)
+        if state.ends_by_twins:  # nothing else would have it measured
+            doubtful = ledger.before.keys() & ledger.open_keys() - {race[0].key for race in first}
+            first += races(self._space, doubtful)
+        runner.total = ledger.done + sum(map(len, first))
         runner.measure(first)
         ahead = False
         while True:
@@ -283,7 +287,6 @@ class _Strategy:
                 return
             wanted = [key for key in state.bounds.wanted if key in ledger.missing and key not in runner.asked]
             if not wanted:
-                state.rival_rounds = state.policy.twins_rounds  # no plan is left that is expected to be better
                 return
             if not ahead:  # a compiler takes seconds to start, so all that could matter is compiled at once
                 runner.compile([ledger.missing[key] for key in wanted])

@@ -1,6 +1,6 @@
 """Tuning state: progress counters, bounds and the stop rule."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from time import monotonic
@@ -202,23 +202,25 @@ class TuningState:
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 
-    def look_for_twins(self, missing: Collection[str]) -> None:
-        """Let the run end as soon as twins say so, where most calls that are missing have one and no gap is asked for.
+    def look_for_twins(self, missing: Set[str]) -> None:
+        """Let the run end as soon as twins say so, where most calls have one or are measured, and no gap is asked for.
 
         Args:
             missing: keys of what is not measured.
         """
-        covered = len(self._relaxed().twins_us.keys() & set(missing))
-        is_asked = (self.options.gap, self.options.estimated_gap) == (None, None)
-        self.ends_by_twins = is_asked and covered >= COVERED * len(missing) > 0
+        calls, twins = self.space.calls.keys(), self._relaxed().twins_us.keys()
+        is_covered = len(calls - (missing - twins)) >= COVERED * len(calls) and len(twins) >= EARLY_SHARE * len(calls)
+        wants_no_proof = (self.options.gap, self.options.estimated_gap) == (None, None)
+        self.ends_by_twins = wants_no_proof and is_covered and not self.options.remeasure
 
     @property
     def is_enough_by_twins(self) -> bool:
         """True where nothing else is expected to make much of a difference, or the closest rivals made none."""
-        found = None if self.bounds is None else self.bounds.estimated_gap
-        if not self.ends_by_twins or found is None:
+        bounds = self.bounds
+        if not self.ends_by_twins or bounds is None or bounds.estimated_gap is None:
             return False
-        return found <= self.policy.twins_gap or self.rival_rounds >= self.policy.twins_rounds
+        is_near = bounds.estimated_gap <= self.policy.twins_gap or not bounds.wanted
+        return is_near or self.rival_rounds >= self.policy.twins_rounds
 
     def problem(self) -> RelaxedProblem:
         """Return the relaxed problem of the space.
@@ -250,10 +252,11 @@ class TuningState:
         others = [key for key in wanted if key not in first][: int((devices - 1) * most)]
         return [*(key for key in wanted if key in first), *others] or wanted[:1]
 
-    def enough(self, stage: str = "measure", under_way: int = 0) -> bool:
+    def enough(self, stage: str = "measure", under_way: int = 0, *, again: bool = False) -> bool:
         """Say whether to stop measuring (or compiling, or searching) and answer with what there is.
 
         Args:
+            again: what is measured already would be timed once more: twins say nothing of that.
             under_way: calls that are being measured; they count as measured.
         """
         share = 1.0 if stage == "measure" else EARLY_SHARE
@@ -264,7 +267,7 @@ class TuningState:
             return True
         if self.bounds is None:
             return False
-        if self.is_enough_by_twins:
+        if self.is_enough_by_twins and not again:
             return True
         pairs = ((self.options.gap, self.bounds.proven_gap), (self.options.estimated_gap, self.bounds.estimated_gap))
         return any(wanted is not None and found is not None and found <= wanted for wanted, found in pairs)

@@ -37,7 +37,7 @@ def request_key(request: Request, file: SpaceFile) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A stored configuration and its id; `complete` if all that could matter was measured, and measured well."""
+    """A stored configuration and its id; `complete` if all that could matter, or was expected to, was measured well."""
 
     configuration: Configuration
     id: int
@@ -102,12 +102,14 @@ def tune(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
     state = TuningState(
-        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy,
-        twins=known_twins(space, database, environment),
+        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
     )  # fmt: skip
     if unsettled is not None:
         state.measured = unsettled.counts["measured"]
+        state.rival_rounds = policy.twins_rounds  # rivals were measured: what is chosen is timed once more
     measurer.hear(state.wait)
+    with suppress(OverError), state.within("search"):
+        state.twins = known_twins(space, database, environment)
     over_s = inf if options.limits.seconds is None else max(spent.seconds, options.limits.seconds) + policy.slack_s
     opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state, over_s)
     searched = search_cells(space, database, measurer, state)
@@ -142,9 +144,13 @@ def tune(
 
 def _is_enough(stored: Configuration, options: TuneOptions) -> bool:
     """Say whether a complete answer is as good as a request asks for: twins may have ended it before it was proven."""
-    is_whole = stored.counts.get("unknown", 0) == 0
-    is_proven = options.gap is None or (stored.certificate.proven_gap or 0.0) <= options.gap
-    return (is_whole or not options.exhaustive) and is_proven
+    if options.exhaustive:
+        return stored.counts.get("unknown", 0) == 0
+    if not stored.counts.get("unproven", 0):
+        return True
+    found = stored.certificate
+    pairs = ((options.gap, found.proven_gap), (options.estimated_gap, found.estimated_gap))
+    return all(wanted is None or (gap is not None and gap <= wanted) for wanted, gap in pairs)
 
 
 def _doubted(database: Database, key: str, environment_key: str) -> frozenset[str] | None:
@@ -179,6 +185,11 @@ def _stored(database: Database, key: str, environment_key: str) -> Tuned | None:
         return None
     if not reads_parameters_as_declared(found):
         return None
+    if latest is not None and found.counts.get("unproven", 0) and latest[0] > number:
+        with suppress(ConfigurationError):  # a request for a gap has measured on
+            later = Configuration.from_json(latest[1], "the stored configuration")
+            if later.certificate.predicted_us < found.certificate.predicted_us:
+                number, found = latest[0], later
     return Tuned(
         replace(found, counts=dict(found.counts) | {"measured": 0, "reused": found.counts["calls"]}), number, True
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 
 from autotuner.checkpoint import checkpoint
-from autotuner.database import Database, Filter
+from autotuner.database import Database
 from autotuner.ir.records import Attributes, Call, Candidate, Environment, Subgraph, digest
 from autotuner.measure.roofline import Work, work_of
 from autotuner.space import Cell, Space
@@ -20,8 +20,9 @@ FURTHEST = log(8)
 """Of twins, the logarithms of the ratios of extents add up to no more than this for each tensor. On an H200, of calls
 of one layer with 10 to 79 sequences, half take what a twin says within 10 %, and four in five within a third."""
 
-SHAPES = 2
-"""Of each subgraph, so many others are read, the nearest in extents, those of later environments first."""
+SHAPES = 8
+"""Of each subgraph, so many others are read, the nearest in extents, those of later environments first: of some of them
+little may have been measured, since they had twins themselves."""
 
 STARTS = 3
 """A cell begins with so many of a twin's launch parameters, the fastest. On the same calls the best of three is within
@@ -31,7 +32,7 @@ TRIALS = 8
 """Trials of a cell that begins so, in place of its own number."""
 
 COVERED = 0.9
-"""A space has twins where so large a share of its calls has one."""
+"""A tuning may end by twins where at least this share of the space's calls has one or is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Twins:
         subgraph, bare = cell.call.subgraph, cell.call.candidate.with_params(())
         found = self._by_cell.get((self._names[subgraph], bare), []) if self._by_cell else []
         apart = [distance(subgraph, each.call.subgraph) for each in found]
-        nearest = [each for each, far in zip(found, apart, strict=True) if far <= min(apart)]
+        least = min(apart, default=0.0)
+        nearest = [each for each, far in zip(found, apart, strict=True) if far <= least]
         ranked = dict.fromkeys(each.call.candidate.params for each in sorted(nearest, key=lambda each: each.us))
         admitted = set(cell.combinations) if ranked else ()
         return tuple(params for params in ranked if params in admitted)[:STARTS]
@@ -113,19 +115,19 @@ def known_twins(space: Space, database: Database, environment: Environment) -> T
                 is_measured = other.key == environment.key and subgraph.signature in own
                 if names[subgraph] in wanted and not is_measured:
                     others[names[subgraph]].append((number, other.key, subgraph))
-    chosen: dict[tuple[str, str], int] = {}
+    chosen: dict[tuple[int, str], set[str]] = defaultdict(set)
     for subgraph in own.values():
         near = [
             (apart, -number, key, other.signature)
             for number, key, other in others[names[subgraph]]
             if (apart := distance(subgraph, other)) <= FURTHEST
         ]  # fmt: skip
-        chosen |= {(key, signature): -number for _, number, key, signature in sorted(near)[:SHAPES]}
+        for _, number, key, signature in sorted(near)[:SHAPES]:
+            chosen[-number, key].add(signature)
     return Twins(
-        RecordedCall(row.call, row.measurement.median_us)
-        for key, signature in sorted(chosen, key=lambda each: chosen[each])
-        for row in database.measurements(Filter(key, signature=signature, status="ok"))
-        if row.measurement.median_us is not None
+        RecordedCall(call, us)
+        for (_, key), signatures in sorted(chosen.items())
+        for call, us in database.times(key, signatures)
     )
 
 

@@ -12,11 +12,12 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 from autotuner.measure.roofline import Work
-from autotuner.space import Cell, build_space
+from autotuner.space import Cell, Space, build_space
 from autotuner.tuner.bounds import WIDE, bounds
 from autotuner.tuner.cell_search import CellSearch
 from autotuner.tuner.learned import ALIKE, Traits, learned_costs
 from autotuner.tuner.policy import TuningPolicy
+from autotuner.tuner.races import openers
 from autotuner.tuner.twins import STARTS, TRIALS, RecordedCall, Twins, distance, known_twins
 from scripts.bench.plain_problem import PlainProblem
 from tests.made_up import CPU, HERE
@@ -54,7 +55,7 @@ def test_of_a_database_those_of_this_device_count_and_no_measurement_of_the_spac
     call = next(each for each in space.calls.values() if "matmul" in each.candidate.kernel)
     stranger = replace(HERE, device_name="another device")
     older = replace(HERE, facts=(*HERE.facts, ("driver", "older")))
-    for environment, us in ((HERE, 1.0), (stranger, 2.0), (older, 3.0)):
+    for environment, us in ((older, 3.0), (HERE, 1.0), (stranger, 2.0)):  # the later one would count
         database.remember(environment)
         database.store(environment.key, [(call, Measurement("ok", us, us, us))])
     assert known_twins(space, database, HERE).expected_us(space.calls)[call.key] == 3.0
@@ -100,34 +101,98 @@ def test_rivals_are_calls_of_plans_that_are_expected_to_be_better_and_nothing_is
     assert none.wanted == ()
 
 
-@pytest.mark.parametrize("disturbed", [0.0, 0.05])
+OLDER = Environment(HERE.device_type, HERE.device_name, (*HERE.facts, ("driver", "older")), HERE.policy)
+POLICY = TuningPolicy(few_calls=0)
+
+
+def made_up(space: Space, seed: int = 1) -> dict[str, Measurement]:
+    drawn = random.Random(seed)
+    return {key: Measurement("ok", us, us, us) for key in space.calls for us in (drawn.uniform(20.0, 120.0),)}
+
+
+def disturbed(times: dict[str, Measurement], by: float, seed: int = 2) -> dict[str, Measurement]:
+    drawn = random.Random(seed)
+    return {
+        key: replace(each, median_us=(each.median_us or 0.0) * drawn.lognormvariate(0.0, by), low_us=None, high_us=None)
+        for key, each in times.items()
+    }
+
+
+def remember(database: Database, space: Space, times: dict[str, Measurement], environment: Environment = OLDER) -> None:
+    database.remember(environment)
+    database.store(environment.key, [(space.calls[key], each) for key, each in times.items()])
+
+
+@pytest.mark.parametrize("by", [0.0, 0.05])
 def test_a_model_that_was_tuned_under_an_older_driver_is_checked_against_few_rivals(
-    tmp_path: Path, small: Model, disturbed: float
+    tmp_path: Path, small: Model, by: float
 ) -> None:
     """Every call of the older environment takes about as long in this one: few are measured, and the plan is good."""
     space = build_space(training_graph(small.graph()), CPU)
-    drawn = random.Random(1)
-    took = {key: Measurement("ok", us, us, us) for key in space.calls for us in (drawn.uniform(20.0, 120.0),)}
-    older = Environment(HERE.device_type, HERE.device_name, (*HERE.facts, ("driver", "older")), HERE.policy)
-    recorded = {
-        key: replace(each, median_us=(each.median_us or 0.0) * drawn.lognormvariate(0.0, disturbed))
-        for key, each in took.items()
-    }  # fmt: skip
-    policy = TuningPolicy(few_calls=0)
+    took = made_up(space)
     with open_database(tmp_path / "before.sqlite") as database:
-        database.remember(older)
-        database.store(older.key, [(space.calls[key], each) for key, each in recorded.items()])
+        remember(database, space, disturbed(took, by))
         asked = Asking(took)
-        found = tuning.tune(small, CPU, database, asked, policy=policy)
+        found = tuning.tune(small, CPU, database, asked, policy=POLICY)
         again = Asking(took)
-        assert tuning.tune(small, CPU, database, again, policy=policy).certificate == found.certificate
+        assert tuning.tune(small, CPU, database, again, policy=POLICY).certificate == found.certificate
         assert again.asked == []  # it counts as complete
         assert (found.certificate.proven_gap or 0.0) > 0
-        proven = tuning.tune(small, CPU, database, Asking(took), policy=policy, gap=0.0)
+        proven = tuning.tune(small, CPU, database, Asking(took), policy=POLICY, gap=0.0)
         assert proven.certificate.proven_gap == 0
+        best_so_far = tuning.tune(small, CPU, database, Asking({}), policy=POLICY)
+        assert best_so_far.certificate.predicted_us == proven.certificate.predicted_us
     with open_database(tmp_path / "whole.sqlite") as database:
-        best = tuning.tune(small, CPU, database, Asking(took), policy=policy, exhaustive=True)
+        best = tuning.tune(small, CPU, database, Asking(took), policy=POLICY, exhaustive=True)
     assert proven.certificate.predicted_us == best.certificate.predicted_us
     assert len(set(asked.asked)) < len(took) / 2
-    assert found.counts["unneeded"] == found.counts["unknown"] > 0
+    assert found.counts["unproven"] == found.counts["unneeded"] == found.counts["unknown"] > 0
     assert found.certificate.predicted_us <= 1.03 * best.certificate.predicted_us
+
+
+def test_measuring_anew_measures_everything_whatever_twins_say(small: Model, database: Database) -> None:
+    space = build_space(training_graph(small.graph()), CPU)
+    took = made_up(space)
+    remember(database, space, took)
+    tuning.tune(small, CPU, database, Asking(took), policy=POLICY, exhaustive=True)
+    slower = {key: replace(each, median_us=2.0 * (each.median_us or 0.0)) for key, each in took.items()}
+    anew = Asking(slower)
+    found = tuning.tune(small, CPU, database, anew, policy=POLICY, remeasure=True)
+    assert set(anew.asked) == set(took)
+    assert found.counts["stale"] == 0
+
+
+def test_rivals_that_were_not_measured_leave_an_answer_incomplete(small: Model, database: Database) -> None:
+    """A fleet may lose calls: without them nobody knows that nothing is better."""
+    space = build_space(training_graph(small.graph()), CPU)
+    took = made_up(space)
+    remember(database, space, took)
+    alone = {race[0].key for race in openers(space, set(took))}
+    fast = sorted(took.keys() - alone, key=lambda key: took[key].median_us or 0.0)[:10]
+    lost = Asking({key: each for key, each in took.items() if key not in fast})
+    found = tuning.tune(small, CPU, database, lost, policy=POLICY)
+    assert found.counts["unneeded"] == 0
+    assert set(fast) & set(lost.asked)
+
+
+def test_drifted_calls_are_timed_again_where_twins_end_a_tuning(small: Model, database: Database) -> None:
+    space = build_space(training_graph(small.graph()), CPU)
+    took = made_up(space)
+    remember(database, space, took)
+    drifting = Asking({key: replace(each, marks=("drifted",)) for key, each in took.items()})
+    found = tuning.tune(small, CPU, database, drifting, policy=POLICY)
+    assert found.counts["unproven"] > 0
+    assert set(drifting.confirmed) == set(drifting.asked)
+
+
+def test_what_twins_have_ended_says_enough_of_the_next_shapes(small: Model, database: Database) -> None:
+    """Each of a chain of environments has measured a part; the first one all."""
+    space = build_space(training_graph(small.graph()), CPU)
+    took = made_up(space)
+    remember(database, space, took)
+    for number in range(4):
+        environment = replace(HERE, facts=(*HERE.facts, ("driver", f"{number}")))
+        asked = Asking(disturbed(took, 0.02, number), environment)
+        found = tuning.tune(small, CPU, database, asked, policy=POLICY)
+        assert found.counts["unproven"] > 0, number
+        assert len(set(asked.asked)) < len(took) / 2

@@ -47,6 +47,10 @@ def test_each_subgraph_of_an_environment_is_there_once(
     assert database.subgraphs(environment.key) == [first.subgraph]
     assert database.subgraphs(other.key) == [second.subgraph]
     assert database.subgraphs("0" * 64) == []
+    signatures = [first.subgraph.signature, "0" * 64]
+    assert database.times(environment.key, signatures) == [(first, FASTER.median_us)]
+    assert database.times(environment.key, ["0" * 64]) == []
+    assert database.times(other.key, signatures) == []  # it failed there
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
