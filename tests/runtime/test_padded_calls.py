@@ -127,7 +127,8 @@ def test_a_process_that_trains_alone_among_others_pads_and_updates_in_backward(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2 if group is None else 1)
     model = bert()
-    alone, together = ({} if group is None else {"group": group} for group in ("this process", None))
+    alone: dict[str, Any] = {"group": "this process"}
+    together: dict[str, Any] = {}
     for options, padded in ((alone, 1), (together, 0)):
         calls = PaddedCalls(model, lambda given: model(**given).loss, torch.device("cpu"), ignores=True, **options)
         for length in (20, 12):
