@@ -25,7 +25,7 @@ from autotuner.plan.configuration import (
     save_configuration,
 )
 from autotuner.plan.document import read
-from autotuner.tuner import TuningPolicy, build_configuration
+from autotuner.tuner import TuningPolicy, build_configuration, solving
 from tests.frozen.golden import FROZEN, RECORDINGS, assert_same, golden, write_golden
 from tests.made_up import small_model
 from tests.plan.explained import explained_configuration, with_again
@@ -65,7 +65,8 @@ def write() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_sweep_gives_the_configuration_that_it_gave(name: str) -> None:
+def test_a_recorded_sweep_gives_the_configuration_that_it_gave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "LEAN_LIMIT_S", 1000.0)  # a busy machine finds fewer leaner plans in its time
     found, expected = solved(name).to_json(), golden(f"configuration_{name}.json.gz")
     assert found.keys() == expected.keys()
     assert found["versions"].keys() == expected["versions"].keys()
