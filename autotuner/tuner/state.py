@@ -17,7 +17,7 @@ from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, ORDER, Progress, Spent, Stage, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
-from autotuner.tuner.twins import COVERED, NO_TWINS, Twins
+from autotuner.tuner.twins import COVERED, NO_TWINS, TWINNED, Twins
 
 LIKE: Mapping[str, Stage] = {"confirm": "measure"}
 """A stage whose calls take as long as those of another one, until some of its own were timed."""
@@ -209,7 +209,7 @@ class TuningState:
             missing: keys of what is not measured.
         """
         calls, twins = self.space.calls.keys(), self._relaxed().twins_us.keys()
-        is_covered = len(calls - (missing - twins)) >= COVERED * len(calls) and len(twins) >= EARLY_SHARE * len(calls)
+        is_covered = len(calls - (missing - twins)) >= COVERED * len(calls) and len(twins) >= TWINNED * len(calls)
         wants_no_proof = (self.options.gap, self.options.estimated_gap) == (None, None)
         self.ends_by_twins = wants_no_proof and is_covered and not self.options.remeasure
 

@@ -17,8 +17,9 @@ from autotuner.measure.roofline import Work, work_of
 from autotuner.space import Cell, Space
 
 FURTHEST = log(8)
-"""Of twins, the logarithms of the ratios of extents add up to no more than this for each tensor. On an H200, of calls
-of one layer with 10 to 79 sequences, half take what a twin says within 10 %, and four in five within a third."""
+"""Logarithms of the ratios of the extents of twins add up to no more than this, in the mean of their tensors. On an
+H200, of calls of one layer with 10 to 79 sequences, half take what a twin says within 10 %, four in five within a
+third."""
 
 SHAPES = 8
 """Of each subgraph, so many others are read, the nearest in extents, those of later environments first: of some of them
@@ -32,7 +33,10 @@ TRIALS = 8
 """Trials of a cell that begins so, in place of its own number."""
 
 COVERED = 0.9
-"""A tuning may end by twins where at least this share of the space's calls has one or is measured."""
+"""A tuning may end by twins where at least this share of the space's calls has one or is measured ..."""
+
+TWINNED = 0.5
+"""... and at least this share has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,18 @@ def padding_token(model: nn.Module) -> int:
     """
     config = config_of(model)
     found = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "pad_token_id", None)
+    words = getattr(_words(model), "weight", None)
+    count = 1 << 31 if words is None else int(words.shape[0])
+    return found if isinstance(found, int) and 0 <= found < count else 0
+
+
+def _words(model: nn.Module) -> Any:
+    """Return the embedding of words of a model of transformers; None where it has none, and for any other model."""
+    embedding = getattr(_original(model), "get_input_embeddings", None)
     try:
-        words = int(_original(model).get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):  # not of transformers, or of a kind that has no embedding of words
-        words = 1 << 31
-    return found if isinstance(found, int) and 0 <= found < words else 0
+        return None if embedding is None else embedding()
+    except NotImplementedError:  # what transformers has for kinds without one
+        return None
 
 
 def leaves_out_ignored(model: nn.Module) -> bool:
