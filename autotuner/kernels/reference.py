@@ -95,9 +95,19 @@ def _places(part: str, whole: str) -> list[int]:
 
 def _sum_onto(tensor: Tensor, whole: str, axes: str) -> Tensor:
     """Sum over the axes of `whole` that `axes` lacks, and return the rest in the order of `axes`."""
-    missing = [place for place, axis in enumerate(whole) if axis not in axes]
+    missing = _places(_left(whole, axes), whole)
+    return _in_order(tensor.sum(missing) if missing else tensor, whole, axes)
+
+
+def _mean_onto(tensor: Tensor, whole: str, axes: str) -> Tensor:
+    """Return the mean over the axes of `whole` that `axes` lacks, the rest in the order of `axes`."""
+    return _in_order(tensor.mean(_places(_left(whole, axes), whole)), whole, axes)
+
+
+def _in_order(tensor: Tensor, whole: str, axes: str) -> Tensor:
+    """Return a tensor, whose axes are those of `axes` in the order of `whole`, in the order of `axes`."""
     rest = "".join(axis for axis in whole if axis in axes)
-    return (tensor.sum(missing) if missing else tensor).permute([rest.index(axis) for axis in axes])
+    return tensor.permute([rest.index(axis) for axis in axes])
 
 
 def _contraction(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -209,10 +219,9 @@ def _left(whole: str, rest: str) -> str:
 def _layer_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, *affine), (_, rest, _) = _axes(node)
     x, *vectors = (onto(tensor, axes, whole) for tensor, axes in zip(tensors, (whole, *affine), strict=True))
-    places = _places(_left(whole, rest), whole)
-    mean = x.mean(places)
+    mean = _mean_onto(x, whole, rest)
     centred = x - onto(mean, rest, whole)
-    reciprocal_deviation = torch.rsqrt((centred * centred).mean(places) + _number(node, "epsilon"))
+    reciprocal_deviation = torch.rsqrt(_mean_onto(centred * centred, whole, rest) + _number(node, "epsilon"))
     y = centred * onto(reciprocal_deviation, rest, whole)
     for scale in vectors[:1]:
         y = y * scale
@@ -274,8 +283,7 @@ def _rotary_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _rms_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, *normalised), (_, rest) = _axes(node)
     x, *scale = tensors
-    mean = (x * x).mean(_places(_left(whole, rest), whole))
-    reciprocal_root = torch.rsqrt(mean + _number(node, "epsilon"))
+    reciprocal_root = torch.rsqrt(_mean_onto(x * x, whole, rest) + _number(node, "epsilon"))
     y = x * onto(reciprocal_root, rest, whole)
     return y * onto(scale[0], normalised[0], whole) if scale else y, reciprocal_root
 

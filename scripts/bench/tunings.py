@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import autotuner
-from autotuner.database import open_database
+from autotuner.database import Filter, open_database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
@@ -31,8 +33,8 @@ class TuningError(Exception):
     """A tuning failed, or was not over in time."""
 
 
-def tune(model: Model, device: str, stem: Path) -> None:
-    """Tune from nothing, and leave database, configuration and figures beside each other: STEM.sqlite, .json, .run."""
+def tune(model: Model, device: str, stem: Path, *, end_to_end: bool = False) -> None:
+    """Tune, and leave database, configuration and figures beside each other: STEM.sqlite, .json, .run."""
     seconds: dict[str, float] = defaultdict(float)
     last = began = time.perf_counter()
 
@@ -43,7 +45,7 @@ def tune(model: Model, device: str, stem: Path) -> None:
         last = now
 
     os.environ["AUTOTUNER_CACHE"] = str(cache_of(stem))
-    found = autotuner.tune(model, database=database_of(stem), device=device, end_to_end=False, watch=watch)
+    found = autotuner.tune(model, database=database_of(stem), device=device, end_to_end=end_to_end, watch=watch)
     total_s = time.perf_counter() - began
     save_configuration(found, stem.with_suffix(".json"))
     run = {
@@ -58,13 +60,16 @@ def tune(model: Model, device: str, stem: Path) -> None:
     stem.with_suffix(".run").write_text(json.dumps(run))
 
 
-def tuned_apart(command: Sequence[str], stem: Path, limit_s: float) -> Run:
+def tuned_apart(command: Sequence[str], stem: Path, limit_s: float, *, begins_empty: bool = True) -> Run:
     """Run the command that tunes, and return the figures that it leaves.
+
+    Args:
+        begins_empty: whether there may be no database yet.
 
     Raises:
         TuningError: it failed, or was not over in time; then it is killed.
     """
-    if database_of(stem).exists():
+    if begins_empty and database_of(stem).exists():
         raise TuningError(f"{database_of(stem)} exists, and a tuning starts with an empty database")
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=limit_s)
@@ -92,6 +97,25 @@ def tunings(stems: Sequence[Path], tune_one: Callable[[Path, float], Run], limit
         runs.append(run)
         print(json.dumps(run), flush=True)
     return runs
+
+
+def copied(source: Path, target: Path) -> None:
+    """Have a tuning begin with what another one measured.
+
+    Args:
+        source: the other tuning's stem, as is `target`.
+    """
+    shutil.copy(database_of(source), database_of(target))
+
+
+def copied_as_older(source: Path, target: Path) -> None:
+    """Have a tuning begin with what another one measured, as if that had been under an older driver."""
+    with open_database(database_of(source)) as known, open_database(database_of(target)) as made:
+        for environment in known.environments():
+            older = replace(environment, facts=tuple((dict(environment.facts) | {"driver": "older"}).items()))
+            made.remember(older)
+            rows = known.measurements(Filter(environment.key))
+            made.store(older.key, [(row.call, row.measurement) for row in rows])
 
 
 def database_of(stem: Path) -> Path:
@@ -190,6 +214,17 @@ def page(found: Mapping[str, Any]) -> str:
         "`compile`: while nothing that was compiled was left to be timed.",
     ]
     lines += [f"\nTuning {number} failed: {run['failure']}." for number, run in runs if "failure" in run]
+    if found.get("known"):
+        lines += [
+            "",
+            "Once more, each with an empty cache of compiled kernels, and with the time of the whole plan beside the "
+            "times of its kernels. *Older driver*: all of it was measured before, but not under this driver.",
+            "",
+            *table(
+                ("shape", "known before", "seconds", "calls", "predicted, us"),
+                (_known_row(each) for each in found["known"]),
+            ),
+        ]
     if found["rates"]:
         rows = (
             (library, f"{rate['calls']:.0f}", f"{rate['seconds']:.1f}", f"{rate['calls'] / rate['seconds']:.0f}")
@@ -226,6 +261,13 @@ def _row(number: int, run: Run) -> tuple[str, ...]:
         f"{run['calls_per_s']:.1f}",
         f"{run['predicted_us']:,.1f}",
     )
+
+
+def _known_row(run: Run) -> tuple[str, ...]:
+    shape = ", ".join(f"{axis} {extent}" for axis, extent in run["extents"].items()) or "the model's own"
+    if "failure" in run:
+        return shape, run["before"], f"{run['seconds']:.1f}", "", run["failure"]
+    return shape, run["before"], f"{run['seconds']:.1f}", f"{run['calls']:,}", f"{run['predicted_us']:,.1f}"
 
 
 def fresh_calls(timings: Sequence[Mapping[Call, Measurement]]) -> list[Call]:

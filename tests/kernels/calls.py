@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import load_model, search_spaces_dir
-from autotuner.ir.records import Call, Candidate, Scalar, Subgraph
+from autotuner.ir.records import Call, Candidate, Node, Scalar, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
@@ -189,3 +189,23 @@ def interpreted(module: str) -> Any:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+def repeated_norm(batch: int, length: int, width: int, order: str = "ab") -> Subgraph:
+    """Return a layer norm whose result and statistics are made anew beside its gradients.
+
+    Args:
+        order: of the statistics' axes.
+    """
+    full, row = TensorType((batch, length, width), "float32"), TensorType((width,), "float32")
+    extents = {"a": batch, "b": length}
+    statistic = TensorType(tuple(extents[axis] for axis in order), "float32")
+    return Subgraph(
+        (
+            Node("layer_norm", f"abc,c,c->abc,{order},{order}", (0, 1, 2), (7, 8, 9), (("epsilon", 1e-5),)),
+            Node("layer_norm_grad_parameters", f"abc,abc,{order},{order}->c,c", (3, 0, 8, 9), (4, 5)),
+            Node("layer_norm_grad_input", f"abc,abc,c,{order},{order}->abc", (3, 0, 1, 8, 9), (6,)),
+        ),
+        (full, row, row, full, row, row, full, full, statistic, statistic),
+        (0, 1, 2, 3), (4, 5, 6, 7),
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from autotuner.kernels.torch.formats import decoded
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
-from tests.kernels.calls import ODD, ROOMY, faults, layer
+from tests.kernels.calls import ODD, ROOMY, faults, layer, repeated_norm
 from tests.kernels.library import LIBRARY
 from tests.kernels.test_rows import EXTENTS, declared, sets
 
@@ -316,6 +316,17 @@ def test_every_fused_set_by_rows_equals_the_reference_at_extents_that_nothing_di
         wanted = [declared(subgraph, **launch) for subgraph in found for launch in several]
         admitted = [c for c in wanted if KERNELS["cupy_rows"].refuses(c.subgraph, c.candidate) is None]
         assert verified(admitted) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_norm_that_is_made_anew_beside_its_gradients_equals_the_reference_in_every_run(order: str) -> None:
+    subgraph = repeated_norm(8, 512, 1024, order)
+    launches = [{"threads": t, "rows": r, "vector": 4} for t, r in ((64, 8), (128, 4), (256, 2))]
+    calls = [declared(subgraph, **launch) for launch in launches]
+    assert all(KERNELS["cupy_rows"].refuses(subgraph, call.candidate) is None for call in calls)
+    for _ in range(5):
+        assert verified(calls) == {}
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from autotuner.kernels.rules.rows import FUSED, as_rows, rows_layouts
 from autotuner.kernels.torch.formats import decoded
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
-from tests.kernels.calls import ODD, faults, layer
+from tests.kernels.calls import ODD, faults, layer, repeated_norm
 from tests.kernels.host_cuda import on_host
 
 EXTENTS = {"b": 2, "l": 5, "h": 48, "n": 3, "p": 16, "f": 80}
@@ -439,3 +439,26 @@ def test_norms_without_a_bias_or_a_scale_equal_the_reference(kind: str, spec: st
     call = declared(one, vector=4)
     assert KERNELS["cupy_rows"].refuses(one, call.candidate) is None
     assert faults([call]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads, rows", [(64, 4), (128, 2)])
+def test_rows_of_a_block_that_are_at_sums_of_different_numbers_leave_each_other_s_alone(
+    threads: int, rows: int
+) -> None:
+    subgraph = repeated_norm(4, 100, 2 * threads)
+    call = declared(subgraph, threads=threads, rows=rows, vector=2)
+    assert KERNELS["cupy_rows"].refuses(subgraph, call.candidate) is None
+    assert faults([call] * 3) == {}
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_norm_s_statistics_have_their_axes_in_any_order(order: str) -> None:
+    subgraph = repeated_norm(3, 3, 64, order)  # extents that would not tell
+    x, scale, shift, grad = (torch.randn(subgraph.tensors[n].extents, dtype=torch.float64) for n in subgraph.inputs)
+    leaves = [tensor.requires_grad_() for tensor in (x, scale, shift)]
+    y = torch.nn.functional.layer_norm(x, (64,), scale, shift, 1e-5)
+    wanted = torch.autograd.grad(y, leaves, grad)
+    scaled, shifted, moved, normal = evaluate(subgraph, [x, scale, shift, grad])
+    for found, expected in ((moved, wanted[0]), (scaled, wanted[1]), (shifted, wanted[2]), (normal, y)):
+        torch.testing.assert_close(found, expected)

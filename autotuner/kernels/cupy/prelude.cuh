@@ -115,7 +115,11 @@ DEVICE float silu_slope(float x) {
     return share * fmaf(x, 1.0f - share, 1.0f);
 }
 
-// Sums over the threads of a row: within a warp by shuffles, between warps through shared memory.
+// At most so many sums at once.
+constexpr int SUMS = 2;
+
+// Sums over the threads of a row: within a warp by shuffles, between warps through shared memory, of which each row of
+// the block has a place of its own: its neighbours may be at other sums, of another number.
 template <int THREADS, int COUNT>
 DEVICE void row_sums(float (&x)[COUNT], float* between, int group, int lane) {
     const int width = THREADS < 32 ? THREADS : 32;
@@ -124,9 +128,10 @@ DEVICE void row_sums(float (&x)[COUNT], float* between, int group, int lane) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) x[i] += shuffled(x[i], step);
     }
+    static_assert(COUNT <= SUMS, "more sums than there is place for");
     if (THREADS > 32) {
         const int warps = THREADS / 32;
-        float* own = between + group * warps * COUNT;
+        float* own = between + group * warps * SUMS;
         row_barrier<THREADS>(group);
         if (lane % 32 == 0) {
 #pragma unroll

@@ -123,7 +123,7 @@ class Text:
             "for (int k = 0; k < CHUNKS; ++k) column[k] = ((tile * CHUNKS + k) * THREADS + lane) * VECTOR;",
         )
         if table.normalises and launch.threads > WARP:
-            self._add("SHARED float between[GROUPS * (THREADS / 32) * 2];")
+            self._add("SHARED float between[GROUPS * (THREADS / 32) * SUMS];")
         elif table.normalises:
             self._add("float* between = nullptr;")
         for number in self._of("column", self._subgraph.inputs):

@@ -321,7 +321,8 @@ SETS = Connected(
 )
 _BUILDER = "autotuner.kernels.cupy.rows:rows"
 KERNELS.add(
-    Kernel("cupy_rows", (), _BUILDER, not_rows, layouts=rows_layouts, compiles=True, flat=PACKED, patterns=(SETS,)),
+    Kernel("cupy_rows", (), _BUILDER, not_rows, layouts=rows_layouts, compiles=True, flat=PACKED, patterns=(SETS,),
+           version=2),  # until 2, rows of a block could spoil each other's sums where a norm stood beside its gradient
     Kernel("cupy_stacked_bias_grad", (), _BUILDER, not_rows, layouts=stacked_vector_layouts, compiles=True,
            anchors=True, merges=False, patterns=(Siblings(("bias_grad",)), Siblings(("bias_grad", "cast")))),
 )  # fmt: skip
