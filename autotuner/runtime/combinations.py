@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from autotuner.runtime.devices import Run
+from autotuner.runtime.one_pass_updates import OnePassUpdates
 from autotuner.runtime.step_budget import StepBudget
 
 WARM_UP = 2
@@ -30,12 +31,14 @@ class Recorded:
     Args:
         tuned_us: what tuned regions take in a step.
         budget: of its memory, where there is one.
+        updates: whose tables the graph reads.
     """
 
     runs: int = 0
     tuned_us: float = 0.0
     budget: StepBudget | None = None
     replay: Run | None = None
+    updates: OnePassUpdates | None = None
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
 

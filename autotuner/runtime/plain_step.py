@@ -49,11 +49,12 @@ class PlainStep:
         """True where gradients go before all are there."""
         return self._in_backward is not None
 
-    def run(self, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    def run(self, batches: Sequence[Any], update: Callable[[], object] | None = None) -> tuple[Tensor, Tensor | None]:
         """Run a step.
 
         Args:
             batches: its micro-batches, one at least.
+            update: the optimizer's step; by default its own, and so where it updates in backward, too.
 
         Returns:
             The mean of their losses, detached, and the norm of all gradients before clipping, where they are clipped.
@@ -86,7 +87,7 @@ class PlainStep:
             trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
         self._is_updating = True
-        self._optimizer.step()
+        (self._optimizer.step if update is None or self.frees_gradients else update)()
         if self._exchange is not None:
             self._exchange.updated()
         self.clear_gradients()

@@ -24,6 +24,7 @@ from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.group_end import close_before_groups
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
+from autotuner.runtime.one_pass_updates import OnePassUpdates
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.plain_step import Loss, PlainStep
@@ -295,13 +296,13 @@ class WholeStep:
         inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
         batches = batch_of(structure, iter(inputs))
 
-        budget = recorded.budget
+        budget, updates = recorded.budget, OnePassUpdates(self._optimizer, self._device)
 
         def run() -> None:
             before_us = TALLY.region_us
             # Scratch lies in the graph's own memory, which outlives all else.
             with sharing(Scratch()) if budget is None else budget.step(captured=True):
-                recorded.results[:] = self._plain.run(batches)
+                recorded.results[:] = self._plain.run(batches, updates.step)
             recorded.tuned_us = TALLY.region_us - before_us
 
         if self._pool is None:
@@ -336,7 +337,7 @@ class WholeStep:
             if all(each.replay is None for each in self._known.values()):
                 self._pool = None  # memory whose graphs are all gone cannot be captured into again
         else:
-            recorded.replay, recorded.inputs = replay, inputs
+            recorded.replay, recorded.inputs, recorded.updates = replay, inputs, updates.written()
 
     def _recorded(self, key: Hashable) -> Recorded:
         """Return what is known of a combination."""
