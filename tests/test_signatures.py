@@ -17,7 +17,10 @@ def positional() -> Iterator[tuple[str, int]]:
     folder = Path(autotuner.__file__).parent
     for file in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and "triton.jit" not in map(ast.unparse, node.decorator_list):
+            is_program = isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(each).startswith("triton.jit") for each in node.decorator_list
+            )
+            if isinstance(node, ast.FunctionDef) and not is_program:
                 names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
                 yield f"{file.relative_to(folder)}: {node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
 

@@ -16,7 +16,7 @@ from autotuner.ir.device import CUDA
 from autotuner.runtime.capturable import has_hooks
 
 if TYPE_CHECKING:
-    from autotuner.kernels.triton.adam import Tables
+    from autotuner.kernels.triton.adam import AdamTables
 
 log = logging.getLogger("autotuner.training_step")
 
@@ -56,21 +56,22 @@ class OnePassUpdates:
         """Write the tables of the step that was captured, before it is replayed; its graph needs them from then on."""
         if self._tables is not None:
             self._tables.write()
+            self._tables.clear()
         return self
 
 
-def _tables(optimizer: Optimizer, device: torch.device) -> "Tables | None":
+def _tables(optimizer: Optimizer, device: torch.device) -> "AdamTables | None":
     """Return tables for an optimizer's parameters; None where their programs cannot be compiled."""
     groups = optimizer.param_groups
     trained = [each for group in groups for each in group["params"] if each.requires_grad]
     kinds = {(each.dtype, _is_decoupled(group)) for group in groups for each in group["params"]}
     try:
-        from autotuner.kernels.triton.adam import Tables, chunks, compile_for
+        from autotuner.kernels.triton.adam import AdamTables, chunks, compile_for
 
         for dtype, is_decoupled in kinds:
             if dtype in TYPES:
                 compile_for(dtype, device, is_decoupled=is_decoupled)
-        return Tables(len(trained), sum(chunks(each.numel()) for each in trained), device)
+        return AdamTables(len(trained), sum(chunks(each.numel()) for each in trained), device)
     except Exception:  # whatever a compiler that is not there, or not whole, ends with
         log.warning("the optimizer's step in one pass cannot be compiled: torch's own is used", exc_info=True)
         return None
@@ -91,7 +92,7 @@ def _is_decoupled(group: dict[str, Any]) -> bool:
     return bool(group.get("decoupled_weight_decay"))
 
 
-def _has_added(tables: "Tables", optimizer: Optimizer) -> bool:
+def _has_added(tables: "AdamTables", optimizer: Optimizer) -> bool:
     """Add what a step moves, and say whether that is all; not where some of it is moved otherwise by torch."""
     from autotuner.kernels.triton.adam import Moved, Numbers
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.triton import adam
-from autotuner.kernels.triton.adam import Moved, Numbers, Tables, chunks
+from autotuner.kernels.triton.adam import AdamTables, Moved, Numbers, chunks
 
 STEPS, RATE = 3, 1e-2
 CASES = {
@@ -49,7 +49,7 @@ def errors(numbers: Numbers, dtype: torch.dtype) -> dict[str, float]:
             }  # fmt: skip
             assert each.grad is not None
             moved.append(Moved(value, each.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]))
-        tables = Tables(len(moved), sum(chunks(each.value.numel()) for each in moved), torch.device("cpu"))
+        tables = AdamTables(len(moved), sum(chunks(each.value.numel()) for each in moved), torch.device("cpu"))
         assert tables.add(moved, torch.tensor(RATE), numbers)
         tables.write()
         tables.launch()

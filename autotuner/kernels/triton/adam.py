@@ -70,7 +70,7 @@ class _Launch:
     programs: int
 
 
-class Tables:
+class AdamTables:
     """Steps of many parameters, and the tables in device memory that their programs read when they run.
 
     So a step can be captured first, and its tables written behind that.
@@ -87,7 +87,7 @@ class Tables:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all parameters."""
+        """Forget all parameters, and let their memory go; what is written stays."""
         self._launches: list[_Launch] = []
         self._given: list[list[int]] = []
         self._chunks: list[Tensor] = []
@@ -117,11 +117,13 @@ class Tables:
             one, two = map(float, numbers.betas)
             with torch.cuda.device(each.rate.device) if each.rate.is_cuda else nullcontext():
                 counted_steps[(triton.cdiv(len(each.moved), LANES),)](
-                    rows, each.rate, corrections, len(each.moved), _log(one), _log(two), LANES=LANES
-                )
+                    table=rows, rates=each.rate, corrections=corrections, count=len(each.moved), log_one=_log(one),
+                    log_two=_log(two), LANES=LANES,
+                )  # fmt: skip
                 moved_chunk[(each.programs,)](
-                    rows, places, each.rate, corrections, one, 1 - one, two, 1 - two, float(numbers.epsilon),
-                    float(numbers.decay), TYPE=TYPES[each.moved[0].value.dtype], DECOUPLED=numbers.is_decoupled,
+                    table=rows, places=places, rates=each.rate, corrections=corrections, beta_one=one, rest_one=1 - one,
+                    beta_two=two, rest_two=1 - two, epsilon=float(numbers.epsilon), decay=float(numbers.decay),
+                    TYPE=TYPES[each.moved[0].value.dtype], DECOUPLED=numbers.is_decoupled,
                     ALIGNED=each.moved[0].is_aligned, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
                 )  # fmt: skip
 
@@ -152,7 +154,7 @@ def compile_for(dtype: torch.dtype, device: torch.device, *, is_decoupled: bool)
     """
     for shift in (0, 1):
         one, two, three, four = (torch.zeros(65, dtype=dtype, device=device)[shift : 64 + shift] for _ in range(4))
-        tables = Tables(1, 1, device)
+        tables = AdamTables(1, 1, device)
         rate, numbers = torch.zeros((), device=device), Numbers((0.9, 0.999), 1e-8, 0.0, is_decoupled)
         tables.add([Moved(one, two, three, four, torch.zeros((), device=device))], rate, numbers)
         tables.write()
