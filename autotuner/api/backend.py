@@ -27,6 +27,7 @@ from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpo
 from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
+from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.settings import Settings
@@ -237,6 +238,7 @@ def rewrite(
     selective = captured.told_of(calls)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
+        note_readers(module.graph, TunedRegion.operator)
         module.recompile()
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)

@@ -21,7 +21,9 @@ class Bucket:
 
     Attributes:
         waits_for: parameters whose gradient is to come, by `id`.
-        flat: the gradients one after the other; None until all are there.
+        taken: those whose gradient was taken over before torch has it, by `id`.
+        flat: the gradients one after the other; None until the first one is there.
+        is_sent: whether all were there, and are exchanged.
         work: the exchange that has begun.
         own_norm: of this process's gradients, where they are clipped before the exchange.
     """
@@ -29,7 +31,9 @@ class Bucket:
     parameters: list[nn.Parameter]
     owner: int = 0
     waits_for: set[int] = field(default_factory=set)
+    taken: set[int] = field(default_factory=set)
     flat: Tensor | None = None
+    is_sent: bool = False
     work: Any = None
     own_norm: Tensor | None = None
 
@@ -51,22 +55,43 @@ class Bucket:
     def begin(self) -> None:
         """Begin a step."""
         self.waits_for = {id(parameter) for parameter in self.parameters}
+        self.taken, self.is_sent = set(), False
         self.flat = self.work = self.own_norm = None
 
+    def taken_over(self, parameter: nn.Parameter) -> Tensor:
+        """Count a gradient as taken over that torch does not have yet, and return where it is to be copied to."""
+        self.taken.add(id(parameter))
+        self.waits_for.discard(id(parameter))
+        return self.view_of(parameter)
+
+    def view_of(self, parameter: nn.Parameter) -> Tensor:
+        """Return where the gradient of a parameter lies."""
+        place = next(number for number, each in enumerate(self.parameters) if each is parameter)
+        return self._views(self._opened())[place]
+
     def fill(self) -> Tensor:
-        """Copy the gradients to flat memory, zeros where there is none, and have them be views of it."""
-        first = self.parameters[0]
-        make: Callable[..., Tensor] = torch.zeros if self._has_gaps else torch.empty
-        flat = self.flat = make(self.elements, dtype=first.dtype, device=first.device)
-        views = self._views(flat)
-        there = [(view, p.grad) for view, p in zip(views, self.parameters, strict=True) if p.grad is not None]
+        """Copy the gradients that are left to flat memory, zeros where there is none, and have them be views of it."""
+        flat = self._opened()
+        left = [
+            (view, parameter)
+            for view, parameter in zip(self._views(flat), self.parameters, strict=True)
+            if id(parameter) not in self.taken
+        ]
+        there = [(view, parameter.grad) for view, parameter in left if parameter.grad is not None]
         if there:
             torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
-        for parameter, view in zip(self.parameters, views, strict=True):
+        for view, parameter in left:
             if parameter.grad is None:
                 view.zero_()
             parameter.grad = view
         return flat
+
+    def _opened(self) -> Tensor:
+        if self.flat is None:
+            first = self.parameters[0]
+            make: Callable[..., Tensor] = torch.zeros if self._has_gaps else torch.empty
+            self.flat = make(self.elements, dtype=first.dtype, device=first.device)
+        return self.flat
 
     def pack_parameters(self) -> None:
         """Write the parameters over the gradients, which are read no more."""

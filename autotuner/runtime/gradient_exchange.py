@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from autotuner.runtime.bucket_clipping import coefficient
 from autotuner.runtime.bucket_plan import FIRST_LIMIT, BucketPlan, arrival
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_bucket import Bucket
+from autotuner.runtime.handed_over import HandedOver
 from autotuner.runtime.processes import Peers
 
 PLAIN, READY, REPLAYED = range(3)
@@ -79,11 +79,12 @@ class GradientExchange:
         self._owners: dict[int, int] | None = {} if shards else None
         self._everyone: list[int] = []
         self._arrived: dict[int, Any] = {}
+        self._handed = HandedOver(self)
         self._began: Any = None
         self._launched, self._before = 0, list[Tensor]()
         self._has_new_buckets = False
         self._plan: BucketPlan | None = None
-        self._check_equal()
+        self.peers.check_alike(self._parameters())
         if not is_equal:
             with torch.no_grad():
                 self._copy_from_first([*self._parameters(), *model.buffers()])
@@ -170,7 +171,8 @@ class GradientExchange:
         ]
         self._began = self._mark()
         try:
-            yield
+            with self._handed.of(self._parameters()):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -229,32 +231,24 @@ class GradientExchange:
         modes = tuple(module.training for module in self._model.modules())
         return modes, tuple(id(parameter) for parameter in self._parameters())
 
-    def _check_equal(self) -> None:
-        shapes = [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters()]
-        counts = [own for (own,) in self.peers.told([len(shapes)])]
-        if len(set(counts)) > 1:
-            raise InputError(f"processes train other numbers of parameters, by rank {counts}: give all the same model")
-        for number, sums in enumerate(zip(*self.peers.told([crc32(each.encode()) for each in shapes]), strict=True)):
-            if len(set(sums)) > 1:
-                raise InputError(
-                    f"parameter {number} of the optimizer is {shapes[number]} in process {self.peers.rank}, and "
-                    "another elsewhere: give all processes the same model"
-                )
-
     def _mark(self) -> Any:
         """Return a mark of this moment in a step whose gradients are timed."""
         is_timed = self._plan is not None and not self._plan.is_timed
         return self._runtime.mark() if is_timed and not self._runtime.is_capturing() else None
 
-    def _collect(self, parameter: Tensor) -> None:
+    def _collect(self, parameter: nn.Parameter) -> None:
         """Take a parameter whose gradient has come, and exchange the buckets that are complete."""
         gradient, plan, shape = parameter.grad, self._plan, tuple(parameter.shape)
         if gradient is not None and gradient.layout is not torch.strided:
             raise InputError("gradients are sparse: several processes exchange dense ones, so use sparse=False")
-        self._arrived.setdefault(id(parameter), self._mark())
+        self.note_arrival(parameter)
+        is_whole = self._handed.has_come(parameter)
         if plan is None:
             return
         bucket = plan.bucket_of.get(id(parameter))
+        if bucket is not None and id(parameter) in bucket.taken and is_whole:
+            parameter.grad = bucket.view_of(parameter)
+            return
         if bucket is None:
             if not self._are_plain:
                 raise InputError(
@@ -262,13 +256,28 @@ class GradientExchange:
                     "replay graphs of a step: use capture=False, or begin with steps that use all parameters"
                 )
             return
-        if bucket.flat is not None:
+        if bucket.is_sent or id(parameter) in bucket.taken:
             raise InputError(
                 f"the gradient of a parameter of shape {shape} comes in parts, as in reentrant checkpoints, and its "
                 "first part is sent already: checkpoint with use_reentrant=False"
             )
         bucket.waits_for.discard(id(parameter))
-        while self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
+        self.launch_ready()
+
+    def note_arrival(self, parameter: Tensor) -> None:
+        """Note that a gradient is there now."""
+        if id(parameter) not in self._arrived:
+            self._arrived[id(parameter)] = self._mark()
+
+    def open_bucket_of(self, parameter: Tensor) -> Bucket | None:
+        """Return the bucket that waits for a parameter's gradient."""
+        bucket = None if self._plan is None else self._plan.bucket_of.get(id(parameter))
+        return None if bucket is None or bucket.is_sent else bucket
+
+    def launch_ready(self) -> None:
+        """Begin the exchange of the buckets that are complete."""
+        plan = self._plan
+        while plan is not None and self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
             self._launch(plan)
 
     def _launch_all(self, plan: BucketPlan) -> None:
@@ -279,6 +288,7 @@ class GradientExchange:
         """Begin the exchange of the next bucket."""
         bucket = plan.buckets[self._launched]
         self._launched += 1
+        bucket.is_sent = True
         with torch.no_grad():
             flat = bucket.fill()
             if self._per_bucket:

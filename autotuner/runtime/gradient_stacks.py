@@ -30,14 +30,14 @@ def stacked(
 ) -> list[Tensor]:
     """Return a tensor for each stack of which something is wanted, or the gradient itself where it has one member."""
     return [
-        _joined([gradients[i] for i in members], parameters[members[0]]) for members in _wanted_stacks(stacks, wanted)
+        _joined([gradients[i] for i in members], parameters[members[0]]) for members in wanted_stacks(stacks, wanted)
     ]
 
 
 def like_stacked(parameters: Sequence[Tensor], stacks: Sequence[int], wanted: Sequence[bool]) -> list[Tensor]:
     """Return empty tensors like those of `stacked`, for an operator's fake implementation."""
     made = []
-    for members in _wanted_stacks(stacks, wanted):
+    for members in wanted_stacks(stacks, wanted):
         like = parameters[members[0]]
         made.append(like.new_empty((len(members), *like.shape) if len(members) > 1 else like.shape))
     return made
@@ -46,7 +46,7 @@ def like_stacked(parameters: Sequence[Tensor], stacks: Sequence[int], wanted: Se
 def separated(found: Iterator[Tensor], stacks: Sequence[int], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the wanted gradients of parameters, None for others, from the tensors of `stacked`."""
     gradients: list[Tensor | None] = [None] * len(stacks)
-    for members in _wanted_stacks(stacks, wanted):
+    for members in wanted_stacks(stacks, wanted):
         stack = next(found)
         for number, i in enumerate(members):
             if wanted[i]:
@@ -63,7 +63,7 @@ def without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _wanted_stacks(stacks: Sequence[int], wanted: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+def wanted_stacks(stacks: Sequence[int], wanted: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
     """Return the parameters of each stack of which something is wanted, in the order of their first ones."""
     return _wanted_members(tuple(stacks), tuple(wanted))
 

@@ -112,6 +112,23 @@ class Peers:
                 work()
             self.told([number])
 
+    def check_alike(self, parameters: Sequence[Tensor]) -> None:
+        """Check that all processes train parameters of the same shapes and types.
+
+        Raises:
+            InputError: they do not.
+        """
+        shapes = [f"{tuple(p.shape)} {p.dtype}" for p in parameters]
+        counts = [own for (own,) in self.told([len(shapes)])]
+        if len(set(counts)) > 1:
+            raise InputError(f"processes train other numbers of parameters, by rank {counts}: give all the same model")
+        for number, sums in enumerate(zip(*self.told([crc32(each.encode()) for each in shapes]), strict=True)):
+            if len(set(sums)) > 1:
+                raise InputError(
+                    f"parameter {number} of the optimizer is {shapes[number]} in process {self.rank}, and another "
+                    "elsewhere: give all processes the same model"
+                )
+
     def all_reduce(self, tensor: Tensor, *, averages: bool) -> Any:
         """Begin to add a tensor up over all processes, in place, or to average it; return what is waited for."""
         with self.answering():

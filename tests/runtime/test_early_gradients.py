@@ -1,0 +1,209 @@
+"""Gradients that are exchanged while a compiled model's backward goes on: values, order, and what is left alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import spawn
+
+import autotuner
+from autotuner.api.survey import found_in, region_calls
+from autotuner.runtime import gradient_exchange, handed_over
+from autotuner.runtime.early_gradients import in_place_of
+from autotuner.runtime.gradient_bucket import Bucket
+from tests.runtime.capture.known import planned
+
+RANKS, STEPS, LAYERS, WIDTH, ROWS, LENGTH, WORDS = 2, 4, 3, 64, 4, 8, 40
+BUCKET_BYTES = 64 << 10
+HOOKED = "bert.encoder.layer.1.output.dense.weight"
+
+
+class Model(nn.Module):
+    """A small BERT, which a loss may read in further ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = transformers.BertForMaskedLM(
+            transformers.BertConfig(
+                vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
+                intermediate_size=2 * WIDTH, max_position_embeddings=LENGTH, hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+            )
+        )  # fmt: skip
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.inner(input_ids=ids).logits
+        return found
+
+
+def plain(model: Any, ids: Tensor) -> Tensor:
+    loss: Tensor = model(ids).square().mean()
+    return loss
+
+
+def twice(model: Any, ids: Tensor) -> Tensor:
+    return plain(model, ids) + 0.5 * plain(model, ids.flip(1))
+
+
+def with_weights(model: Any, ids: Tensor) -> Tensor:
+    own = getattr(model, "_orig_mod", model)
+    also: Tensor = own.inner.bert.encoder.layer[1].output.dense.weight.square().sum()
+    return plain(model, ids) + also
+
+
+def doubled(model: nn.Module) -> None:
+    model.get_parameter(f"inner.{HOOKED}").register_hook(lambda gradient: gradient.mul_(2))  # type: ignore[no-untyped-call]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"max_norm": 0.05},
+    "shared out": {"shard_optimizer": True, "max_norm": 0.05},
+    "micro-batches": {"micro": 2},
+    "called twice": {"loss": twice},
+    "weights in the loss": {"loss": with_weights},
+    "a hook": {"prepare": doubled},
+}
+
+
+def batch(number: int, part: int = 0) -> Tensor:
+    return torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(10 * number + part))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def noting(events: list[str], told: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*given: Any) -> Any:
+        events.append(told)
+        return own(*given)
+
+    return noted
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    rows = slice(ROWS // RANKS * rank, ROWS // RANKS * (rank + 1))
+    events: list[str] = []
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(gradient_exchange, "chosen_limit", lambda *_: BUCKET_BYTES)
+    exchange = gradient_exchange.GradientExchange
+    monkeypatch.setattr(handed_over.HandedOver, "take", noting(events, "made", handed_over.HandedOver.take))
+    monkeypatch.setattr(exchange, "_launch", noting(events, "sent", exchange._launch))
+    monkeypatch.setattr(exchange, "_collect", noting(events, "came", exchange._collect))
+    models = found_in(region_calls(Model(), [(batch(0)[rows],)]), Model())
+    found: dict[str, Any] = {}
+    for name, given in CASES.items():
+        torch._dynamo.reset()
+        options = dict(given)
+        loss, micro, prepare = options.pop("loss", plain), options.pop("micro", 1), options.pop("prepare", None)
+        model = Model()
+        if prepare is not None:
+            prepare(model)
+        step = autotuner.training_step(
+            model, adamw(model), loss, configurations=[planned(each) for each in models], compiler="aot_eager",
+            **options,
+        )  # fmt: skip
+        for number in range(STEPS):
+            events.clear()
+            step(*(batch(number, part)[rows] for part in range(micro)))
+        found[name] = values(model), list(events), str(step)
+    torch.save(found, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+
+
+def alone(case: dict[str, Any]) -> list[Tensor]:
+    """Return what one process without any package has after the same steps, with the batches of both."""
+    model, micro = Model(), case.get("micro", 1)
+    case.get("prepare", lambda _: None)(model)
+    optimizer = adamw(model)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(micro):
+            torch.autograd.backward(case.get("loss", plain)(model, batch(number, part)) / micro)
+        if "max_norm" in case:
+            nn.utils.clip_grad_norm_(model.parameters(), case["max_norm"])
+        optimizer.step()
+    return values(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_one_process_with_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
+    assert all(map(torch.equal, ranks[0][name][0], ranks[1][name][0]))
+    for mine, wanted in zip(ranks[0][name][0], alone(CASES[name]), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_buckets_are_sent_while_backward_goes_on(ranks: list[dict[str, Any]], name: str) -> None:
+    events = ranks[0][name][1]
+    early = events[: events.index("came")].count("sent")
+    assert events.count("sent") > LAYERS
+    if name == "called twice" or name == "micro-batches":  # parts of a gradient are not the whole one
+        assert early == 0
+    else:
+        assert early >= LAYERS - 1
+        assert "made" in events[events.index("sent") :]
+
+
+def bucket() -> tuple[Bucket, list[nn.Parameter]]:
+    parameters = [nn.Parameter(torch.zeros(4, 8)) for _ in range(3)]
+    made = Bucket(parameters)
+    made.begin()
+    return made, parameters
+
+
+def put(made: Bucket, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    return made.taken_over(parameter).copy_(gradient)
+
+
+def test_what_is_handed_out_in_place_of_a_stack_is_memory_of_the_bucket_that_torch_takes_for_its_own() -> None:
+    made, parameters = bucket()
+    whole = torch.randn(2, 4, 8)
+    views = [put(made, p, piece) for p, piece in zip(parameters[1:], whole.unbind(0), strict=True)]
+    handed = in_place_of(whole, views)
+    assert handed is not None
+    assert torch.equal(handed, whole)
+    assert handed.data_ptr() == views[0].data_ptr()
+    assert handed.storage_offset() == 0
+    views[1].zero_()
+    assert not handed[1].any()
+
+
+def test_parts_that_do_not_lie_behind_each_other_are_handed_out_as_they_are() -> None:
+    made, parameters = bucket()
+    whole = torch.randn(2, 4, 8)
+    views = [put(made, p, piece) for p, piece in zip((parameters[0], parameters[2]), whole.unbind(0), strict=True)]
+    assert in_place_of(whole, views) is None
+    assert in_place_of(whole.transpose(1, 2), views) is None
+
+
+def test_a_bucket_takes_what_is_left_once_the_rest_was_taken_over() -> None:
+    made, parameters = bucket()
+    first, second = torch.randn(4, 8), torch.randn(4, 8)
+    put(made, parameters[0], first)
+    parameters[1].grad = second
+    flat = made.fill()
+    assert torch.equal(flat, torch.cat([first.flatten(), second.flatten(), torch.zeros(32)]))
+    assert parameters[0].grad is None
+    assert torch.equal(made.view_of(parameters[0]), first)
