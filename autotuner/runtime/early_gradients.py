@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import dlpack
 
-from autotuner.runtime.gradient_stacks import stacked, wanted_stacks
+from autotuner.runtime.gradient_stacks import wanted_stacks
 
 
 @dataclass(frozen=True)
@@ -73,24 +73,29 @@ def _places(node: fx.Node, given: fx.Node) -> int:
 def handed_out(
     number: int,
     parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
+    made: Sequence[Tensor],
     stacks: Sequence[int],
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """Return what `stacked` does, for the backward of a region, with gradients handed over to who takes them."""
-    made = stacked(gradients, parameters, stacks, wanted)
-    alone = _ALONE.get(number)
+    """Return the gradients of a region's parameters, as `stacked` makes them, once somebody could take them over."""
+    alone, found = _ALONE.get(number), list(made)
     if not _TAKERS or alone is None:
-        return made
+        return found
     offered: dict[int, Made] = {}
     for place, members in enumerate(wanted_stacks(stacks, wanted)):
         if all(alone[i] and wanted[i] for i in members):
-            whole = made[place]
+            whole = found[place]
             pieces = list(whole.unbind(0)) if len(members) > 1 else [whole]
             offered[place] = Made([parameters[i] for i in members], pieces, whole)
     for place, handed in zip(offered, _TAKERS[-1].take(list(offered.values())), strict=True):
-        made[place] = handed
-    return made
+        found[place] = handed
+    return found
+
+
+def alike_over(memory: Tensor, whole: Tensor) -> Tensor:
+    """Return a tensor like another one over some bytes of memory, as if it were memory of its own."""
+    flat = memory[: whole.nbytes].view(whole.dtype).as_strided(whole.shape, whole.stride())
+    return _as_own(flat)
 
 
 def in_place_of(whole: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
@@ -106,5 +111,10 @@ def in_place_of(whole: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
     if not (lie_so and whole.is_contiguous() and len(parts) * size == whole.nbytes):
         return None
     flat = torch.as_strided(parts[0], whole.shape, whole.stride(), parts[0].storage_offset())
-    found: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(flat))  # type: ignore[attr-defined]
+    return _as_own(flat)
+
+
+def _as_own(tensor: Tensor) -> Tensor:
+    """Return a tensor over the same memory that is its own storage for torch."""
+    found: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tensor))  # type: ignore[attr-defined]
     return found

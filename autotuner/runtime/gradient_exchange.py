@@ -9,7 +9,7 @@ one that has none in any keeps none, and gets a bucket once one comes.
 """
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from math import sqrt
 from typing import Any
@@ -26,7 +26,7 @@ from autotuner.runtime.bucket_clipping import coefficient
 from autotuner.runtime.bucket_plan import FIRST_LIMIT, BucketPlan, arrival
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_bucket import Bucket
-from autotuner.runtime.handed_over import HandedOver
+from autotuner.runtime.handed_over import HandedOver, Ready, into_buckets
 from autotuner.runtime.processes import Peers
 
 PLAIN, READY, REPLAYED = range(3)
@@ -79,7 +79,7 @@ class GradientExchange:
         self._owners: dict[int, int] | None = {} if shards else None
         self._everyone: list[int] = []
         self._arrived: dict[int, Any] = {}
-        self._handed = HandedOver(self)
+        self._handed = HandedOver(self._take_over, self._note_arrival)
         self._began: Any = None
         self._launched, self._before = 0, list[Tensor]()
         self._has_new_buckets = False
@@ -87,7 +87,7 @@ class GradientExchange:
         self.peers.check_alike(self._parameters())
         if not is_equal:
             with torch.no_grad():
-                self._copy_from_first([*self._parameters(), *model.buffers()])
+                self.peers.copy_from_first([*self._parameters(), *model.buffers()])
 
     def __str__(self) -> str:
         plan = self._plan
@@ -201,7 +201,7 @@ class GradientExchange:
         with torch.no_grad():
             if self.shards:
                 self._send_parameters(plan)
-            self._copy_from_first(plan.moving)
+            self.peers.copy_from_first(plan.moving)
         self._launched = 0
         plan.begin()
         plan.runs += 1
@@ -241,7 +241,7 @@ class GradientExchange:
         gradient, plan, shape = parameter.grad, self._plan, tuple(parameter.shape)
         if gradient is not None and gradient.layout is not torch.strided:
             raise InputError("gradients are sparse: several processes exchange dense ones, so use sparse=False")
-        self.note_arrival(parameter)
+        self._note_arrival(parameter)
         is_whole = self._handed.has_come(parameter)
         if plan is None:
             return
@@ -262,22 +262,24 @@ class GradientExchange:
                 "first part is sent already: checkpoint with use_reentrant=False"
             )
         bucket.waits_for.discard(id(parameter))
-        self.launch_ready()
+        self._launch_ready(plan)
 
-    def note_arrival(self, parameter: Tensor) -> None:
-        """Note that a gradient is there now."""
-        if id(parameter) not in self._arrived:
-            self._arrived[id(parameter)] = self._mark()
+    def _note_arrival(self, parameter: Tensor) -> None:
+        self._arrived.setdefault(id(parameter), self._mark())
 
-    def open_bucket_of(self, parameter: Tensor) -> Bucket | None:
-        """Return the bucket that waits for a parameter's gradient."""
-        bucket = None if self._plan is None else self._plan.bucket_of.get(id(parameter))
-        return None if bucket is None or bucket.is_sent else bucket
+    def _take_over(self, ready: Ready) -> list[Tensor | None]:
+        """Take gradients over that regions have made, and exchange the buckets that are complete by them."""
+        found = into_buckets(ready, self._open_bucket_of)
+        if self._plan is not None:
+            self._launch_ready(self._plan)
+        return found
 
-    def launch_ready(self) -> None:
-        """Begin the exchange of the buckets that are complete."""
-        plan = self._plan
-        while plan is not None and self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
+    def _open_bucket_of(self, parameter: Tensor) -> Bucket | None:
+        bucket = self._plan.bucket_of.get(id(parameter)) if self._plan else None
+        return bucket if bucket and not bucket.is_sent else None
+
+    def _launch_ready(self, plan: BucketPlan) -> None:
+        while self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
             self._launch(plan)
 
     def _launch_all(self, plan: BucketPlan) -> None:
@@ -350,14 +352,6 @@ class GradientExchange:
             self.peers.wait(work)
             if not self._is_own(bucket):
                 bucket.unpack_parameters()
-
-    def _copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Write the first process's values to tensors of all."""
-        for tensor in tensors:
-            value = tensor.detach().contiguous()
-            self.peers.wait(self.peers.broadcast(value, 0))
-            if value.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(value)
 
     def _planned(self) -> BucketPlan:
         """Return buckets in the order in which the first process has got its gradients."""

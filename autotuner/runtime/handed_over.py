@@ -1,13 +1,12 @@
-"""Gradients that buckets take over from regions while backward goes on.
+"""Gradients that somebody takes over from regions while backward goes on, once it is known that they are whole.
 
 A gradient that a region hands over is the whole one where nothing else in the compiled graph reads its parameter.
 Whether something beside the graph does is seen by its address, once torch has it: torch adds gradients up in other
 memory than that of one which somebody else holds. Only parameters of which that was so in earlier steps are taken over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +14,25 @@ from torch import Tensor, nn
 from autotuner.runtime.early_gradients import Made, in_place_of, taken_by
 from autotuner.runtime.gradient_bucket import Bucket
 
-
-class Buckets(Protocol):
-    """What gradients are taken over for."""
-
-    def note_arrival(self, parameter: Tensor) -> None: ...
-    def open_bucket_of(self, parameter: Tensor) -> Bucket | None: ...
-    def launch_ready(self) -> None: ...
+Ready = Sequence[tuple[Sequence[nn.Parameter], Made]]
+"""Gradients that may be taken over, with their parameters."""
 
 
 class HandedOver:
-    """Takes over gradients of which it is known that they are whole; see `Taker`."""
+    """Offers gradients that are known to be whole; see `Taker`.
 
-    def __init__(self, buckets: Buckets) -> None:
-        self._buckets = buckets
+    Args:
+        take_over: takes what is offered of a region, and returns for each what is handed out in its place; None where
+            it leaves it.
+        arrived: is told of each parameter whose gradient is there.
+    """
+
+    def __init__(
+        self,
+        take_over: Callable[[Ready], Sequence[Tensor | None]],
+        arrived: Callable[[Tensor], None] = lambda _: None,
+    ) -> None:
+        self._take_over, self._arrived = take_over, arrived
         self._by_address: dict[int, nn.Parameter] = {}
         self._are_whole: set[int] = set()
         self._are_not: set[int] = set()
@@ -37,7 +41,7 @@ class HandedOver:
 
     @contextmanager
     def of(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Take over gradients of some parameters in the backward that runs in it."""
+        """Offer gradients of some parameters in the backward that runs in it."""
         self._by_address = {parameter.data_ptr(): parameter for parameter in parameters}
         self._at, self._kept = {}, []
         try:
@@ -47,21 +51,25 @@ class HandedOver:
             self._at, self._kept = {}, []
 
     def take(self, made: Sequence[Made]) -> list[Tensor]:
-        found, copied = [], list[tuple[Tensor, Tensor]]()
-        for each in made:
-            handed, known = each.whole, self._known(each)
-            buckets = self._early_buckets(known)
-            if buckets:
-                views = [bucket.taken_over(parameter) for bucket, parameter in zip(buckets, known, strict=True)]
-                copied += zip(views, each.gradients, strict=True)
-                own = in_place_of(each.whole, views)
-                handed = each.whole if own is None else own
-            self._note(known, handed)
-            found.append(handed)
-        if copied:
-            torch._foreach_copy_([view for view, _ in copied], [gradient for _, gradient in copied])
-            self._buckets.launch_ready()
+        known = [self._known(each) for each in made]
+        is_ready = [bool(own) and all(id(p) in self._are_whole for p in own) for own in known]
+        ready = [(own, each) for own, each, is_one in zip(known, made, is_ready, strict=True) if is_one]
+        taken = iter(self._take_over(ready) if ready else ())
+        found = []
+        for own, each, is_one in zip(known, made, is_ready, strict=True):
+            handed = next(taken) if is_one else None
+            found.append(each.whole if handed is None else handed)
+            self._note(own, found[-1])
         return found
+
+    def has_come(self, parameter: Tensor) -> bool:
+        """Say, once torch has a parameter's gradient, whether it is the one that was handed out."""
+        at = self._at.get(id(parameter))
+        if at is None:
+            return False
+        is_whole = id(parameter) not in self._are_not and parameter.grad is not None and parameter.grad.data_ptr() == at
+        self._turned_out(parameter, is_whole=is_whole)
+        return is_whole
 
     def _known(self, made: Made) -> list[nn.Parameter]:
         """Return the parameters whose gradients these are; none where these may not be all that torch gives them."""
@@ -70,14 +78,8 @@ class HandedOver:
         if len(known) < len(own):
             return []
         for parameter in known:
-            self._buckets.note_arrival(parameter)
+            self._arrived(parameter)
         return [] if any(id(parameter) in self._are_not for parameter in known) else known
-
-    def _early_buckets(self, known: Sequence[nn.Parameter]) -> list[Bucket]:
-        """Return the bucket of each parameter; none where something is in the way of taking them over."""
-        found = [self._buckets.open_bucket_of(p) for p in known if id(p) in self._are_whole]
-        there = [bucket for bucket in found if bucket is not None]
-        return there if len(there) == len(known) else []
 
     def _note(self, known: Sequence[nn.Parameter], handed: Tensor) -> None:
         for parameter, gradient in zip(known, handed.unbind(0) if len(known) > 1 else [handed], strict=False):
@@ -87,21 +89,33 @@ class HandedOver:
         if known:
             self._kept.append(handed.untyped_storage())  # so nothing is added to it in place
 
-    def has_come(self, parameter: Tensor) -> bool:
-        """Say, once torch has a parameter's gradient, whether it is the one that was handed over."""
-        at = self._at.get(id(parameter))
-        if at is None:
-            return False
-        is_whole = id(parameter) not in self._are_not and parameter.grad is not None and parameter.grad.data_ptr() == at
-        self._turned_out(parameter, is_whole=is_whole)
-        return is_whole
-
     def _turned_out(self, parameter: Tensor, *, is_whole: bool) -> None:
         if is_whole:
             self._are_whole.add(id(parameter))
         else:
             self._are_not.add(id(parameter))
             self._are_whole.discard(id(parameter))
+
+
+def into_buckets(ready: Ready, bucket_of: Callable[[nn.Parameter], Bucket | None]) -> list[Tensor | None]:
+    """Copy gradients to the buckets that wait for them, and return memory of these in place of each.
+
+    Args:
+        bucket_of: the bucket that waits for the gradient of a parameter; None where there is none.
+    """
+    found = list[Tensor | None]()
+    copied = list[tuple[Tensor, Tensor]]()
+    for parameters, made in ready:
+        buckets = [each for each in map(bucket_of, parameters) if each is not None]
+        if len(buckets) < len(parameters):
+            found.append(None)
+            continue
+        views = [bucket.taken_over(parameter) for bucket, parameter in zip(buckets, parameters, strict=True)]
+        copied += zip(views, made.gradients, strict=True)
+        found.append(in_place_of(made.whole, views))
+    if copied:
+        torch._foreach_copy_([view for view, _ in copied], [gradient for _, gradient in copied])
+    return found
 
 
 def _is_first(parameter: nn.Parameter, gradient: Tensor) -> bool:

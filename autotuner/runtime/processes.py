@@ -146,6 +146,14 @@ class Peers:
         with self.answering():
             return distributed.broadcast(tensor, group=self.group, group_src=source, async_op=True)
 
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Write the first process's values to tensors of all."""
+        for tensor in tensors:
+            value = tensor.detach().contiguous()
+            self.wait(self.broadcast(value, 0))
+            if value.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(value)
+
     def exchange_us(self, size: int, runtime: DeviceRuntime) -> float:
         """Return the least time of some exchanges of so many bytes on a device."""
         tensor, found = torch.zeros(size // 4, device=runtime.device), []

@@ -21,7 +21,7 @@ from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from autotuner.runtime.early_gradients import handed_out
-from autotuner.runtime.gradient_stacks import like_stacked, separated, without_shared_memory
+from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.output_set import copy_of
 from autotuner.runtime.pool import Held, Lease
 from autotuner.runtime.saved_state import lease_of, saved_state
@@ -215,8 +215,10 @@ def run_backward(
     count = len(wanted) - len(parameters)
     told = [gradient for gradient in known.gradients if gradient is not None]
     of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], told, strict=True) if made is not None]
-    of_parameters = handed_out(number, parameters, found[count:], known.stacks, wanted[count:])
-    return without_shared_memory([*of_inputs, *of_parameters])
+    of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])
+    made = without_shared_memory([*of_inputs, *of_parameters])
+    inputs_made, stacks_made = made[: len(of_inputs)], made[len(of_inputs) :]
+    return [*inputs_made, *handed_out(number, parameters, stacks_made, known.stacks, wanted[count:])]
 
 
 tuned_region_backward = library.custom_op(

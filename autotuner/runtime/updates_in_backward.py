@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from autotuner.errors import InputError
+from autotuner.runtime.early_gradients import alike_over
+from autotuner.runtime.handed_over import HandedOver, Ready
 from autotuner.runtime.optimizer_parts import refusal_of_parts, update_only
 from autotuner.runtime.processes import are_several
 
@@ -40,6 +43,9 @@ class UpdatesInBackward:
         self._group = group
         self._pending: dict[int, Tensor] = {}
         self._updated: set[int] = set()
+        self._handed = HandedOver(self._take_over)
+        self._taken: dict[int, Tensor] = {}
+        self._scratch: Tensor | None = None
 
     @property
     def has_updated(self) -> bool:
@@ -62,12 +68,15 @@ class UpdatesInBackward:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._collect) for parameter in parameters]
         try:
-            yield
+            with self._handed.of(parameters):
+                yield
             self._updated.clear()
         finally:
             for handle in handles:
                 handle.remove()
             self._pending.clear()
+            self._taken.clear()
+            self._scratch = None
 
     def _collect(self, parameter: Tensor) -> None:
         """Take a parameter whose gradient has come, and update those that wait where they are a part.
@@ -75,19 +84,49 @@ class UpdatesInBackward:
         Raises:
             InputError: its gradient goes on after it was updated.
         """
-        if id(parameter) in self._updated:
+        is_taken = id(parameter) in self._taken
+        if self._handed.has_come(parameter) and is_taken:  # what has come is memory that others share
+            parameter.grad = None if id(parameter) in self._updated else self._taken[id(parameter)]
+            return
+        if id(parameter) in self._updated or is_taken:
             raise InputError(
                 f"the gradient of a parameter of shape {tuple(parameter.shape)} comes in parts, as in reentrant "
                 "checkpoints, and optimizer_in_backward has updated the parameter behind the first, which spoils the "
                 "model: load it again, and leave optimizer_in_backward out, or checkpoint with use_reentrant=False"
             )
+        self._add(parameter)
+
+    def _take_over(self, ready: Ready) -> list[Tensor | None]:
+        """Take gradients over that regions have made, and hand out memory that all of them share.
+
+        So these are not there until the end of backward, where torch hands out all gradients of a compiled model.
+        """
+        for parameters, made in ready:
+            for parameter, gradient in zip(parameters, made.gradients, strict=True):
+                self._taken[id(parameter)] = gradient
+                self._add(parameter)
+        return [alike_over(self._shared(made.whole), made.whole) for _, made in ready]
+
+    def _shared(self, like: Tensor) -> Tensor:
+        """Return memory of as many bytes as a tensor has, or more."""
+        if self._scratch is None or self._scratch.numel() < like.nbytes:
+            self._scratch = torch.empty(like.nbytes, dtype=torch.uint8, device=like.device)
+        return self._scratch
+
+    def _add(self, parameter: Tensor) -> None:
+        """Add a parameter whose gradient is there to those that wait, and update these where they are a part."""
         self._pending[id(parameter)] = parameter
         if sum(each.nbytes for each in self._pending.values()) >= self._part_bytes:
             self._update()
 
     def _update(self) -> None:
+        for key, parameter in self._pending.items():
+            if key in self._taken:
+                parameter.grad = self._taken[key]
         update_only(self._optimizer, self._pending.values())
-        for parameter in self._pending.values():
+        for key, parameter in self._pending.items():
             parameter.grad = None
+            if key in self._taken:
+                self._taken[key] = parameter  # whose gradient goes
         self._updated.update(self._pending)
         self._pending.clear()

@@ -166,6 +166,39 @@ def test_buckets_are_sent_while_backward_goes_on(ranks: list[dict[str, Any]], na
         assert "made" in events[events.index("sent") :]
 
 
+@pytest.mark.slow
+def test_updates_in_backward_take_gradients_over_and_hand_out_memory_that_all_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most: list[int] = []
+    take = handed_over.HandedOver.take
+
+    def noted(own: Any, made: Any) -> list[Tensor]:
+        found = take(own, made)
+        addresses.update(tensor.data_ptr() for tensor in found)
+        return found
+
+    monkeypatch.setattr(handed_over.HandedOver, "take", noted)
+    models = found_in(region_calls(Model(), [(batch(0),)]), Model())
+    found = []
+    for in_backward in (False, True):
+        torch._dynamo.reset()
+        model = Model()
+        step = autotuner.training_step(
+            model, adamw(model), plain, configurations=[planned(each) for each in models], compiler="aot_eager",
+            optimizer_in_backward=in_backward,
+        )  # fmt: skip
+        for number in range(STEPS):
+            addresses: set[int] = set()
+            step(batch(number))
+            most.append(len(addresses))
+        found.append(values(model))
+    assert all(map(torch.equal, *found))
+    assert most[:STEPS] == [0] * STEPS
+    assert most[STEPS] > 10 * LAYERS  # which gradients are whole is found out by the first step
+    assert max(most[STEPS + 1 :]) <= 3  # as larger ones come
+
+
 def bucket() -> tuple[Bucket, list[nn.Parameter]]:
     parameters = [nn.Parameter(torch.zeros(4, 8)) for _ in range(3)]
     made = Bucket(parameters)
