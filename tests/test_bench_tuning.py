@@ -6,16 +6,20 @@ from typing import Any
 
 import pytest
 
+from autotuner.database import open_database
 from autotuner.ir.records import Call, Candidate, Measurement, Node, Subgraph, TensorType
 from autotuner.tuner import Replay
 from scripts.bench.tunings import (
     Run,
     TuningError,
+    copied,
+    copied_as_older,
     database_of,
     measured_apart,
     page,
     rates,
     regrets,
+    timings_of,
     tuned_apart,
     tunings,
 )
@@ -68,6 +72,22 @@ def test_what_ends_badly_or_late_is_a_failure_with_its_last_words(tmp_path: Path
         tuned_apart([sys.executable, "-c", ""], stem, 60.0)
 
 
+def test_a_tuning_begins_with_what_another_one_measured_here_or_under_an_older_driver(tmp_path: Path) -> None:
+    first, same, older = (tmp_path / name for name in ("first", "same", "older"))
+    with open_database(database_of(first)) as database:
+        database.remember(HERE)
+        database.store(HERE.key, [(add(1), timed(b1=50.0)[add(1).key])])
+    copied(first, same)
+    copied_as_older(first, older)
+    for stem, is_equal in ((same, True), (older, False)):
+        assert [each.median_us for each in timings_of(stem).values()] == [50.0]
+        with open_database(database_of(stem)) as database:
+            (environment,) = database.environments()
+            assert (environment.key == HERE.key) == is_equal
+            assert environment.device_name == HERE.device_name
+    assert dict(environment.facts)["driver"] == "older"
+
+
 def test_a_regret_is_against_the_tunings_own_plan_and_what_it_lacks_is_measured_once_more() -> None:
     plans = [[add(1), add(2)], [add(1), add(3)]]
     known = [timed(b1=50.0, b2=50.0, b3=60.0), timed(b1=40.0, b3=40.0)]
@@ -94,6 +114,10 @@ def test_the_page_has_a_row_for_each_tuning_library_and_plan() -> None:
     found = {
         "about": about,
         "runs": [run(100.0), {"failure": "it broke", "seconds": 3.0}, run(125.0)],
+        "known": [
+            run(50.0) | {"extents": {"b": 12}, "before": "the model's own shape"},
+            {"failure": "it broke", "seconds": 3.0, "extents": {}, "before": "itself, older driver"},
+        ],
         "rates": {"cublaslt": {"calls": 100, "seconds": 0.8}, "inductor": {"calls": 20, "seconds": 4.0}},
         "regrets": [[0.0, 0.0012], [0.0034, 0.0]],
         "measured_apart": 3,
@@ -112,6 +136,13 @@ bert-encoder:large bfloat16, NVIDIA H200, cuda 13.0, 2026-11-22, commit abc. `sc
 Database and cache of compiled kernels are empty at first. `search`: sampled cells, compiled and raced. `compile`: while nothing that was compiled was left to be timed.
 
 Tuning 2 failed: it broke.
+
+Once more, each with an empty cache of compiled kernels, and with the time of the whole plan beside the times of its kernels. *Older driver*: all of it was measured before, but not under this driver.
+
+| shape | known before | seconds | calls | predicted, us |
+| --- | --- | --- | --- | --- |
+| b 12 | the model's own shape | 50.0 | 1,000 | 700.0 |
+| the model's own | itself, older driver | 3.0 |  | it broke |
 
 Calls of each library, set up, verified and raced once more:
 
