@@ -89,8 +89,8 @@ def training_step(
             then the regions run as fast as that leaves room for. `print(step)` says how.
         optimizer_in_backward: whether parameters are updated during backward, as soon as 64 MiB of gradients are there,
             and these gradients go: so not all of them are there at once, where the step is captured or has a budget.
-            Losses and parameters are the same bit by bit. For one process, with an optimizer of torch, and without
-            `max_norm`, which needs all gradients first.
+            Losses and parameters are those of the optimizer's own step, bit by bit. For one process, with an optimizer
+            of torch, and without `max_norm`, which needs all gradients first.
         pad_batches: whether a batch of a new shape is padded to a larger one that is compiled, or was tuned by
             `example_inputs`, instead of being compiled itself. For batches by name, as transformers' collate functions
             make them (`input_ids`, `attention_mask`, `labels` ...). Before that, a few tokens run with and without

@@ -45,6 +45,7 @@ class Bucket:
             self.elements += -(-parameter.numel() // unit) * unit
         self._has_gaps = self.elements != sum(parameter.numel() for parameter in self.parameters)
         like = [torch.empty_like(parameter, device="meta") for parameter in self.parameters]
+        self._number = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._places = [(each.size(), each.stride(), at) for each, at in zip(like, offsets, strict=True)]
 
     @property
@@ -66,8 +67,8 @@ class Bucket:
 
     def view_of(self, parameter: nn.Parameter) -> Tensor:
         """Return where the gradient of a parameter lies."""
-        place = next(number for number, each in enumerate(self.parameters) if each is parameter)
-        return self._views(self._opened())[place]
+        size, stride, at = self._places[self._number[id(parameter)]]
+        return self._opened().as_strided(size, stride, at)
 
     def fill(self) -> Tensor:
         """Copy the gradients that are left to flat memory, zeros where there is none, and have them be views of it."""

@@ -165,17 +165,18 @@ class GradientExchange:
     @contextmanager
     def within(self) -> Iterator[None]:
         """Exchange gradients while a backward runs in it, the one that completes them."""
-        handles = [
-            p.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
-            for p in self._parameters()
-        ]
-        self._began = self._mark()
-        try:
-            with self._handed.of(self._parameters()):
+        parameters = self._parameters()
+        with self._handed.of(parameters):
+            handles = [
+                p.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
+                for p in parameters
+            ]
+            self._began = self._mark()
+            try:
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            finally:
+                for handle in handles:
+                    handle.remove()
 
     def finish(self) -> Tensor | None:
         """Exchange what is left, and clip; return the norm of all gradients before that, where they are clipped."""
@@ -246,8 +247,11 @@ class GradientExchange:
         if plan is None:
             return
         bucket = plan.bucket_of.get(id(parameter))
-        if bucket is not None and id(parameter) in bucket.taken and is_whole:
-            parameter.grad = bucket.view_of(parameter)
+        if bucket is not None and id(parameter) in bucket.taken and (is_whole or not bucket.is_sent):
+            view = bucket.view_of(parameter)
+            if not is_whole and gradient is not None:  # as in earlier steps it was
+                view.copy_(gradient)
+            parameter.grad = view
             return
         if bucket is None:
             if not self._are_plain:
@@ -256,10 +260,11 @@ class GradientExchange:
                     "replay graphs of a step: use capture=False, or begin with steps that use all parameters"
                 )
             return
-        if bucket.is_sent or id(parameter) in bucket.taken:
+        if bucket.is_sent:
             raise InputError(
-                f"the gradient of a parameter of shape {shape} comes in parts, as in reentrant checkpoints, and its "
-                "first part is sent already: checkpoint with use_reentrant=False"
+                f"the gradient of a parameter of shape {shape} comes in parts, as in reentrant checkpoints, or has a "
+                "part that it had not in earlier steps, and its first part is sent already: checkpoint with "
+                "use_reentrant=False, and compute losses that change from step to step in another training_step"
             )
         bucket.waits_for.discard(id(parameter))
         self._launch_ready(plan)

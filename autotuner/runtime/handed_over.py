@@ -5,6 +5,7 @@ Whether something beside the graph does is seen by its address, once torch has i
 memory than that of one which somebody else holds. Only parameters of which that was so in earlier steps are taken over.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,18 +38,29 @@ class HandedOver:
         self._are_whole: set[int] = set()
         self._are_not: set[int] = set()
         self._at: dict[int, int] = {}
-        self._kept: list[torch.UntypedStorage] = []
+        self._kept: dict[int, torch.UntypedStorage] = {}
 
     @contextmanager
     def of(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Offer gradients of some parameters in the backward that runs in it."""
-        self._by_address = {parameter.data_ptr(): parameter for parameter in parameters}
-        self._at, self._kept = {}, []
+        """Offer gradients of some parameters in the backward that runs in it.
+
+        Not of those whose gradient a hook is to see: so it is entered before the caller's own hooks are there.
+        """
+        alone = Counter(parameter.data_ptr() for parameter in parameters)
+        self._by_address = {
+            parameter.data_ptr(): parameter
+            for parameter in parameters
+            if alone[parameter.data_ptr()] == 1 and parameter.numel() and not _has_hooks(parameter)
+        }
+        ids = {id(parameter) for parameter in parameters}
+        self._are_whole &= ids
+        self._are_not &= ids
+        self._at, self._kept = {}, {}
         try:
             with taken_by(self):
                 yield
         finally:
-            self._at, self._kept = {}, []
+            self._at, self._kept = {}, {}
 
     def take(self, made: Sequence[Made]) -> list[Tensor]:
         known = [self._known(each) for each in made]
@@ -64,7 +76,9 @@ class HandedOver:
 
     def has_come(self, parameter: Tensor) -> bool:
         """Say, once torch has a parameter's gradient, whether it is the one that was handed out."""
+        self._kept.pop(id(parameter), None)
         at = self._at.get(id(parameter))
+        self._at[id(parameter)] = 0  # a second part is not the whole one
         if at is None:
             return False
         is_whole = id(parameter) not in self._are_not and parameter.grad is not None and parameter.grad.data_ptr() == at
@@ -79,15 +93,14 @@ class HandedOver:
             return []
         for parameter in known:
             self._arrived(parameter)
+            if id(parameter) in self._at:
+                self._turned_out(parameter, is_whole=False)
         return [] if any(id(parameter) in self._are_not for parameter in known) else known
 
     def _note(self, known: Sequence[nn.Parameter], handed: Tensor) -> None:
         for parameter, gradient in zip(known, handed.unbind(0) if len(known) > 1 else [handed], strict=False):
-            if id(parameter) in self._at:
-                self._turned_out(parameter, is_whole=False)
             self._at[id(parameter)] = gradient.data_ptr()
-        if known:
-            self._kept.append(handed.untyped_storage())  # so nothing is added to it in place
+            self._kept[id(parameter)] = handed.untyped_storage()  # so nothing is added to it in place
 
     def _turned_out(self, parameter: Tensor, *, is_whole: bool) -> None:
         if is_whole:
@@ -118,10 +131,15 @@ def into_buckets(ready: Ready, bucket_of: Callable[[nn.Parameter], Bucket | None
     return found
 
 
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    """Tell whether somebody sees, or changes, the gradient of a parameter on its way."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def _is_first(parameter: nn.Parameter, gradient: Tensor) -> bool:
     """Tell whether a gradient is the parameter's only one so far, as it will be handed to it."""
-    return (
-        parameter.grad is None
-        and not parameter._backward_hooks
-        and (parameter.shape, parameter.dtype, parameter.device) == (gradient.shape, gradient.dtype, gradient.device)
+    return parameter.grad is None and (parameter.shape, parameter.dtype, parameter.device) == (
+        gradient.shape,
+        gradient.dtype,
+        gradient.device,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from autotuner.ir.device import CUDA
 from autotuner.runtime.capturable import has_hooks
@@ -41,7 +42,7 @@ class OnePassUpdates:
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
-        self._tables = _tables(optimizer, device) if device.type == CUDA and _is_known(optimizer) else None
+        self._tables = _tables(optimizer, device) if device.type == CUDA and is_known(optimizer) else None
         self.is_in_use = False
 
     def step(self) -> None:
@@ -50,6 +51,8 @@ class OnePassUpdates:
         if self.is_in_use and self._tables is not None:
             self._tables.launch()
         else:
+            if self._tables is not None:
+                self._tables.clear()
             self._optimizer.step()
 
     def written(self) -> "OnePassUpdates":
@@ -77,15 +80,23 @@ def _tables(optimizer: Optimizer, device: torch.device) -> "AdamTables | None":
         return None
 
 
-def _is_known(optimizer: Optimizer) -> bool:
+def is_known(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer is torch's own Adam or AdamW, and nothing else looks at its steps."""
     return (
         type(optimizer) in (Adam, AdamW)
+        and _steps_as_made(optimizer)
         and not has_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
         and not any(group.get(name) for group in optimizer.param_groups for name in UNKNOWN)
         and not any(isinstance(beta, Tensor) for group in optimizer.param_groups for beta in group["betas"])
     )
+
+
+def _steps_as_made(optimizer: Optimizer) -> bool:
+    """Tell whether a step does what its class says: schedules put a counter of calls around it, and no more."""
+    own: Any = vars(optimizer).get("step")
+    is_counted = getattr(own, "_wrapped_by_lr_sched", False) and own.__wrapped__ is type(optimizer).step
+    return (own is None or is_counted) and not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
 
 
 def _is_decoupled(group: dict[str, Any]) -> bool:

@@ -54,7 +54,8 @@ class PlainStep:
 
         Args:
             batches: its micro-batches, one at least.
-            update: the optimizer's step; by default its own, and so where it updates in backward, too.
+            update: the optimizer's step; by default its own, and so where it updates in backward, or where processes
+                that update the same parameters have to round alike, however each of them runs its step.
 
         Returns:
             The mean of their losses, detached, and the norm of all gradients before clipping, where they are clipped.
@@ -87,7 +88,8 @@ class PlainStep:
             trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
         self._is_updating = True
-        (self._optimizer.step if update is None or self.frees_gradients else update)()
+        is_own = update is None or self.frees_gradients or (self._exchange is not None and not self._exchange.shards)
+        (self._optimizer.step if is_own or update is None else update)()
         if self._exchange is not None:
             self._exchange.updated()
         self.clear_gradients()

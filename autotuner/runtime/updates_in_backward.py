@@ -66,9 +66,10 @@ class UpdatesInBackward:
             )
         self._updated.clear()
         parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
-        handles = [parameter.register_post_accumulate_grad_hook(self._collect) for parameter in parameters]
+        handles: list[Any] = []
         try:
             with self._handed.of(parameters):
+                handles += [parameter.register_post_accumulate_grad_hook(self._collect) for parameter in parameters]
                 yield
             self._updated.clear()
         finally:
@@ -91,8 +92,9 @@ class UpdatesInBackward:
         if id(parameter) in self._updated or is_taken:
             raise InputError(
                 f"the gradient of a parameter of shape {tuple(parameter.shape)} comes in parts, as in reentrant "
-                "checkpoints, and optimizer_in_backward has updated the parameter behind the first, which spoils the "
-                "model: load it again, and leave optimizer_in_backward out, or checkpoint with use_reentrant=False"
+                "checkpoints, or has a part that it had not in earlier steps, and optimizer_in_backward has taken the "
+                "first one for all, which spoils the model: load it again, and leave optimizer_in_backward out, or "
+                "checkpoint with use_reentrant=False"
             )
         self._add(parameter)
 

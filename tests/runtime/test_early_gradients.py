@@ -13,7 +13,7 @@ from torch.multiprocessing.spawn import spawn
 import autotuner
 from autotuner.api.survey import found_in, region_calls
 from autotuner.runtime import gradient_exchange, handed_over
-from autotuner.runtime.early_gradients import in_place_of
+from autotuner.runtime.early_gradients import Made, in_place_of
 from autotuner.runtime.gradient_bucket import Bucket
 from tests.runtime.capture.known import planned
 
@@ -56,6 +56,26 @@ def with_weights(model: Any, ids: Tensor) -> Tensor:
     return plain(model, ids) + also
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def penalty(model: nn.Module) -> Tensor:
+    found: Tensor = model.get_parameter(f"inner.{HOOKED}").square().sum()
+    return found
+
+
+def with_a_penalty(model: Any, ids: Tensor) -> Tensor:
+    """Read a weight outside of the graph that is compiled."""
+    also: Tensor = penalty(getattr(model, "_orig_mod", model))
+    return plain(model, ids) + also
+
+
+def doubled_at_last(model: nn.Module) -> None:
+    def double(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(2)
+
+    model.get_parameter(f"inner.{HOOKED}").register_post_accumulate_grad_hook(double)  # type: ignore[no-untyped-call]
+
+
 def doubled(model: nn.Module) -> None:
     model.get_parameter(f"inner.{HOOKED}").register_hook(lambda gradient: gradient.mul_(2))  # type: ignore[no-untyped-call]
 
@@ -67,7 +87,10 @@ CASES: dict[str, dict[str, Any]] = {
     "micro-batches": {"micro": 2},
     "called twice": {"loss": twice},
     "weights in the loss": {"loss": with_weights},
+    "weights in a loss that is not compiled": {"loss": with_a_penalty},
     "a hook": {"prepare": doubled},
+    "a hook at last": {"prepare": doubled_at_last},
+    "inductor": {"compiler": "inductor"},
 }
 
 
@@ -112,8 +135,8 @@ def run_rank(rank: int, folder: str) -> None:
         if prepare is not None:
             prepare(model)
         step = autotuner.training_step(
-            model, adamw(model), loss, configurations=[planned(each) for each in models], compiler="aot_eager",
-            **options,
+            model, adamw(model), loss, configurations=[planned(each) for each in models],
+            **{"compiler": "aot_eager"} | options,
         )  # fmt: skip
         for number in range(STEPS):
             events.clear()
@@ -197,6 +220,35 @@ def test_updates_in_backward_take_gradients_over_and_hand_out_memory_that_all_sh
     assert most[:STEPS] == [0] * STEPS
     assert most[STEPS] > 10 * LAYERS  # which gradients are whole is found out by the first step
     assert max(most[STEPS + 1 :]) <= 3  # as larger ones come
+
+
+def test_a_gradient_is_whole_where_torch_has_what_was_handed_out_and_nothing_more() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    offered: list[int] = []
+
+    def take_over(ready: Any) -> list[Tensor | None]:
+        offered.append(len(ready))
+        return [None] * len(ready)
+
+    handed = handed_over.HandedOver(take_over)
+
+    def backward(*parts: Tensor) -> list[bool]:
+        """Return what is said of each part once it has come; the first one is handed over."""
+        parameter.grad, told = None, []
+        with handed.of([parameter]):
+            (found,) = handed.take([Made([parameter], [parts[0]], parts[0])])
+            for part in parts:
+                parameter.grad = found if parameter.grad is None else parameter.grad.add_(part)
+                told.append(handed.has_come(parameter))
+        return told
+
+    assert backward(torch.ones(3)) == [True]
+    assert offered == []  # it is offered once it is known
+    assert backward(torch.ones(3)) == [True]
+    assert offered == [1]
+    assert backward(torch.ones(3), torch.ones(3)) == [True, False]
+    assert backward(torch.ones(3)) == [False]  # and never again
+    assert offered == [1, 1]
 
 
 def bucket() -> tuple[Bucket, list[nn.Parameter]]:

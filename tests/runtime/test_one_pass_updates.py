@@ -10,13 +10,14 @@ import triton
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, NAdam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import autotuner
 from autotuner.kernels.triton import adam
 from autotuner.kernels.triton.adam_program import moved_chunk
-from autotuner.runtime.one_pass_updates import OnePassUpdates
+from autotuner.runtime.one_pass_updates import OnePassUpdates, is_known
 from tests.kernels.calls import interpreted
 
 WIDTH, STEPS, WARM = 48, 7, 2
@@ -86,20 +87,12 @@ LEFT: dict[str, Callable[[nn.Module], Optimizer]] = {
 
 def trained(
     make: Callable[[nn.Module], Optimizer], dtype: torch.dtype, folder: Path, *, captures: bool
-) -> tuple[nn.Module, Optimizer, int]:
-    """Return a model behind some steps, its optimizer, and how often the optimizer's own step was called."""
+) -> tuple[nn.Module, Optimizer]:
+    """Return a model behind some steps, and its optimizer."""
     torch._dynamo.reset()
     model = net(dtype)
-    optimizer: Any = make(model)
+    optimizer = make(model)
     schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    calls, own = 0, optimizer.step
-
-    def counted(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return own(*given)
-
-    optimizer.step = counted
     step = autotuner.training_step(
         model, optimizer, loss_of, max_norm=0.5, capture=captures, database=folder / "a.sqlite"
     )
@@ -108,18 +101,39 @@ def trained(
         step(torch.randn(4, 33, device="cuda", dtype=dtype))
         schedule.step()
     assert step.replays == (STEPS - WARM if captures else 0), str(step)
-    return model, optimizer, calls
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *LEFT])
+def test_steps_that_do_what_the_class_says_are_known(name: str) -> None:
+    optimizer: Any = (KNOWN | LEFT)[name](net(device="cpu"))
+    assert is_known(optimizer) == (name in KNOWN)
+    LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    assert is_known(optimizer) == (name in KNOWN)
+    hook = register_optimizer_step_post_hook(lambda *_: None)
+    assert not is_known(optimizer)
+    hook.remove()
+    own = optimizer.step
+    optimizer.step = lambda: own()
+    assert not is_known(optimizer)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [*KNOWN, *LEFT])
-def test_captured_steps_move_parameters_and_state_as_plain_ones(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    make = (KNOWN | LEFT)[name]
-    mine, optimizer, calls = trained(make, dtype, tmp_path, captures=True)
-    plain, other, _ = trained(make, dtype, tmp_path, captures=False)
-    is_known = name in KNOWN and (dtype == torch.float32 or name != "torch's default")
-    assert calls == WARM + (not is_known)
+def test_captured_steps_move_parameters_and_state_as_plain_ones(
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, step, used = (KNOWN | LEFT)[name], OnePassUpdates.step, list[bool]()
+
+    def noted(updates: OnePassUpdates) -> None:
+        step(updates)
+        used.append(updates.is_in_use)
+
+    monkeypatch.setattr(OnePassUpdates, "step", noted)
+    mine, optimizer = trained(make, dtype, tmp_path, captures=True)
+    plain, other = trained(make, dtype, tmp_path, captures=False)
+    assert used == [name in KNOWN and (dtype == torch.float32 or name != "torch's default")]
     tolerance: dict[str, Any] = dict.fromkeys(("rtol", "atol"), 1e-5 if dtype == torch.float32 else 2e-2)
     for own, wanted in zip(mine.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own, wanted, **tolerance)
