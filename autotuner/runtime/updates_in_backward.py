@@ -44,7 +44,7 @@ class UpdatesInBackward:
         self._pending: dict[int, Tensor] = {}
         self._updated: set[int] = set()
         self._handed = HandedOver(self._take_over)
-        self._taken: dict[int, Tensor] = {}
+        self._taken: dict[int, Tensor | None] = {}
         self._scratch: Tensor | None = None
 
     @property
@@ -87,7 +87,7 @@ class UpdatesInBackward:
         """
         is_taken = id(parameter) in self._taken
         if self._handed.has_come(parameter) and is_taken:  # what has come is memory that others share
-            parameter.grad = None if id(parameter) in self._updated else self._taken[id(parameter)]
+            parameter.grad = self._taken[id(parameter)]
             return
         if id(parameter) in self._updated or is_taken:
             raise InputError(
@@ -129,6 +129,6 @@ class UpdatesInBackward:
         for key, parameter in self._pending.items():
             parameter.grad = None
             if key in self._taken:
-                self._taken[key] = parameter  # whose gradient goes
+                self._taken[key] = None
         self._updated.update(self._pending)
         self._pending.clear()
