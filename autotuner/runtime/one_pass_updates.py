@@ -1,6 +1,7 @@
-"""The steps of Adam and AdamW in a captured step: all parameters in one pass at the speed of the device's memory.
+"""The steps of Adam and AdamW in a captured step: all parameters in one pass over the device's memory.
 
-torch's fused step does the same arithmetic at about two thirds of that speed.
+torch's fused step does the same arithmetic. On an H200, where a plain pass moves 4.2 TB/s, it moves 2.8 with parameters
+in bfloat16, and 3.5 in float32.
 """
 
 import logging
@@ -35,14 +36,16 @@ class OnePassUpdates:
     Args:
         optimizer: whose hyperparameters and state are read when a step is captured.
         device: of its parameters.
+        is_allowed: whether steps may be rounded otherwise than torch rounds; else they are all the optimizer's own.
 
     Attributes:
         is_in_use: whether the last step was taken in one pass.
     """
 
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(self, optimizer: Optimizer, device: torch.device, is_allowed: bool = True) -> None:
         self._optimizer = optimizer
-        self._tables = _tables(optimizer, device) if device.type == CUDA and is_known(optimizer) else None
+        is_possible = is_allowed and device.type == CUDA and is_known(optimizer)
+        self._tables = _tables(optimizer, device) if is_possible else None
         self.is_in_use = False
 
     def step(self) -> None:

@@ -49,13 +49,21 @@ class PlainStep:
         """True where gradients go before all are there."""
         return self._in_backward is not None
 
+    @property
+    def may_round_otherwise(self) -> bool:
+        """True where the optimizer's step may round as no other one does.
+
+        Not where parts of it are taken in backward, nor where processes update the same parameters: these have to stay
+        equal, however each of them runs its step.
+        """
+        return not self.frees_gradients and (self._exchange is None or self._exchange.shards)
+
     def run(self, batches: Sequence[Any], update: Callable[[], object] | None = None) -> tuple[Tensor, Tensor | None]:
         """Run a step.
 
         Args:
             batches: its micro-batches, one at least.
-            update: the optimizer's step; by default its own, and so where it updates in backward, or where processes
-                that update the same parameters have to round alike, however each of them runs its step.
+            update: the optimizer's step; by default its own.
 
         Returns:
             The mean of their losses, detached, and the norm of all gradients before clipping, where they are clipped.
@@ -88,8 +96,7 @@ class PlainStep:
             trained = [p for group in self._optimizer.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
         self._is_updating = True
-        is_own = update is None or self.frees_gradients or (self._exchange is not None and not self._exchange.shards)
-        (self._optimizer.step if is_own or update is None else update)()
+        (update or self._optimizer.step)()
         if self._exchange is not None:
             self._exchange.updated()
         self.clear_gradients()

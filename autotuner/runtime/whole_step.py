@@ -296,7 +296,8 @@ class WholeStep:
         inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
         batches = batch_of(structure, iter(inputs))
 
-        budget, updates = recorded.budget, OnePassUpdates(self._optimizer, self._device)
+        budget = recorded.budget
+        updates = OnePassUpdates(self._optimizer, self._device, self._plain.may_round_otherwise)
 
         def run() -> None:
             before_us = TALLY.region_us

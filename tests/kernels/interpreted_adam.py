@@ -66,7 +66,7 @@ def errors(numbers: Numbers, dtype: torch.dtype) -> dict[str, float]:
 
 
 def main() -> None:
-    adam.CHUNK, adam.BLOCK = 128, 32
+    adam.CHUNK = 128
     print(
         json.dumps(
             {

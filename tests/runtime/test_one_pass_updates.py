@@ -39,7 +39,7 @@ def test_whole_chunks_are_read_and_written_in_vectors_of_16_bytes(dtype: torch.d
     types = dict.fromkeys(("beta_one", "rest_one", "beta_two", "rest_two", "epsilon", "decay"), "fp32")
     types |= {"table": "*i64", "places": "*i32", "rates": "*fp32", "corrections": "*fp32"}
     constants = {
-        "TYPE": adam.TYPES[dtype], "DECOUPLED": True, "ALIGNED": True, "CHUNK": adam.CHUNK, "BLOCK": adam.BLOCK,
+        "TYPE": adam.TYPES[dtype], "DECOUPLED": True, "ALIGNED": True, "CHUNK": adam.CHUNK,
     }  # fmt: skip
     source = ASTSource(moved_chunk, types | dict.fromkeys(constants, "constexpr"), constants)
     text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": adam.WARPS}).asm["ptx"]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from autotuner.kernels.triton.adam_program import counted_steps, moved_chunk
 
-CHUNK, BLOCK, WARPS = 1024, 1024, 4
-"""Elements of a program, and of one round of it; measured on an H200."""
+CHUNK, WARPS = 1024, 4
+"""Elements of a program, and its warps: the best of a sweep on an H200, where elements were read one by one."""
 LANES = 128
 COLUMNS = 6
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -124,7 +124,7 @@ class AdamTables:
                     table=rows, places=places, rates=each.rate, corrections=corrections, beta_one=one, rest_one=1 - one,
                     beta_two=two, rest_two=1 - two, epsilon=float(numbers.epsilon), decay=float(numbers.decay),
                     TYPE=TYPES[each.moved[0].value.dtype], DECOUPLED=numbers.is_decoupled,
-                    ALIGNED=each.moved[0].is_aligned, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
+                    ALIGNED=each.moved[0].is_aligned, CHUNK=CHUNK, num_warps=WARPS,
                 )  # fmt: skip
 
     def write(self) -> None:

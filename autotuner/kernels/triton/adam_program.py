@@ -63,7 +63,7 @@ def _moved(
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def moved_chunk(
     table, places, rates, corrections, beta_one, rest_one, beta_two, rest_two, epsilon, decay,
-    TYPE: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    TYPE: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Move a chunk of a parameter and of its moments by its gradient; all arithmetic is in float32.
 
@@ -85,25 +85,22 @@ def moved_chunk(
     firsts, seconds = _at(row, 2, TYPE, ALIGNED), _at(row, 3, TYPE, ALIGNED)
     rate = tl.load(rates)
     size, root = tl.load(corrections + 2 * parameter), tl.load(corrections + 2 * parameter + 1)
+    at = begin + tl.arange(0, CHUNK)
     if begin + CHUNK <= count:  # without masks, neighbours are read and written together
-        for start in range(0, CHUNK, BLOCK):
-            at = begin + start + tl.arange(0, BLOCK)
-            value, first, second = _moved(
-                tl.load(values + at), tl.load(gradients + at), tl.load(firsts + at), tl.load(seconds + at),
-                rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
-            )  # fmt: skip
-            tl.store(firsts + at, first.to(TYPE))
-            tl.store(seconds + at, second.to(TYPE))
-            tl.store(values + at, value.to(TYPE))
+        value, first, second = _moved(
+            tl.load(values + at), tl.load(gradients + at), tl.load(firsts + at), tl.load(seconds + at),
+            rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
+        )  # fmt: skip
+        tl.store(firsts + at, first.to(TYPE))
+        tl.store(seconds + at, second.to(TYPE))
+        tl.store(values + at, value.to(TYPE))
     else:
-        for start in range(0, CHUNK, BLOCK):
-            at = begin + start + tl.arange(0, BLOCK)
-            inside = at < count
-            value, first, second = _moved(
-                tl.load(values + at, mask=inside, other=0.0), tl.load(gradients + at, mask=inside, other=0.0),
-                tl.load(firsts + at, mask=inside, other=0.0), tl.load(seconds + at, mask=inside, other=0.0),
-                rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
-            )  # fmt: skip
-            tl.store(firsts + at, first.to(TYPE), mask=inside)
-            tl.store(seconds + at, second.to(TYPE), mask=inside)
-            tl.store(values + at, value.to(TYPE), mask=inside)
+        inside = at < count
+        value, first, second = _moved(
+            tl.load(values + at, mask=inside, other=0.0), tl.load(gradients + at, mask=inside, other=0.0),
+            tl.load(firsts + at, mask=inside, other=0.0), tl.load(seconds + at, mask=inside, other=0.0),
+            rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
+        )  # fmt: skip
+        tl.store(firsts + at, first.to(TYPE), mask=inside)
+        tl.store(seconds + at, second.to(TYPE), mask=inside)
+        tl.store(values + at, value.to(TYPE), mask=inside)
